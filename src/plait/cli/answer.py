@@ -23,13 +23,13 @@ class Answer:
     code 1.
 
     Without data nothing is printed: a rank of a world lets rank 0 speak. `serve` goes on after the
-    answer is printed, until it is stopped.
+    answer is printed, until it is stopped or has an answer of its own.
     """
 
     data: Json | None
     view: RenderableType | None = None
     ok: bool = True
-    serve: Callable[[], None] | None = None
+    serve: Callable[[], Answer | None] | None = None
 
 
 def to_json(data: Json) -> str:

@@ -3,7 +3,8 @@ result or an error.
 
 Exit codes: 0 done, 1 the answer is no or the run failed, 2 bad input, 130 interrupted by a user.
 With `--json` there is one object on stdout, and everything else goes to stderr. The object is
-`{"error": ..., "kind": ...}` after a failure.
+`{"error": ..., "kind": ...}` after a failure. A verb that serves prints
+`{"url": ...}` first.
 """
 
 from __future__ import annotations
@@ -42,8 +43,12 @@ def _answered(words: list[str], json_to: TextIO | None) -> int:
     try:
         answer = _run(words)
         _print(answer, json_to)
-        if answer.serve is not None:
-            answer.serve()
+        while answer.serve is not None:
+            following = answer.serve()
+            if following is None:
+                break
+            answer = following
+            _print(answer, json_to)
     except SystemExit as end:  # argparse's --help, and a signal that ended a launch or a server
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:

@@ -9,10 +9,11 @@ import contextlib
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from plait.cli import common, replanning
+from plait.cli import common, live, replanning
 from plait.cli.answer import Answer, Json
 from plait.errors import CheckpointError, ConfigError
 from plait.launcher import is_restart, joined_world, launch
@@ -57,15 +58,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="continue a run: latest (the default) of --out or of this config; auto: that, or a "
         "fresh start; or a run's folder, or one of its checkpoints",
     )
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="serve the page of the run while it goes on; its address is the first line",
+    )
 
 
 def run(arguments: argparse.Namespace) -> Answer:
     """Train. Errors: those of the config and the plan before any rank is started, then those of the
     ranks.
     """
-    from plait.checkpoint.folder import sweep
-    from plait.engine.runlock import held
-
+    if arguments.live:
+        live.check()
     config = common.read_config(arguments)
     if arguments.profile is not None and not 1 <= arguments.profile <= config.train.steps:
         raise ConfigError(
@@ -96,8 +101,17 @@ def run(arguments: argparse.Namespace) -> Answer:
         profiled_step=arguments.profile,
         began=time.time() - FILE_SECONDS,
     )
+    train = partial(_trained, arguments.config, task, folder, plan)
+    return live.served(folder.path, train) if arguments.live else train()
+
+
+def _trained(config: str, task: job.TrainingRun, folder: RunFolder, plan: Plan) -> Answer:
+    """The answer of a run in its folder, of which `config` is the file."""
+    from plait.checkpoint.folder import sweep
+    from plait.engine.runlock import held
+
     lock = held(folder.path) if is_main_process() else contextlib.nullcontext(None)
-    start = "" if checkpoint is None else f", from {checkpoint.name}"
+    start = "" if task.checkpoint is None else f", from {task.checkpoint.name}"
     try:
         with lock as since:
             removed = [] if since is None else sweep(folder.path, since)
@@ -108,7 +122,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     finally:
         folder.remove_if_empty()
     if "stopped" in result:
-        end_by_signal(result, task, arguments.config)
+        end_by_signal(result, task, config)
     return Answer(result, view(result)) if is_main_process() else Answer(None)
 
 

@@ -9,29 +9,38 @@ import hashlib
 import json
 from base64 import b64encode
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
 
 STYLES: Final = ("uplot/uPlot.min.css", "page.css")
-SCRIPTS: Final = (
-    "uplot/uPlot.iife.min.js",
-    "words.js",
-    "charts.js",
-    "grid.js",
-    "page.js",
-)
+CHARTS: Final = ("uplot/uPlot.iife.min.js", "words.js", "charts.js")
 
 
-def page(beginning: Mapping[str, Any]) -> tuple[str, str]:
+@dataclass(frozen=True)
+class PageFiles:
+    """The files of one page: its HTML, and scripts beside those that all pages have."""
+
+    html: str
+    scripts: tuple[str, ...]
+
+
+EXPLORE: Final = PageFiles("page.html", ("grid.js", "page.js"))
+LIVE: Final = PageFiles("live.html", ("live.js",))
+
+
+def page(beginning: Mapping[str, Any], files: PageFiles = EXPLORE) -> tuple[str, str]:
     """The page that begins with some data, and its Content-Security-Policy.
 
     The policy names the hashes of the page's own scripts and styles, so that no other runs.
     """
     folder = resources.files("plait.explore").joinpath("page")
     style = "\n".join(folder.joinpath(name).read_text("utf-8") for name in STYLES)
-    script = "\n".join(folder.joinpath(name).read_text("utf-8") for name in SCRIPTS)
+    script = "\n".join(
+        folder.joinpath(name).read_text("utf-8") for name in (*CHARTS, *files.scripts)
+    )
     data = json.dumps(beginning).replace("<", "\\u003c")
-    html = folder.joinpath("page.html").read_text("utf-8")
+    html = folder.joinpath(files.html).read_text("utf-8")
     for mark, text in (("/*STYLE*/", style), ("/*SCRIPT*/", script), ("/*DATA*/", data)):
         before, found, after = html.partition(mark)
         assert found, mark

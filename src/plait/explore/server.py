@@ -52,6 +52,10 @@ class Site:
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     policy: str = ""
     """The Content-Security-Policy of the page."""
+    keeps: bool = True
+    """Whether a question that is asked again gets the answer of before."""
+    hint: str = "; plait explore --host NAME allows another name"
+    """A word to those who come by another name."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _kept: OrderedDict[object, WebReply] = field(default_factory=OrderedDict)
 
@@ -65,7 +69,7 @@ class Site:
             if left():
                 return None
             reply = self.answers[path](choices)
-            if reply.status is HTTPStatus.OK:
+            if self.keeps and reply.status is HTTPStatus.OK:
                 self._kept[key] = reply
             while len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
@@ -109,13 +113,12 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.server.may_be_called(self.headers.get("Host", "")):
             self._refuse(
                 HTTPStatus.FORBIDDEN,
-                "this page answers to 127.0.0.1 and localhost; plait explore --host NAME allows "
-                "another name",
+                f"this page answers to 127.0.0.1 and localhost{site.hint}",
             )
         elif not secrets.compare_digest(token.encode(), site.token.encode()):
             self._refuse(
                 HTTPStatus.FORBIDDEN,
-                "the token is missing or wrong; open the address that plait explore printed",
+                "the token is missing or wrong; open the address that was printed",
             )
         elif path in ("/", "/index.html"):
             self._send(WebReply(site.page, kind="text/html"))

@@ -38,7 +38,7 @@ def status_of(path: Path) -> JsonObject:
     """The keys of `plait status --json`. Errors: `ConfigError` for what is no folder of a run."""
     folder = _folder(path)
     views = Records(folder.doctor).views()
-    metrics = _metrics(folder)
+    metrics = metrics_so_far(folder)
     seconds = [one["seconds"] for one in metrics[-RECENT:] if one.get("seconds")]
     tokens = [one.get("tokens") or 0 for one in metrics[-RECENT:]]
     middle = statistics.median(seconds) if seconds else None
@@ -62,7 +62,7 @@ def state_of(folder: RunFolder, views: dict[int, RankSnapshot]) -> str:
     if any(_is_alive(view) for view in views.values()):
         return "running"
     steps = _steps(folder)
-    metrics = _metrics(folder)
+    metrics = metrics_so_far(folder)
     done = int(metrics[-1]["step"]) if metrics else 0
     whole = steps is not None and done >= steps
     return "finished" if whole and folder.summary.exists() else "ended"
@@ -93,7 +93,7 @@ def _folder(path: Path) -> RunFolder:
     return folder
 
 
-def _metrics(folder: RunFolder) -> list[JsonObject]:
+def metrics_so_far(folder: RunFolder) -> list[JsonObject]:
     """The steps of `metrics.jsonl` that can be read."""
     found = []
     for line in (_text(folder.metrics) or "").splitlines():
