@@ -30,6 +30,10 @@ SCREENS = {
     "dark": {"viewport": {"width": 1280, "height": 690}, "color_scheme": "dark"},
     "narrow": {"viewport": {"width": 400, "height": 800}, "color_scheme": "light"},
 }
+CLUSTERS = (
+    *("h100x8", "h100x16", "h200x4", "b200x2", "a100-80gbx16", "a100-40gbx3"),
+    *("mi300x", "t4x4", "l40sx8", "rtx4090x1"),
+)
 HOSTILE = "<script>document.title='caught'</script><img src=x onerror=document.title='caught'>"
 
 
@@ -104,7 +108,7 @@ def test_its_data_are_those_of_plait_plan(
     context = browser.new_context()
     page = context.new_page()
     page.goto(server.url)
-    for cluster in ("h100x8", "a100-80gbx16", "t4x4"):
+    for cluster in CLUSTERS:
         capsys.readouterr()
         main(["plan", str(pasted), "--cluster", cluster, "--json"])
         expected = json.loads(capsys.readouterr().out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from plait.explore.server import Site, WebReply
 
 FIRST_MODEL = "llama3-8b"
+FIRST = {"top": ["200"], "explain": ["1"]}
+"""The choices of the page's first question, beside those of the command line."""
 PLAN_OPTIONS = ("cluster", "devices", "framework", "objective", "risk", "top")
 ESTIMATE_OPTIONS = ("cluster", "framework", "plan")
 
@@ -53,9 +56,16 @@ def run(arguments: argparse.Namespace) -> Answer:
     """The address of the page, which is served until Ctrl-C."""
     from plait.explore.server import PageServer
 
-    site = site_of(opening_of(arguments.config, arguments.cluster))
+    opening = opening_of(arguments.config, arguments.cluster)
+    site = site_of(opening)
     server = PageServer(site, arguments.host, arguments.port)
-    return Answer({"url": server.url}, server.url, serve=server.run)
+
+    def serve() -> None:
+        if not opening.is_local:  # a machine is measured when it is asked for
+            threading.Thread(target=site.answer, args=("/plan.json", FIRST), daemon=True).start()
+        server.run()
+
+    return Answer({"url": server.url}, server.url, serve=serve)
 
 
 def opening_of(config: str | None, cluster: str | None) -> Opening:
@@ -104,7 +114,8 @@ def beginning(opening: Opening) -> Mapping[str, Any]:
 
     return {
         "name": opening.name,
-        "cluster": opening.cluster or str(opening.tables.get("cluster", {}).get("name", "local")),
+        "first": {name: values[-1] for name, values in FIRST.items()},
+        "cluster": opening.cluster_name,
         "models": {
             name: {"source": one.source, "seq_len": one.seq_len, "config": one.model}
             for name, one in KNOWN.items()

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from plait.errors import ClusterError, ConfigError, nearest
 from plait.explore.known import KNOWN
+from plait.predict.cost.api import cluster_name
 from plait.predict.cost.model.tables import config_tables, overridden
 from plait.toml import is_file, parse_json, parse_toml
 
@@ -50,6 +51,16 @@ class Opening:
     cluster: str | None = None
     name: str = ""
     """The CONFIG, or the known model."""
+
+    @property
+    def cluster_name(self) -> str:
+        """The cluster that is meant: the command line's, else the config's own."""
+        return self.cluster or cluster_name(self.tables)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the cluster is this machine, which may have to be measured."""
+        return self.cluster_name.strip() == "local"
 
     def tables_for(self, choices: Choices) -> Mapping[str, Any]:
         """The tables of a question's config. Errors: `ConfigError`."""

@@ -59,7 +59,9 @@ class Site:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _kept: OrderedDict[object, WebReply] = field(default_factory=OrderedDict)
 
-    def answer(self, path: str, choices: Choices, left: Callable[[], bool]) -> WebReply | None:
+    def answer(
+        self, path: str, choices: Choices, left: Callable[[], bool] = lambda: False
+    ) -> WebReply | None:
         """The reply to a question; None where the asker has `left` while it waited its turn."""
         key = (path, tuple(sorted((name, tuple(values)) for name, values in choices.items())))
         with self._lock:

@@ -80,7 +80,7 @@ function scatter(place, plans, front, selected, select) {
       x: { time: false, range: [Math.max(0, times[0] - span * 0.05), times[times.length - 1] + span * 0.05] },
       y: { range: [0, Math.max(highest * 1.08, Math.min(limit * 1.08, highest * 2))] },
     },
-    axes: [axis("seconds of a step", (value) => digits(value)), axis("GB of the fullest rank", (value) => digits(value))],
+    axes: [axis("seconds of a step", (value) => digits(value, 4)), axis("GB of the fullest rank", (value) => digits(value))],
     series: [{},
       { stroke: ink("--faint"), width: 1.5, dash: [5, 4], spanGaps: true, points: { show: false } },
       ...families.map((name) => ({

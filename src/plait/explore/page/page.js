@@ -34,10 +34,10 @@ async function ask(path, choices, signal) {
   return data;
 }
 
-function question() {
-  const { model, cluster, devices, batch, sequence, framework, objective, risk } = state;
-  return { model, cluster, devices, batch, sequence, framework, objective, risk };
-}
+// The choices that differ from those of the command line, which the server knows.
+function changed(...names) { return Object.fromEntries(names.filter((name) => state[name] !== DEFAULTS[name]).map((name) => [name, state[name]])); }
+
+function question() { return changed("model", "cluster", "devices", "batch", "sequence", "framework", "objective", "risk"); }
 
 let running = null;
 let timer = null;
@@ -61,7 +61,8 @@ async function look() {
     byId("headline").textContent = `Looking for plans ... ${Math.round((performance.now() - began) / 1000)} s`;
   }, 1000);
   try {
-    const found = await ask("/plan.json", { ...question(), top: 200, explain: 1 }, own.signal);
+    await lookAtChosen(own.signal);
+    const found = await ask("/plan.json", { ...question(), ...BEGINNING.first }, own.signal);
     if (found.plans.length && state.plan && !found.plans.some((one) => one.plan === state.plan)) await addChosen(found, own.signal);
     if (running !== own) return;
     answer = found;
@@ -80,12 +81,24 @@ async function look() {
   }
 }
 
+// What the selected plan becomes under the new question is known at once, before the search ends.
+async function lookAtChosen(signal) {
+  if (!answer?.chosen) return;
+  try {
+    renderOne(await estimated(answer.chosen, state.devices || answer.num_devices, signal));
+  } catch (error) {
+    if (error.name === "AbortError") throw error; // else the search says what is wrong
+  }
+}
+
+function estimated(plan, count, signal) {
+  return ask("/estimate.json", { ...changed("model", "batch", "sequence", "framework"), cluster: clusterText(count), plan }, signal);
+}
+
 // A plan of the address that the search did not keep is asked for by itself.
 async function addChosen(found, signal) {
   try {
-    const { model, batch, sequence, framework } = state;
-    const cluster = clusterText(found.num_devices);
-    const one = await ask("/estimate.json", { model, batch, sequence, framework, cluster, plan: state.plan }, signal);
+    const one = await estimated(state.plan, found.num_devices, signal);
     state.plan = one.plan;
     if (!found.plans.some((other) => other.plan === one.plan)) found.plans.push(one);
   } catch (error) {
@@ -200,15 +213,20 @@ function render() {
   for (const section of document.querySelectorAll("main > section, main > .halves, main > details")) section.hidden = !one;
   if (!one) { byId("headline").textContent = "No plan to show."; return; }
   headline();
-  renderChosen(one);
+  answer.chosen = one.plan;
+  renderOne(one);
   renderTable();
   scatter(byId("scatter"), answer.plans, answer.pareto, () => state.plan, select);
-  renderBars(one);
   list("lost", answer.explanation || []);
   list("notes", [...(answer.notes || []), `${answer.searched.plans} plans of ${answer.searched.combinations} ways to split were looked at`,
     "every number is predicted; nothing was run"]);
   planGrid(one);
   if (byId("scaling-box").open) drawScaling();
+}
+
+function renderOne(one) {
+  renderChosen(one);
+  renderBars(one);
 }
 
 function headline() {
@@ -259,7 +277,7 @@ function row(one, colours) {
   const sent = Object.values(one.traffic).reduce((all, count) => all + count, 0);
   const name = element("button", { type: "button", "aria-pressed": String(chosen), onclick: () => { select(one.plan); focusOn(one.plan); } },
     element("i", { class: "dot", style: { background: colours.get(familyOf(one.plan)) }, title: familyOf(one.plan) }), one.plan);
-  return element("tr", { "aria-selected": String(chosen), onclick: (event) => { if (event.target.tagName !== "BUTTON") select(one.plan); } },
+  return element("tr", { class: chosen ? "selected" : null, onclick: (event) => { if (event.target.tagName !== "BUTTON") select(one.plan); } },
     element("td", {}, name),
     small(seconds(one.step_seconds), ends(one.bars.step_seconds, seconds)),
     small(percent(one.mfu), share(one)),
@@ -273,6 +291,7 @@ function renderTable() {
   const colours = coloursOf(answer.plans);
   const shown = answer.plans.filter((one, index) => showAll || index < FEW || one.plan === state.plan);
   document.querySelector("#plans tbody").replaceChildren(...shown.map((one) => row(one, colours)));
+  byId("plans").parentElement.classList.toggle("whole", showAll);
   byId("more").hidden = answer.plans.length <= FEW;
   byId("more").textContent = showAll ? "Show fewer" : `Show all ${answer.plans.length}`;
 }
