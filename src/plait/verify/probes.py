@@ -46,12 +46,14 @@ class Probe:
 
 def with_optimizer(problem: Problem, optimizer: str) -> Problem:
     """The problem trained by `sgd` with momentum, or by `adamw`; both with weight decay, and rates
-    that show.
+    that show. A config with `muon` takes that in the place of AdamW, which is a part of it.
 
     AdamW gets an eps above rounding. Otherwise it would turn a gradient of rounding noise into a
     step of full length.
     """
     eps = max(problem.train.eps, 1e-5)
+    if optimizer == "adamw" and problem.train.optimizer == "muon":
+        optimizer = "muon"
     keys = {"optimizer": optimizer, "weight_decay": problem.train.weight_decay or 0.1, "eps": eps}
     if optimizer == "sgd":
         keys |= {"momentum": problem.train.momentum or 0.9, "lr": max(problem.train.lr, 0.05)}

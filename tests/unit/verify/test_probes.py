@@ -145,3 +145,8 @@ def test_a_proof_multiplies_as_training_will_and_with_onednn(tmp_path, monkeypat
     assert _rank_main(products, task) == table
     hurried = replace(task, problem=replace(given, hurried=True))
     assert _rank_main(products, hurried) == RULE
+
+
+def test_a_config_with_muon_is_proven_with_muon():
+    assert apply("adamw", optimizer="muon")[0].train.optimizer == "muon"
+    assert apply("sgd", optimizer="muon")[0].train.optimizer == "sgd"

@@ -97,8 +97,8 @@ def rank_state(stages: tuple[StageBlocks, ...], plan: Plan, job: Job) -> RankSta
     if job.adapters:
         return _adapted(weights, plan, job, buckets_of(blocks))
     messages = data_messages(plan, weights, width, shared, reduces_whole=job.runtime.reduces_whole)
-    states = model_states(weights, plan, job.optimizer, width)
-    offloaded = optimizer_bytes(weights, plan, job.optimizer) if plan.dp.offload else 0.0
+    states = model_states(weights, plan, job.state_numbers, width)
+    offloaded = optimizer_bytes(weights, plan, job.state_numbers) if plan.dp.offload else 0.0
     own = updated_numbers(weights, plan)
     sent = buckets_of(blocks)
     return RankState(weights, messages, states, weights.total * width, own, offloaded, sent)
@@ -123,9 +123,9 @@ def _adapted(weights: WeightBytes, plan: Plan, job: Job, sent: Buckets) -> RankS
         forward=(*messages.forward, *gathers),
         backward=(*messages.backward, *gathers),
     )
-    states = model_states(trained, plan, job.optimizer, width)
-    base = model_states(weights, plan, job.optimizer, width)
+    states = model_states(trained, plan, job.state_numbers, width)
+    base = model_states(weights, plan, job.state_numbers, width)
     states = replace(states, parameters=states.parameters + base.parameters)
-    offloaded = optimizer_bytes(trained, plan, job.optimizer) if plan.dp.offload else 0.0
+    offloaded = optimizer_bytes(trained, plan, job.state_numbers) if plan.dp.offload else 0.0
     own = updated_numbers(trained, plan)
     return RankState(weights, messages, states, trained.total * width, own, offloaded, sent)

@@ -13,6 +13,12 @@ from plait.predict.cost.runtime import Runtime
 from plait.predict.cost.widths import BYTES
 from plait.values import JsonObject
 
+OPTIMIZER_NUMBERS = {"adamw": 2, "adam": 2, "muon": 2, "sgd": 0, "momentum": 1}
+"""float32 numbers that an optimizer keeps for each weight, master weights aside.
+
+One that is not known is taken to keep as many as AdamW. Muon keeps one less for a matrix.
+"""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -26,6 +32,16 @@ class Job:
     """Numbers of adapters over those of the model, which is then frozen; 0 trains all."""
     shares: tuple[int, ...] = ()
     """Parts of the batch by data rank, under plans with so many of them; equal by default."""
+
+    @property
+    def state_numbers(self) -> float:
+        """float32 numbers that the optimizer keeps for a weight on average, master weights
+        aside.
+        """
+        numbers = OPTIMIZER_NUMBERS.get(self.optimizer, OPTIMIZER_NUMBERS["adamw"])
+        if self.optimizer != "muon":
+            return numbers
+        return numbers - self.model.block_matrices / self.model.parameters
 
     def largest_micro_batch(self, plan: Plan) -> int:
         """Samples of the largest micro-batch, which is the slowest rank's."""

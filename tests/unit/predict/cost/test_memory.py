@@ -24,7 +24,7 @@ def rows(name):
 def states(stage, ranks, parameters):
     strategy = "allreduce" if stage == 0 else f"zero{stage}"
     plan = Plan.parse(f"dp{ranks}:{strategy} precision:bf16")
-    return model_states(WeightBytes(parameters, 0.0, 0.0), plan, "adamw", gradient_bytes=2).total
+    return model_states(WeightBytes(parameters, 0.0, 0.0), plan, 2.0, gradient_bytes=2).total
 
 
 ZERO = [row for row in rows("zero_memory.csv") if row["params"] and row["zero_stage"].isdigit()]
@@ -121,4 +121,4 @@ def test_full_recomputation_keeps_the_inputs_of_blocks_and_one_block_at_work():
 
 def test_offloaded_state_leaves_the_device():
     plan = Plan.parse("dp2:zero1,offload precision:bf16")
-    assert model_states(WeightBytes(1e6, 0.0, 0.0), plan, "adamw", 2).optimizer == 0
+    assert model_states(WeightBytes(1e6, 0.0, 0.0), plan, 2.0, 2).optimizer == 0

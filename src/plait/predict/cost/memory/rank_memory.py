@@ -19,10 +19,6 @@ from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time.stages import StageBlocks
 from plait.predict.cost.widths import BYTES
 
-OPTIMIZER_NUMBERS = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
-"""float32 numbers that an optimizer keeps for each weight, master weights aside."""
-
-
 Numerics = tuple[str, bool, str]
 """Precision, whether elementwise operations are fused, and what is recomputed."""
 
@@ -204,14 +200,14 @@ def updated_numbers(weights: WeightBytes, plan: Plan) -> float:
     return weights.dense / shard + weights.experts / max(1, shard // plan.ep)
 
 
-def optimizer_bytes(weights: WeightBytes, plan: Plan, optimizer: str) -> float:
+def optimizer_bytes(weights: WeightBytes, plan: Plan, state_numbers: float) -> float:
     """Bytes of the optimizer's state, master weights included, wherever it lives."""
-    numbers = OPTIMIZER_NUMBERS[optimizer] + (1 if plan.precision == "bf16" else 0)
+    numbers = state_numbers + (1 if plan.precision == "bf16" else 0)
     return updated_numbers(weights, plan) * numbers * (8 if plan.precision == "float64" else 4)
 
 
 def model_states(
-    weights: WeightBytes, plan: Plan, optimizer: str, gradient_bytes: float
+    weights: WeightBytes, plan: Plan, state_numbers: float, gradient_bytes: float
 ) -> RankMemory:
     """Parameters, gradients and optimizer state after the data axis has taken its share (ZeRO
     stages 0 to 3).
@@ -221,5 +217,5 @@ def model_states(
     return RankMemory(
         parameters=(own if facts.shards_parameters else weights.total) * BYTES[plan.precision],
         gradients=(own if facts.shards_gradients else weights.total) * gradient_bytes,
-        optimizer=0.0 if plan.dp.offload else optimizer_bytes(weights, plan, optimizer),
+        optimizer=0.0 if plan.dp.offload else optimizer_bytes(weights, plan, state_numbers),
     )

@@ -240,6 +240,19 @@ class Model:
                 yield block
 
     @cached_property
+    def block_matrices(self) -> int:
+        """The numbers of all matrices of layers, without experts, embedding and head."""
+        return sum(
+            count * op.inputs * op.outputs
+            for block, count in self.runs
+            for op in block.operations
+            if block.name not in {"embedding", "head", "stem"}
+            and isinstance(op, Matmul)
+            and not (op.weightless or op.convolution)
+            and op.copies == 1
+        )
+
+    @cached_property
     def num_blocks(self) -> int:
         """How many blocks there are, embedding and head included."""
         return sum(count for _, count in self.runs)

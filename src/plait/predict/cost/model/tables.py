@@ -222,6 +222,11 @@ def assumed(tables: JsonMapping, batch: int, seq_len: int) -> list[str]:
         found.append(f"train.global_batch is not given: {batch} samples a step are assumed")
     if not tables.get("data", {}).get("seq_len") and seq_len > 1:
         found.append(f"data.seq_len is not given: samples of {seq_len} tokens are assumed")
+    optimizer = str(tables.get("train", {}).get("optimizer", ""))
+    if ":" in optimizer:
+        found.append(f"train.optimizer '{optimizer}' is not known: state of AdamW is assumed")
+    if optimizer == "muon":
+        found.append("train.optimizer 'muon': the matrix products of its update have no price")
     cluster = tables.get("cluster", {})
     if cluster.get("transport") == "sockets" and cluster.get("name", "local") == "local":
         found.append(
