@@ -93,7 +93,7 @@ def test_a_run_is_served_while_it_goes_on(tmp_path: Path) -> None:
     config = tmp_path / "tiny.toml"
     config.write_text(
         '[model]\nname = "mlp"\nin_features = 64\nhidden_size = 8\nnum_hidden_layers = 2\n'
-        'out_features = 10\n[data]\nname = "digits"\n[train]\nsteps = 4000\nglobal_batch = 4\n'
+        'out_features = 10\n[data]\nname = "digits"\n[train]\nsteps = 400\nglobal_batch = 4\n'
         '[plan]\ntext = "dp2"\n'
     )
     command = [sys.executable, "-m", "plait", "train", str(config), "--live", "--json"]
@@ -115,6 +115,6 @@ def test_a_run_is_served_while_it_goes_on(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     assert process.returncode == 0, errors
-    assert json.loads(rest.splitlines()[-1])["steps"] == 4000
+    assert json.loads(rest.splitlines()[-1])["steps"] == 400
     with pytest.raises(OSError):
         asked(url, "/")

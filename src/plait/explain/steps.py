@@ -107,8 +107,12 @@ def steps_of(
                     note.step, phase, note.action, note.operation, note.axis, note.transport
                 )
             found[key].notes.append(note)
+            at: tuple[float, ...]
             moment = float(begun) if start is None else start.get(note.action, -1.0)
-            at = (moment, float(recording.rank) * (start is not None), float(index))
+            at = (moment, float(index))
+            if start is not None:  # what is sent at a moment comes before what begins then
+                is_later = "SEND" not in note.action
+                at = (moment, float(is_later), float(recording.rank), float(index))
             place[key] = min(place.get(key, at), at)
     _name_results(recordings, found.values())
     return [found[key] for key in sorted(found, key=lambda key: place[key])]
@@ -120,8 +124,8 @@ def _kind(action: str) -> str:
 
 
 def _relation(note: NotedOperation) -> int | None:
-    """Where the other rank of a message stands: the root's coordinate, or the distance."""
-    if note.peer < 0 or not note.ranks:
+    """Where the other rank stands: the root's coordinate, or the distance of a shift."""
+    if note.peer < 0 or not note.ranks or note.operation == "send":
         return None
     peer = note.ranks.index(note.peer)
     if note.operation in ROOTED:

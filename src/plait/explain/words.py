@@ -87,7 +87,9 @@ def sentence(step: Step) -> str:
 def _is_ring(step: Step) -> bool:
     """Whether every rank sends to the next."""
     group = step.first.ranks
-    return len(step.notes) == len(group) and len(group) > 2
+    size = len(group)
+    nexts = {(group.index(note.peer) - group.index(note.rank)) % size for note in step.notes}
+    return len(step.notes) == size > 2 and nexts == {1}
 
 
 def _root(step: Step) -> str:
@@ -122,6 +124,8 @@ def sent(step: Step) -> str:
     each = {note.bytes for note in step.notes}
     if not step.axis:
         return ""
+    if len(step.notes) == 1:
+        return f"{step.bytes} bytes from rank {step.first.rank}"
     if len(each) == 1:
         return f"{step.bytes} bytes: {next(iter(each))} from each of {len(step.notes)} ranks"
     return f"{step.bytes} bytes"

@@ -16,6 +16,7 @@ from plait.explain.case import case_of, squared_error
 from plait.explain.explanation import Explanation, explain
 from plait.explain.papers import OPERATIONS, SOURCES
 from plait.explain.text import WIDTH, lines
+from plait.explain.words import sentence
 from plait.plan import axes
 from plait.plan.facts import SCHEDULES
 
@@ -109,6 +110,15 @@ def test_the_ring_sends_chunks() -> None:
     names = [note.operands[0].name for note in sent[0].notes]
     assert names == ["dW2[0:4]", "dW2[4:8]", "dW2[8:12]", "dW2[12:16]"]
     assert [note.peer for note in sent[0].notes] == [1, 2, 3, 0]
+
+
+def test_a_server_gets_the_gradients_of_its_weights() -> None:
+    sent = [step for step in explained("dp4:server").steps if step.operation == "send"]
+    to = {(note.operands[0].name, note.peer) for step in sent for note in step.notes}
+    assert to == {("dW2", 0), ("dW1", 1)}
+    assert not any("ring" in sentence(step) for step in sent)
+    ring = [step for step in explained("dp4:ring").steps if step.operation == "send"]
+    assert all("ring" in sentence(step) for step in ring)
 
 
 def test_a_pipeline_walks_its_schedule() -> None:

@@ -20,7 +20,7 @@ function card(name, value, beside) {
 function drawCurve(curve, steps, index) {
   const data = [steps.map((one) => one.step), steps.map(curve.of).map((value) => (Number.isFinite(value) ? value : null))];
   const known = charts.get(curve.key);
-  if (known) { known.setData(data); return; }
+  if (known) { renew(known, data); return; }
   const place = byId("charts").appendChild(element("div", {}));
   const options = {
     title: curve.label, width: Math.max(280, place.clientWidth), height: 190,
@@ -30,6 +30,15 @@ function drawCurve(curve, steps, index) {
       value: (chart, value) => shown(value) }],
   };
   charts.set(curve.key, new uPlot(options, data, place));
+}
+
+// New data keep a zoom that somebody has chosen.
+function renew(chart, data) {
+  const before = chart.data[0];
+  const { min, max } = chart.scales.x;
+  const zoomed = min > before[0] || max < before[before.length - 1];
+  chart.setData(data, !zoomed);
+  if (zoomed) chart.redraw();
 }
 
 function cards(run) {
