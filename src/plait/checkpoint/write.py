@@ -61,44 +61,89 @@ def save(
         disk, a missing folder). The message names the rank and its reason.
     """
     gather = gather or (lambda item: [item])
+    prepared = prepare(directory, shards, meta, rank=rank, world_size=world_size, gather=gather)
+    temporary = prepared.temporary
+    final = prepared.final
+    written = gather(attempt(write_own_file, prepared))
+    if any(isinstance(one, WriteFailure) for one in written):
+        if rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+        _stop_if_failed(final, written)
+    _stop_if_failed(final, gather(attempt(complete, prepared, written) if rank == 0 else None))
+    return final
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A save on which all ranks have agreed, before any of them writes.
+
+    `held` are the shards of this rank, `tensors` is the index of those of all.
+    """
+
+    final: Path
+    temporary: Path
+    token: str
+    held: list[Shard]
+    meta: dict[str, Any]
+    tensors: dict[str, Any]
+    rank: int
+    world_size: int
+
+
+def prepare(
+    directory: str | Path,
+    shards: Iterable[Shard],
+    meta: dict[str, Any],
+    *,
+    rank: int,
+    world_size: int,
+    gather: Gather,
+) -> Prepared:
+    """Agree on a save, and make its folder. Collective. Errors: those of `save`."""
     final = Path(directory).absolute()
     held = _distinct(shards)
     hold = _Hold(
         secrets.token_hex(6),
         [entry_of(shard) for shard in held],
-        _attempt(_check_meta, meta) if rank == 0 else None,
+        attempt(_check_meta, meta) if rank == 0 else None,
     )
     holds: list[_Hold] = gather(hold)
     _stop_if_failed(final, [one.failure for one in holds])
     tensors = agree([one.entries for one in holds])
     temporary = final.with_name(f"{final.name}.tmp-{holds[0].token}")
 
-    def prepare() -> str:
-        _prepare(temporary, final)
+    def make_folder() -> str:
+        _make_folder(temporary, final)
         shards = [digest(_listed(one.entries)) for one in holds]
         return make_token(holds[0].token, meta, tensors, shards)
 
-    prepared = gather(_attempt(prepare) if rank == 0 else None)
-    _stop_if_failed(final, prepared)
-    token: str = prepared[0]
+    made = gather(attempt(make_folder) if rank == 0 else None)
+    _stop_if_failed(final, made)
+    return Prepared(final, temporary, made[0], held, meta, tensors, rank, world_size)
 
-    name = f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
-    written = gather(_attempt(_write_file, temporary / name, held, token))
-    if any(isinstance(one, _Failure) for one in written):
-        if rank == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
-        _stop_if_failed(final, written)
 
-    def complete() -> None:
-        write_index(temporary, {KEY: token, "meta": meta, "files": written, "tensors": tensors})
-        _publish(temporary, final)
+def write_own_file(prepared: Prepared) -> dict[str, Any]:
+    """Write this rank's file; returns its record in `checkpoint.json`."""
+    name = f"rank-{prepared.rank:05d}-of-{prepared.world_size:05d}.safetensors"
+    return _write_file(prepared.temporary / name, prepared.held, prepared.token)
 
-    _stop_if_failed(final, gather(_attempt(complete) if rank == 0 else None))
-    return final
+
+def complete(prepared: Prepared, written: Sequence[dict[str, Any]]) -> None:
+    """Write the index of all files, and give the folder its name. For the first rank."""
+    index = {
+        KEY: prepared.token,
+        "meta": prepared.meta,
+        "files": list(written),
+        "tensors": prepared.tensors,
+    }
+    write_index(prepared.temporary, index)
+    _publish(prepared.temporary, prepared.final)
 
 
 @dataclass(frozen=True)
-class _Failure:
+class WriteFailure:
+    """The reason for which one rank's part of a save failed."""
+
     reason: str
     by_disk: bool = False
     """Whether the system refused to write, and not what was to be saved."""
@@ -110,20 +155,20 @@ class _Hold:
 
     token: str
     entries: list[JsonObject]
-    failure: _Failure | None
+    failure: WriteFailure | None
 
 
-def _attempt(action: Callable[..., Any], *args: object) -> Any:
+def attempt(action: Callable[..., Any], *args: object) -> Any:
     """The action's result, or its failure as something that can be sent to the other ranks."""
     try:
         return action(*args)
     except Exception as error:  # whatever it was, the other ranks are waiting to hear of it
-        return _Failure(str(error) or type(error).__name__, isinstance(error, OSError))
+        return WriteFailure(str(error) or type(error).__name__, isinstance(error, OSError))
 
 
 def _stop_if_failed(directory: Path, results: Sequence[Any]) -> None:
     for rank, result in enumerate(results):
-        if isinstance(result, _Failure):
+        if isinstance(result, WriteFailure):
             kind = SaveFailed if result.by_disk else CheckpointError
             raise kind(f"{directory} was not saved: rank {rank}: {result.reason}")
 
@@ -189,7 +234,7 @@ def agree(entries: Sequence[Sequence[JsonObject]]) -> JsonObject:
     return tensors
 
 
-def _prepare(temporary: Path, final: Path) -> None:
+def _make_folder(temporary: Path, final: Path) -> None:
     """Make the folder of this save, and remove what killed saves of the same name have left."""
     final.parent.mkdir(parents=True, exist_ok=True)
     for left in final.parent.glob(f"{final.name}.tmp-*"):

@@ -93,7 +93,7 @@ def _watched(
     """The run in a world, watched over where no launcher does. Collective."""
     job, folder = _agreed(world, job)
     if place is not None and not place.is_first:
-        job = _continued(job, folder)
+        job = _continued(world, job, folder)
     if folder is not None:
         world.record_into(folder.doctor)
     log = contextlib.nullcontext() if folder is None else logged(folder.log(world.rank))
@@ -101,15 +101,27 @@ def _watched(
         return _trained(job, world, place, ending)
 
 
-def _continued(job: TrainingRun, folder: RunFolder | None) -> TrainingRun:
-    """The job of a later generation, which goes on from what the run itself has saved last."""
+def _continued(world: World, job: TrainingRun, folder: RunFolder | None) -> TrainingRun:
+    """The job of a later generation, which goes on from what the run itself has saved last.
+
+    Rank 0 looks, since another checkpoint may be published meanwhile. Collective.
+    """
+    newest = None
+    if world.rank == 0 and folder is not None:
+        newest = _own_checkpoint(job, folder)
+    told = world.axis("world").gather_objects(newest)[0]
+    return job if told is None else replace(job, checkpoint=told)
+
+
+def _own_checkpoint(job: TrainingRun, folder: RunFolder) -> Path | None:
+    """The newest whole checkpoint that the run itself has saved; None where there is none."""
     from plait.checkpoint.folder import INDEX, newest_whole
 
-    if folder is None or not folder.has_whole_checkpoint:
-        return job
+    if not folder.has_whole_checkpoint:
+        return None
     newest = newest_whole(folder.path)
     is_own = (newest / INDEX).stat().st_mtime >= job.began
-    return replace(job, checkpoint=newest) if is_own else job
+    return newest if is_own else None
 
 
 def _trained(
@@ -304,7 +316,7 @@ def _hooks(
     is_kept: bool,
 ) -> list[Hook]:
     from plait.doctor.findings import tell
-    from plait.run.hooks import Checkpoints
+    from plait.run.checkpoints import Checkpoints
     from plait.run.metrics import MetricsFile
     from plait.run.profile import ProfileStep
     from plait.run.progress import progress

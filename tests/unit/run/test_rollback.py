@@ -20,7 +20,8 @@ from plait.engine.build import Options, build
 from plait.engine.engine import Engine
 from plait.engine.state.snapshots import Snapshots
 from plait.errors import NonFiniteLoss, NotAvailable
-from plait.run.hooks import Checkpoints, Hook, RunStart, StepDone
+from plait.run.checkpoints import Checkpoints
+from plait.run.hooks import Hook, RunStart, StepDone
 from plait.run.loop import fit
 from plait.run.metrics import MetricsFile, Tally
 from plait.run.replicas import CompareReplicas

@@ -12,7 +12,7 @@ Those are in the meta data, so there is no other random state to keep.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,9 @@ from torch import Tensor, nn
 
 from plait.checkpoint import Checkpoint
 from plait.checkpoint import save as save_shards
+from plait.checkpoint.behind import BackgroundSave
 from plait.checkpoint.hugging_face import ADAPTER, META
+from plait.checkpoint.write import prepare
 from plait.engine.axes import data_axis
 from plait.engine.state.shards import buffer_shards, frozen_shards, optimizer_shards
 from plait.engine.state.training import TrainingState
@@ -44,6 +46,26 @@ def save(state: TrainingState, path: Path, meta: dict[str, object]) -> None:
     """
     state.driver.synchronize()
     state.world.together(lambda: _write(state, path, meta))
+
+
+def save_behind(
+    state: TrainingState, path: Path, meta: dict[str, object], then: Callable[[], None]
+) -> BackgroundSave:
+    """Begin to write the checkpoint `path` while training goes on. Collective.
+
+    The state is copied before this returns. `then` is called on rank 0 when it is published.
+    """
+    world = state.world
+    average_buffers(state)
+    prepared = prepare(
+        path,
+        shards_of(state),
+        {**meta, **meta_of(state)},
+        rank=world.rank,
+        world_size=world.size,
+        gather=world.axis("world").gather_objects,
+    )
+    return BackgroundSave(prepared, then)
 
 
 def _write(state: TrainingState, path: Path, meta: dict[str, object]) -> None:

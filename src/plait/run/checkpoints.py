@@ -1,0 +1,153 @@
+"""The checkpoints of a run: in between they are written behind its back, at its end it waits.
+
+Steps wait until the state is copied, and for the checkpoint before where that is still being
+written. Ranks that do not step together save in their own time, and wait for the files too.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.checkpoint.folder import keep_newest
+from plait.doctor.findings import say
+from plait.doctor.flight import Phase
+from plait.run.hooks import Hook, RunStart, StepDone
+from plait.run.rundir import RunFolder
+
+if TYPE_CHECKING:
+    from plait.checkpoint.behind import BackgroundSave
+
+
+class Checkpoints(Hook):
+    """Save into the run's folder every `every` steps (0: never in between) and after the last. On
+    all ranks.
+
+    Of the checkpoints the `keep` newest stay (0: all). With `saves_start` there is one before the
+    first step, too.
+    """
+
+    def __init__(
+        self, folder: RunFolder, every: int = 0, keep: int = 0, *, saves_start: bool = False
+    ) -> None:
+        self.folder = folder
+        self.every = every
+        self.keep = keep
+        self._saves_start = saves_start
+        self._saved = 0
+        self._num = 0
+        self._seconds = 0.0
+        self._pending: BackgroundSave | None = None
+
+    def on_start(self, start: RunStart) -> None:
+        """Learn what to save."""
+        from plait.checkpoint.behind import set_aside
+
+        self._start = start
+        self._step = start.first_step - 1
+        self._saved = self._step
+        world = start.engine.world
+        self._is_behind = start.engine.driver.is_synchronous and world.membership is None
+        if self._is_behind and world.rank == 0:
+            set_aside(self._path.parent)
+        if self._saves_start and not self._is_saved():
+            self._save()
+
+    def on_rollback(self, step: int) -> None:
+        """Steps that are done again are saved again."""
+        self._step = step
+        self._saved = min(self._saved, step)
+
+    def on_step(self, done: StepDone) -> None:
+        """Save when it is time to."""
+        self._step = done.step
+        if self.every and done.step % self.every == 0:
+            if self._is_behind:
+                self._save_behind()
+            else:
+                self._save()
+
+    def on_end(self) -> None:
+        """Save the last step unless that has happened, and wait for all that is being written."""
+        whole = self._settle()
+        if not whole or self._step > self._saved or self._ends_before_its_first_step():
+            self._save()
+
+    def numbers(self) -> dict[str, Any]:
+        """The number of checkpoints, and the seconds that steps of this rank waited for them."""
+        return {"checkpoints": {"count": self._num, "seconds": self._seconds}}
+
+    def _ends_before_its_first_step(self) -> bool:
+        """Whether a run that has steps left ends with nothing in its folder to go on from."""
+        return self._step < self._start.last_step and not self._is_saved()
+
+    @property
+    def _path(self) -> Path:
+        return self.folder.checkpoint(self._step)
+
+    def _is_saved(self) -> bool:
+        """Whether the step has a checkpoint in the folder. Rank 0 looks, where all save at once."""
+        if not self._is_behind:
+            return self._path.exists()
+        told: list[bool] = self._start.engine.world.axis("world").gather_objects(
+            self._path.exists()
+        )
+        return told[0]
+
+    def _save(self) -> None:
+        """Save, and return when the checkpoint is whole."""
+        began = time.perf_counter()
+        engine = self._start.engine
+        engine.save(self._path, loader=self._start.loader.state_dict())
+        self._note(began)
+        if engine.world.rank == 0:
+            self._sweep()
+
+    def _save_behind(self) -> None:
+        """Copy the state, and have it written while training goes on."""
+        from plait.engine.state.saving import save_behind
+
+        began = time.perf_counter()
+        self._await()
+        engine = self._start.engine
+        engine.flush()
+        meta = {"loader": self._start.loader.state_dict()}
+        with engine.world.recorder.flight.during(Phase.SAVING):
+            self._pending = save_behind(engine, self._path, meta, self._sweep)
+        self._note(began)
+
+    def _note(self, began: float) -> None:
+        self._saved = self._step
+        self._num += 1
+        self._seconds += time.perf_counter() - began
+
+    def _await(self) -> str | None:
+        """Wait for what this rank is writing. A checkpoint that failed is one line, told here."""
+        pending = self._pending
+        self._pending = None
+        if pending is None:
+            return None
+        engine = self._start.engine
+        with engine.world.recorder.flight.during(Phase.SAVING):
+            pending.wait()
+        if pending.failure is not None and engine.world.rank == 0:
+            say(f"a checkpoint was not saved, and the run goes on: {pending.failure}")
+        return pending.failure
+
+    def _settle(self) -> bool:
+        """Wait until no rank is writing; whether the newest checkpoint was published. Collective
+        where saves are behind.
+        """
+        if not self._is_behind:
+            return True
+        began = time.perf_counter()
+        failure = self._await()
+        told: list[str | None] = self._start.engine.world.axis("world").gather_objects(failure)
+        self._seconds += time.perf_counter() - began
+        return told[0] is None
+
+    def _sweep(self) -> None:
+        """Remove the oldest checkpoints."""
+        if self.keep:
+            keep_newest(self.folder.checkpoint(0).parent, self.keep)
