@@ -35,7 +35,7 @@ def machine_for(case: Case, efficiency: Efficiency | None = None) -> Machine:
         # float32 on TF32 units: the published steps are shorter than their flops at 67 TFLOP/s.
         flops = {**device.flops, "float32": 494e12}
         device = replace(device, flops=flops, memory_bandwidth=4.0e12, memory_bytes=96 * GIB)
-        node = replace(node, bandwidth=150e9)
+        node = replace(node, bandwidth=150e9, pair_bandwidth=150e9)
         network = replace(network, bandwidth=25e9)
     if case.source == "12d":
         network = replace(
@@ -45,10 +45,12 @@ def machine_for(case: Case, efficiency: Efficiency | None = None) -> Machine:
         network = replace(
             network, bandwidth=6.25e9
         )  # four 100 Gb/s Omni-Path ports for eight devices
+    if case.source == "09i":
+        network = replace(network, bandwidth=6.25e9)  # four 100 Gb/s RoCE ports for eight devices
     if case.source in {"09d", "09e"}:
         # The same authors' collectives on this network: bus bandwidth halves from one node to two
         # and again to eight.
-        chosen = replace(chosen, congestion=1.0)
+        network = replace(network, congestion=1.0)
     return machine_of(Cluster(cluster.name, device, node, network, case.num_devices), chosen)
 
 

@@ -35,7 +35,6 @@ FREE: dict[str, tuple[float, ...]] = {
     "call_seconds": (45e-6, 90e-6, 135e-6, 200e-6),
     "eager_passes": (1.0, 1.4, 1.8, 2.2),
     "overlap": (0.3, 0.45, 0.6, 0.75, 0.9),
-    "tail": (0.0, 0.1, 0.2),
     "contention": (0.0, 0.2, 0.35, 0.5),
     "congestion": (0.0, 0.12, 0.25, 0.5),
     "step_seconds": (1e-3, 4e-3, 10e-3),

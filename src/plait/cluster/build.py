@@ -33,12 +33,18 @@ BOUNDS: Final[dict[str, Bounds]] = {
     "node.latency_us": Bounds(1e-3, 1e6, "microseconds"),
     "network.bandwidth_gbps_per_device": Bounds(1e-3, 1e5, "Gb/s"),
     "network.latency_us": Bounds(1e-3, 1e6, "microseconds"),
+    "node.pair_bandwidth_gbps": Bounds(0, 1e5, "GB/s"),
+    "network.congestion": Bounds(0, 100, "of the bandwidth for each doubling of the nodes"),
 }
+OPTIONAL: Final = frozenset({"count", "node.pair_bandwidth_gbps", "network.congestion"})
+"""Settings that may be left out: one node, and what the planner takes in general."""
 
 
 def settings_of(preset: Preset) -> JsonObject:
     """A preset as the settings of a cluster file, by dotted key."""
+    pair = {"node.pair_bandwidth_gbps": preset.pair_bandwidth} if preset.pair_bandwidth else {}
     return {
+        **pair,
         "device.peak_tflops": {
             "bf16": preset.bf16,
             "float32": preset.float32,
@@ -67,8 +73,8 @@ def faults(settings: JsonMapping) -> list[str]:
     """One message for each number that is missing, no number, or out of bounds."""
     found: list[str] = []
     for key, bounds in BOUNDS.items():
-        if key == "count" and key not in settings:
-            continue  # one node
+        if key in OPTIONAL and key not in settings:
+            continue
         if key not in settings:
             found.append(
                 f"{key} is missing; give it in {bounds.unit}, or name a [device] preset to start "
@@ -110,10 +116,12 @@ def build(name: str, device: str, settings: JsonMapping, achieved_bf16: float = 
             devices,
             settings["node.bandwidth_gbps"] * GIGABYTE,
             settings["node.latency_us"] * MICROSECOND,
+            settings.get("node.pair_bandwidth_gbps", 0.0) * GIGABYTE,
         ),
         network=Network(
             settings["network.bandwidth_gbps_per_device"] * GIGABIT,
             settings["network.latency_us"] * MICROSECOND,
+            settings.get("network.congestion"),
         ),
         num_devices=settings.get("count", devices),
     )

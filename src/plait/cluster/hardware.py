@@ -65,19 +65,29 @@ class Device:
 
 @dataclass(frozen=True)
 class Node:
-    """Devices that share a fast link: `bandwidth` bytes/s per device and direction."""
+    """Devices that share a fast link: `bandwidth` bytes/s per device and direction.
+
+    `pair_bandwidth` is that of two devices alone where it was measured, else 0. A mesh has fewer
+    links between two. A host bridge is not shared by so many.
+    """
 
     devices: int
     bandwidth: float
     latency_seconds: float
+    pair_bandwidth: float = 0.0
 
 
 @dataclass(frozen=True)
 class Network:
-    """The links between nodes: `bandwidth` bytes/s per device and direction."""
+    """The links between nodes: `bandwidth` bytes/s per device and direction.
+
+    `congestion` is the loss of bandwidth for each doubling of the nodes that talk at once. It is 0
+    where the network is not oversubscribed, None where nobody knows.
+    """
 
     bandwidth: float
     latency_seconds: float
+    congestion: float | None = None
 
 
 class Hardware(NamedTuple):

@@ -69,6 +69,8 @@ def hardware_of_tables(name: str, tables: JsonMapping) -> Hardware:
         )
     preset = PRESETS[preset_name] if preset_name else None
     settings = {**(settings_of(preset) if preset else DEFAULTS), **given}
+    if "node.bandwidth_gbps" in given and "node.pair_bandwidth_gbps" not in given:
+        settings.pop("node.pair_bandwidth_gbps", None)  # it went with the preset's own bandwidth
     peak: JsonValue = settings.get("device.peak_tflops")
     if not isinstance(peak, Mapping) and not number_faults("", peak, BOUNDS["device.peak_tflops"]):
         # one number is the bf16 peak; the other precisions keep the preset's ratio to it, or share

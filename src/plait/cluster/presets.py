@@ -22,7 +22,8 @@ class Preset:
 
     `bf16`, `float32`, `float64`: dense TFLOP/s, float32 without TF32, as PyTorch multiplies by
     default. `memory_gb`: as on the box, which is 2^30 bytes. `memory_bandwidth`, `node_bandwidth`:
-    GB/s (the latter per direction); `network`: Gb/s per device. `achieved_bf16`: TFLOP/s of the
+    GB/s (the latter per direction, of each device when all take part). `pair_bandwidth`: that of two
+    alone, 0 where it is the usual one. `network`: Gb/s per device. `achieved_bf16`: TFLOP/s of the
     best measured matrix product (0: none known). `price`: US dollars an hour.
     """
 
@@ -37,6 +38,7 @@ class Preset:
     achieved_bf16: float = 0.0
     devices: int = 8
     node_latency_us: float = NVLINK_LATENCY_US
+    pair_bandwidth: float = 0.0
 
 
 # ruff: noqa: E501 -- one row a preset reads as the table that it is
@@ -58,8 +60,10 @@ PRESETS: Final[dict[str, Preset]] = {
     "gb300": Preset(bf16=2500, float32=80, float64=1.3, memory_gb=288, memory_bandwidth=8000, node_bandwidth=900, network=800, price=8.0, devices=72),
     # Infinity Fabric: 7 links of 64 GB/s; one peer alone is reached with 64.
     "mi300x": Preset(bf16=1307, float32=163.4, float64=163.4, memory_gb=192, memory_bandwidth=5300, node_bandwidth=448, network=400, price=2.5, achieved_bf16=668.4),
-    # PCIe 4 x16, no NVLink. The network is what such nodes usually carry, no vendor figure.
-    "l40s": Preset(bf16=362, float32=91.6, float64=1.4, memory_gb=48, memory_bandwidth=864, node_bandwidth=31, network=200, price=1.0, achieved_bf16=251, node_latency_us=PCIE_LATENCY_US),
+    # PCIe 4 x16, no NVLink, and eight devices share the bridges of two hosts: bus bandwidth 19 GB/s between two, 1.4 to 2.2 among eight
+    # (nccl-tests in ai-dynamo/aiconfigurator, l40s). What leaves the node goes over the same bridges.
+    # The 4090's network is what such nodes usually carry, no vendor figure; it has no peer access, and no measurement here.
+    "l40s": Preset(bf16=362, float32=91.6, float64=1.4, memory_gb=48, memory_bandwidth=864, node_bandwidth=2.2, pair_bandwidth=23, network=17, price=1.0, achieved_bf16=251, node_latency_us=PCIE_LATENCY_US),
     "rtx4090": Preset(bf16=165.2, float32=82.6, float64=1.29, memory_gb=24, memory_bandwidth=1008, node_bandwidth=31, network=200, price=0.4, node_latency_us=PCIE_LATENCY_US),
     # fp16, as it has no bf16; PCIe 3 x16. Node and network of four of them are those of a g4dn.12xlarge, 50 Gb/s.
     "t4": Preset(bf16=65, float32=8.1, float64=0.25, memory_gb=16, memory_bandwidth=320, node_bandwidth=15.75, network=12.5, price=0.5, devices=4, node_latency_us=PCIE_LATENCY_US),

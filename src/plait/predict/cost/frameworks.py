@@ -18,6 +18,8 @@ from plait.predict.cost.runtime import Runtime
 
 LATE = 0.15e-3
 """`Runtime.late_seconds` of Megatron-DeepSpeed."""
+WHOLE = float("inf")
+"""`Runtime.bucket_numbers` where all gradients of a rank are reduced in one collective."""
 SKEW = 0.25e-3
 """`Runtime.skew_seconds` of nanotron."""
 
@@ -79,6 +81,7 @@ MEGATRON_LM = Framework(
     "megatron-lm-2021",
     behaviour(
         4.0,
+        bucket_numbers=WHOLE,
         overlap_gradients=False,
         overlap_sends=False,
         balanced_stages=False,
@@ -109,7 +112,7 @@ products that make them, and a distributed optimizer.
 MEGATRON_DEEPSPEED = replace(
     MEGATRON_LM,
     name="megatron-deepspeed",
-    runtime=replace(MEGATRON_LM.runtime, reduces_whole=True, late_seconds=LATE),
+    runtime=replace(MEGATRON_LM.runtime, bucket_numbers=5e8, reduces_whole=True, late_seconds=LATE),
     schedules=schedules_of("deepspeed"),
     data=("allreduce", ZERO[1]),
 )
@@ -120,7 +123,12 @@ waits for the device at every send.
 MEGATRON_CORE = Framework(
     "megatron-core",
     behaviour(
-        2.0, balanced_stages=False, overlap_tensor=0.8, fused_accumulation=True, fused_kernels=True
+        2.0,
+        bucket_numbers=40e6,
+        balanced_stages=False,
+        overlap_tensor=0.8,
+        fused_accumulation=True,
+        fused_kernels=True,
     ),
     attention="cudnn",
     schedules=schedules_of("megatron-lm"),
@@ -128,7 +136,8 @@ MEGATRON_CORE = Framework(
     data=("allreduce", ZERO[1]),
 )
 """Transformer Engine: fused attention and norms; tensor-parallel collectives split and overlapped
-with their products. Gradients are added up inside the products that make them.
+with their products. Gradients are added up inside the products that make them, and reduced in
+buckets of 40 million (`DistributedDataParallelConfig`).
 """
 NANOTRON = Framework(
     "nanotron",

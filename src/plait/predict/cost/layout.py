@@ -100,7 +100,7 @@ def rank_state(stages: tuple[StageBlocks, ...], plan: Plan, job: Job) -> RankSta
     states = model_states(weights, plan, job.state_numbers, width)
     offloaded = optimizer_bytes(weights, plan, job.state_numbers) if plan.dp.offload else 0.0
     own = updated_numbers(weights, plan)
-    sent = buckets_of(blocks)
+    sent = buckets_of(blocks, weights.total, job.runtime.bucket_numbers)
     return RankState(weights, messages, states, weights.total * width, own, offloaded, sent)
 
 

@@ -33,6 +33,13 @@ PORTABLE_ATTENTION = {"h100": 0.5, "h200": 0.5, "b200": 0.5, "gb200": 0.5, "gb30
 """
 
 
+PAIR = 0.73
+"""Bandwidth of two devices of a node alone, of that which each has when all take part. A100, H100
+and H200 have 0.74 to 0.76, B200 0.70 (256 MB, nccl-tests in ai-dynamo/aiconfigurator).
+"""
+SWITCH_SUMS = frozenset({"h100", "h200", "h800", "h20", "b200", "b300", "gb200", "gb300"})
+"""Devices whose node has a switch that adds up (NVLink SHARP, from the third NVSwitch on)."""
+
 MEASURED = Efficiency(
     matmul=0.8,
     matmul_depth=0.0,
@@ -76,9 +83,13 @@ def machine_of(cluster: Cluster, efficiency: Efficiency | None = None) -> Machin
         "link_latency": cluster.node.latency_seconds,
         "network_bandwidth": cluster.network.bandwidth,
         "network_latency": cluster.network.latency_seconds,
+        "network_congestion": cluster.network.congestion,
         "price_per_hour": device.price_per_hour,
         "sustained": sustained_fraction(device),
         "portable_attention": PORTABLE_ATTENTION.get(device.name, 1.0),
+        "pair_bandwidth": cluster.node.pair_bandwidth,
+        "pair": 1.0 if device.is_cpu else PAIR,
+        "switch_sums": device.name in SWITCH_SUMS,
         "default_precision": "float32" if device.is_cpu else "bf16",
     }
     if profile is not None:

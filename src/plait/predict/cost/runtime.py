@@ -15,6 +15,8 @@ class Runtime:
     """Width of a gradient, kept and sent; None: float32 or wider, whatever the weights are. The
     ZeRO paper counts 2.
     """
+    bucket_numbers: float | None = None
+    """Gradients that are reduced in one collective; None: those of a block."""
     overlap_gradients: bool = True
     """Gradients are reduced while the last backward runs."""
     overlap_sends: bool = True

@@ -7,6 +7,7 @@ from plait.predict.cost.time.collectives import collective_seconds
 from plait.predict.cost.time.groups import Group, group
 
 H100 = machine("h100x64")
+A100 = machine("a100-80gbx64")
 GIB = 2.0**30
 
 
@@ -17,16 +18,22 @@ def test_groups_know_how_many_of_their_ranks_share_a_node():
 
 
 def test_a_large_all_reduce_inside_a_node_runs_at_the_link_rate():
-    seconds = collective_seconds(H100, "all_reduce", GIB, Group(8, 8))
-    ideal = 2 * 7 / 8 * GIB / (H100.link_bandwidth * H100.efficiency.link)
+    seconds = collective_seconds(A100, "all_reduce", GIB, Group(8, 8))
+    ideal = 2 * 7 / 8 * GIB / (A100.link_bandwidth * A100.efficiency.link)
     assert seconds == pytest.approx(ideal, rel=0.05)
+
+
+def test_a_switch_that_adds_up_makes_an_all_reduce_faster_than_its_ring():
+    """430 to 480 GB/s of bus bandwidth are measured on 8 H100, whose links carry 450."""
+    seconds = collective_seconds(H100, "all_reduce", GIB, Group(8, 8))
+    assert 430e9 < 2 * 7 / 8 * GIB / seconds < 490e9
 
 
 def test_an_all_reduce_costs_a_reduce_scatter_and_an_all_gather():
     both = sum(
-        collective_seconds(H100, op, GIB, Group(8, 8)) for op in ("reduce_scatter", "all_gather")
+        collective_seconds(A100, op, GIB, Group(8, 8)) for op in ("reduce_scatter", "all_gather")
     )
-    assert collective_seconds(H100, "all_reduce", GIB, Group(8, 8)) == pytest.approx(both, rel=0.01)
+    assert collective_seconds(A100, "all_reduce", GIB, Group(8, 8)) == pytest.approx(both, rel=0.01)
 
 
 def test_crossing_nodes_is_slower_and_more_ports_are_faster():
@@ -44,3 +51,36 @@ def test_small_messages_are_latency():
 def test_alone_or_empty_costs_nothing():
     assert collective_seconds(H100, "all_reduce", GIB, Group(1, 1)) == 0
     assert collective_seconds(H100, "all_reduce", 0, Group(8, 8)) == 0
+
+
+def test_a_gather_over_many_ranks_pays_for_every_step_of_its_ring():
+    """NCCL has no shorter way than a ring for gathers and scatters; an all-reduce has trees."""
+    small = 1 << 20
+    few = collective_seconds(H100, "all_gather", small, Group(64, 8))
+    many = collective_seconds(H100, "all_gather", small, Group(1024, 8))
+    assert many > 10 * few
+    assert collective_seconds(H100, "all_reduce", small, Group(1024, 8)) < many / 3
+
+
+def test_two_devices_alone_do_not_have_the_rate_of_all():
+    pair = collective_seconds(H100, "all_gather", GIB, Group(2, 2))
+    alike = collective_seconds(H100, "all_gather", GIB, Group(8, 8)) * (1 / 2) / (7 / 8)
+    assert pair > 1.2 * alike
+    l40s = machine("l40s")
+    few, all_of_them = (collective_seconds(l40s, "all_gather", GIB, Group(n, n)) for n in (2, 8))
+    assert all_of_them > 10 * few
+
+
+def test_congestion_is_a_property_of_the_cluster(tmp_path):
+    files = {}
+    for name, congestion in (("fat", 0.0), ("thin", 1.0)):
+        path = tmp_path / f"{name}.toml"
+        path.write_text(
+            f'count = 64\n[device]\npreset = "h100"\n[network]\ncongestion = {congestion}'
+        )
+        files[name] = machine(str(path))
+    seconds = {
+        name: collective_seconds(one, "all_gather", GIB, Group(64, 8))
+        for name, one in files.items()
+    }
+    assert seconds["thin"] > 2 * seconds["fat"]

@@ -44,12 +44,13 @@ class Accelerator(Machine):
         """Messages behind the compute of a pass: the part that shows, and how much the rest slows
         the compute down.
         """
-        forward = collectives.messages_seconds(self, data.forward)
-        backward = collectives.messages_seconds(self, data.backward)
-        return self._shown(forward, compute[0]), self._shown(backward, compute[1])
+        parts = max(1, buckets.blocks)
+        forward = collectives.messages_seconds(self, data.forward, parts)
+        backward = collectives.messages_seconds(self, data.backward, parts)
+        return self._shown(forward, compute[0], parts), self._shown(backward, compute[1], parts)
 
-    def _shown(self, sent: float, compute: float) -> float:
-        hidden = min(sent, self.efficiency.overlap * compute)
+    def _shown(self, sent: float, compute: float, parts: int) -> float:
+        hidden = min(sent * (1 - 1 / parts), self.efficiency.overlap * compute)
         return sent - hidden + self.efficiency.contention * hidden
 
     def reduction_seconds(
@@ -58,9 +59,10 @@ class Accelerator(Machine):
         """The reduction that backward could not hide, the last bucket at least, and the gathering
         of updated weights.
         """
-        reduce = collectives.messages_seconds(self, data.reduce)
-        exposed = max(reduce - self.efficiency.overlap * hidden, self.efficiency.tail * reduce)
-        gather = collectives.messages_seconds(self, data.gather)
+        parts = max(1, buckets.number)
+        reduce = collectives.messages_seconds(self, data.reduce, parts)
+        exposed = max(reduce - self.efficiency.overlap * hidden, reduce / parts)
+        gather = collectives.messages_seconds(self, data.gather, parts)
         return exposed + (gather + collectives.messages_seconds(self, data.shared))
 
     def accumulation_seconds(self, numbers: float, width: float, micro_batches: int) -> float:

@@ -38,13 +38,18 @@ class Buckets:
 
     number: int
     tensors: int
+    blocks: int
+    """Blocks, which are gathered one by one where parameters are sharded."""
 
 
-def buckets_of(runs: Sequence[tuple[Block, int]]) -> Buckets:
-    """A bucket for each block."""
-    return Buckets(
-        sum(count for _, count in runs), sum(count * num_tensors(block) for block, count in runs)
-    )
+def buckets_of(
+    runs: Sequence[tuple[Block, int]], numbers: float = 0.0, most: float | None = None
+) -> Buckets:
+    """A bucket for each block, or as many as `numbers` weights fill with `most` in each."""
+    blocks = sum(count for _, count in runs)
+    tensors = sum(count * num_tensors(block) for block, count in runs)
+    filled = blocks if most is None else max(1, round(numbers / most))
+    return Buckets(filled, tensors, blocks)
 
 
 @dataclass(frozen=True)

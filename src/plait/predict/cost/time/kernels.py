@@ -50,7 +50,7 @@ def _block_seconds(
             weight_grad = weight_grad + w
             grouped += f if op.copies > 1 else 0.0
         elif isinstance(op, Attention):
-            f, b = _attention(op, setting)
+            f, b = attention_seconds(op, setting)
             forward = forward + f
             input_grad = input_grad + b
             attention = attention + f
@@ -91,7 +91,7 @@ def gemm_seconds(setting: Setting, m: float, n: float, k: float) -> float:
     return max(compute, memory) + efficiency.kernel_seconds
 
 
-def _attention(op: Attention, setting: Setting) -> tuple[float, float]:
+def attention_seconds(op: Attention, setting: Setting) -> tuple[float, float]:
     """Seconds forward and backward. A context axis divides queries; each still meets the whole
     sequence.
     """

@@ -8,6 +8,7 @@ They are data-sheet numbers times a few named efficiencies. Every fitted constan
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
@@ -48,8 +49,8 @@ class Efficiency:
     """Bus bandwidth of large collectives inside a node, of the one-directional link rate."""
     network: float = 0.9
     """Bus bandwidth of large collectives between nodes, of the one-directional link rate."""
-    collective_seconds: float = 35e-6
-    """Start of a reduce-scatter or all-gather inside a node (an all-reduce is two)."""
+    collective_seconds: float = 0.0
+    """Start of a collective in the midst of a step, beyond that of one in a row of its like."""
     attention_depth: float = 48.0
     """Extra width of a head that its exponentials cost: heads of width d run at d / (d + this)."""
     kernel_seconds: float = 3e-6
@@ -65,10 +66,6 @@ class Efficiency:
     overlap: float = 0.6
     """The part of backward (or of the neighbouring layer) behind which data-parallel communication
     can hide.
-    """
-    tail: float = 0.1
-    """The part of a reduction that comes after the last backward whatever the overlap: the last
-    bucket.
     """
     contention: float = 0.35
     """Slow-down of compute while a collective shares the device."""
@@ -103,6 +100,41 @@ class Machine(ABC):
     """
     efficiency: Efficiency = field(default_factory=Efficiency)
     default_precision: str = "bf16"
+    network_congestion: float | None = None
+    """Loss of network bandwidth of this cluster for each doubling of the nodes of a collective.
+    None takes that of clusters in general, `Efficiency.congestion`.
+    """
+    pair_bandwidth: float = 0.0
+    """Bytes a second between two devices of a node alone, where the node says so; else 0."""
+    pair: float = 1.0
+    """Rate of two devices alone where the node does not say so, of `link_bandwidth`."""
+    switch_sums: bool = False
+    """Whether the switch of a node adds up what its devices reduce."""
+
+    @property
+    def congestion(self) -> float:
+        """Loss of network bandwidth for each doubling of the nodes."""
+        if self.network_congestion is None:
+            return self.efficiency.congestion
+        return self.network_congestion
+
+    def node_rate(self, ranks: int) -> float:
+        """Bytes a second and direction that each of so many devices of a node sends in a ring.
+
+        A host bridge is shared by all; a mesh has more links the more devices take part. Between
+        two devices and all of them, logarithms of rate and number make a line.
+        """
+        if not self.pair_bandwidth:
+            return self.link_bandwidth * (self.pair if ranks == 2 else 1.0)
+        if self.devices_per_node <= 2:
+            return self.link_bandwidth
+        part = math.log2(max(2, ranks) / 2) / math.log2(self.devices_per_node / 2)
+        ratio = self.link_bandwidth / self.pair_bandwidth
+        return self.pair_bandwidth * ratio ** min(1.0, part)
+
+    def sums_in_switch(self, ranks: Group) -> bool:
+        """Whether an all-reduce of these ranks of a node is added up by its switch."""
+        return self.switch_sums and ranks.size > 2
 
     @property
     def cores(self) -> int:
