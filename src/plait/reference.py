@@ -38,10 +38,12 @@ def look_beside(config: str | Path, tables: JsonMapping) -> None:
         sys.path.insert(0, folder)
 
 
+SOURCE: Mapping[str, Any] = {"files": None, "path": None, "tokenizer": None}
+DATA: Mapping[str, Any] = {**SOURCE, "mixture": SOURCE}
 PATHS: Mapping[str, Any] = {
     "model": {"config": None, "weights": None},
     "adapter": {"weights": None},
-    "data": (DATA := {"files": None, "path": None, "tokenizer": None}),
+    "data": DATA,
     "eval": {"data": DATA},
 }
 """Where a config may name folders and files: keys of tables, and of tables inside them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -19,7 +20,7 @@ from plait.config.model import (
     ResNetConfig,
 )
 from plait.config.read import longest_sequence
-from plait.config.sections import DataSource, Sections
+from plait.config.sections import Data, DataSource, Sections
 from plait.values import JsonValue
 
 BYTES: Final = 256
@@ -44,6 +45,11 @@ Rule: TypeAlias = Callable[[DataSource, ModelSection], Iterator[str]]
 
 def has_one_source(data: DataSource, model: ModelSection) -> Iterator[str]:
     """A name or a function."""
+    if getattr(data, "mixture", None) is not None:
+        named = "name" if data.name is not None else "python"
+        if data.name is not None or data.python is not None:
+            yield f"data.{named} and data.mixture are two sources; keep one"
+        return
     if data.name is None and data.python is None:
         yield f"data.name is missing; known: {KNOWN} (or python = 'module:function')"
     if data.name is not None and data.python is not None:
@@ -66,6 +72,8 @@ def names_its_files(data: DataSource, model: ModelSection) -> Iterator[str]:
             f"data.tokenizer {data.tokenizer!r} belongs to data 'files' and 'hf'; data "
             f"'{data.name}' knows bytes alone"
         )
+    if getattr(data, "from_step", None) and getattr(data, "mixture", None) is None:
+        yield "data.from_step belongs to a mixture; its sources are tables [[data.mixture]]"
     if data.packed and data.name in TOKENS:
         yield f"data.packed belongs to data 'stdlib' and 'text', not to '{data.name}'"
 
@@ -211,6 +219,34 @@ def data_is_right(config: Sections) -> Iterator[str]:
     if config.eval.data is not None:
         sources.append(("eval.data", config.eval.data))
     for path, source in sources:
+        if isinstance(source, Data) and source.mixture is not None:
+            yield from _mixture_is_right(path, source)
+            sources += [(f"{path}.mixture[{n}]", part) for n, part in enumerate(source.mixture)]
         for rule in RULES:
             for sentence in rule(source, config.model):
                 yield sentence.replace("data.", f"{path}.", 1)
+
+
+def _mixture_is_right(path: str, data: Data) -> Iterator[str]:
+    """Weights for every phase, samples of one length, and something to draw at any time."""
+    parts = data.mixture or ()
+    if not parts:
+        yield f"{path}.mixture has no source"
+        return
+    steps = data.from_step or (0,)
+    if steps[0] != 0 or any(one >= other for one, other in pairwise(steps)):
+        yield f"{path}.from_step {list(steps)} must begin with 0 and rise"
+    for number, part in enumerate(parts):
+        name = f"{path}.mixture[{number}]"
+        if len(part.weight) != len(steps):
+            yield (
+                f"{name}.weight has {len(part.weight)} numbers, and {path}.from_step names "
+                f"{len(steps)} phases"
+            )
+        elif not any(part.weight):
+            yield f"{name}.weight is 0, so nothing is drawn from it; leave the source out"
+        if part.seq_len is not None and part.seq_len != data.seq_len:
+            yield f"{name}.seq_len {part.seq_len} differs from {path}.seq_len {data.seq_len}"
+    for number, step in enumerate(steps):
+        if not any(part.weight[number] for part in parts if len(part.weight) > number):
+            yield f"{path}.mixture: all weights from step {step} on are 0"

@@ -24,7 +24,7 @@ from plait.config.model import (
     Python,
     TransformerConfig,
 )
-from plait.config.sections import SCHEMAS, Data, Eval, Train
+from plait.config.sections import SCHEMAS, Data, Eval, MixturePart, Train
 from plait.errors import nearest
 from plait.values import JsonMapping, JsonObject, JsonValue
 
@@ -95,6 +95,15 @@ def read_data(
         and "python" not in keys
     ):
         keys["seq_len"] = min(SEQ_LEN, longest_sequence(model) or SEQ_LEN)
+    parts = keys.get("mixture")
+    if isinstance(parts, (list, tuple)) and all(isinstance(part, Mapping) for part in parts):
+        found = [
+            read_section(f"data.mixture[{number}]", MixturePart, part, faults)
+            for number, part in enumerate(parts)
+        ]
+        keys["mixture"] = tuple(found)
+        if None in found:
+            return None
     return read_section("data", Data, keys, faults)
 
 
@@ -194,6 +203,9 @@ def nearest_key(section: str, key: str, known: Iterable[str]) -> str:
 _LISTS: Final = {
     "betas": "a list of two numbers from 0 to below 1",
     "files": "a list of paths",
+    "weight": "a number of 0 or more, or a list of such",
+    "mixture": "a list of tables, each [[data.mixture]]",
+    "from_step": "a list of steps",
     "to": "a list of tensorboard, wandb, mlflow",
 }
 _KINDS: Final = {

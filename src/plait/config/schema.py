@@ -71,6 +71,8 @@ def type_text(about: JsonObject) -> str:
     >>> type_text({"type": "integer", "minimum": 1})
     'integer >= 1'
     """
+    if "$ref" in about:
+        return "table"
     if "anyOf" in about:
         choices = [type_text(choice) for choice in about["anyOf"] if choice.get("type") != "null"]
         return " | ".join(choices)

@@ -21,6 +21,7 @@ def _as_tuple(value: object) -> object:
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Betas = Annotated[tuple[Beta, Beta], BeforeValidator(_as_tuple)]
 Plans = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+Steps = Annotated[int, Field(ge=0)]
 Files = Annotated[tuple[PathText, ...], BeforeValidator(_as_tuple)]
 
 
@@ -65,11 +66,31 @@ class DataSource(Section):
     """Whether documents of tokens are packed into samples, in which none sees another."""
 
 
+def _as_weights(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else (value,) if _is_number(value) else value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+class MixturePart(DataSource):
+    """One source of a mixture. Keys that it has not are those of `[data]`."""
+
+    weight: Annotated[tuple[NonNegative, ...], BeforeValidator(_as_weights)]
+    """The share of the source in the mixture; a list where `from_step` has several."""
+
+
 class Data(DataSource):
-    """The source of samples, and the processes that read it."""
+    """The source of samples, or several, and the processes that read them."""
+
+    mixture: Annotated[tuple[MixturePart, ...], BeforeValidator(_as_tuple)] | None = None
+    """Sources, each a table [[data.mixture]] with keys as these and a `weight`."""
+    from_step: Annotated[tuple[Steps, ...], BeforeValidator(_as_tuple)] | None = None
+    """Mixtures: the first step of each weight in the lists of weights, from 0 on."""
 
     workers: Annotated[int, Field(ge=0)] = 0
-    """Processes of each rank that read batches ahead; 0 reads them in the rank itself."""
+    """Threads of each rank that read batches ahead; 0 reads each when it is needed."""
 
 
 class Train(Section):

@@ -18,6 +18,7 @@ from plait.datasets.keys import key as key
 from plait.datasets.keys import known_vocabulary
 from plait.datasets.loader import Loader as Loader
 from plait.datasets.masked import Masked as Masked
+from plait.datasets.mixture import Mixture
 from plait.datasets.packing import Packing
 from plait.datasets.packing import check as check_packing
 from plait.datasets.random import RandomClasses, RandomFields, RandomTokens
@@ -31,17 +32,27 @@ TOKEN_DATA = files.NAMES
 DOCUMENTS = (*BYTE_DATA, *TOKEN_DATA)
 """Data that have documents."""
 NAMES = ("stdlib", "text", "files", "hf", "digits", "random")
+INHERITED = ("seq_len", "tokenizer", "end_token", "samples", "cache", "skip_bad", "seed", "packing")
+"""Keys of `[data]` that hold for each source of its mixture."""
 SEQ_LEN = 128
 IMAGE_SIZE = 32
 
 
-def make(data: Any, model: Any = None, seed: int = 0) -> Dataset[Any]:
+def make(data: Any, model: Any = None, seed: int = 0, global_batch: int = 1) -> Dataset[Any]:
     """The data set of a `[data]` section, fitted to a `[model]` section.
 
-    Each is a mapping or an object with attributes. `data` has name or python, seq_len, files, seed
+    Each is a mapping or an object with attributes. `global_batch` turns steps, from which weights
+    of a mixture hold, into samples. `data` has name or python, seq_len, files, seed
     (`seed` replaces a missing one). Random data also has num_samples and image_size. Raises
     `DataError` when data and model do not fit.
     """
+    if key(data, "mixture") is not None:
+        return _mixture(data, model, seed, global_batch)
+    return _source(data, model, seed)
+
+
+def _source(data: Any, model: Any, seed: int) -> Dataset[Any]:
+    """The data set of one source."""
     if key(data, "packing", False):
         check_packing(data, model, DOCUMENTS)
         return Packing(_documents(data, model), _seq_len(data, model))
@@ -92,6 +103,21 @@ def _check_bytes(name: str, model: Any) -> None:
             f"data {name!r} is made of bytes and needs vocab_size = {VOCAB_SIZE} or more, not "
             f"{vocab_size}"
         )
+
+
+def _mixture(data: Any, model: Any, seed: int, global_batch: int) -> Mixture:
+    """The sets of a mixture, with the weights of each phase."""
+    inherited = {name: key(data, name) for name in INHERITED}
+    sets = []
+    weights = []
+    for part in data["mixture"] if isinstance(data, Mapping) else data.mixture:
+        own = part if isinstance(part, Mapping) else part.as_dict()
+        given = {name: value for name, value in own.items() if value not in (None, 0)}
+        sets.append(_source({**inherited, **given}, model, seed))
+        weight = key(part, "weight", 0)
+        weights.append(weight if isinstance(weight, (list, tuple)) else [weight])
+    starts = [step * global_batch for step in key(data, "from_step", (0,))]
+    return Mixture(sets, list(zip(*weights, strict=True)), starts, seed)
 
 
 def _seq_len(data: Any, model: Any) -> int:

@@ -80,11 +80,12 @@ def describe(sequences: Sequences) -> str | None:
     )
 
 
-def say_cut_off(sequences: Sequences) -> None:
-    """Print that sentence on stderr."""
-    sentence = describe(sequences)
-    if sentence is not None:
-        print(f"data: {sentence}", file=sys.stderr, flush=True)
+def say_cut_off(dataset: object) -> None:
+    """Print that sentence on stderr, for each set of a mixture too."""
+    for one in getattr(dataset, "sets", (dataset,)):
+        sentence = describe(one) if isinstance(one, Sequences) else None
+        if sentence is not None:
+            print(f"data: {sentence}", file=sys.stderr, flush=True)
 
 
 def _rows(data: Any) -> RowSource:

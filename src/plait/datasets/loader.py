@@ -45,7 +45,7 @@ class Loader:
 
     The last batch of an epoch is as short as what is left. Parts differ by one sample at most,
     unless `shares` says one whole number for each coordinate. With fewer samples than ranks some
-    parts have none: tensors of the right shape with a first dim of 0. `workers` processes read
+    parts have none: tensors of the right shape with a first dim of 0. `workers` threads read
     ahead, without a difference in what is yielded.
     """
 

@@ -39,10 +39,12 @@ class Shuffled:
 
     def at(self, epoch: int, start: int, stop: int) -> Tensor:
         """A part of the list."""
-        if self._made is None or self._made[0] != epoch:
+        made = self._made
+        if made is None or made[0] != epoch:
             generator = torch.Generator().manual_seed(seed_of(self._seed, epoch))
-            self._made = epoch, torch.randperm(self.num_samples, generator=generator)
-        return self._made[1][start:stop]
+            made = epoch, torch.randperm(self.num_samples, generator=generator)
+            self._made = made  # threads may ask for different epochs
+        return made[1][start:stop]
 
 
 class Keyed:
@@ -55,10 +57,11 @@ class Keyed:
 
     def at(self, epoch: int, start: int, stop: int) -> Tensor:
         """The permutation of a range."""
-        if self._made is None or self._made[0] != epoch:
-            seed = seed_of(self._seed, epoch)
-            self._made = epoch, KeyedPermutation(self.num_samples, seed)
-        return self._made[1](torch.arange(start, min(stop, self.num_samples)))
+        made = self._made
+        if made is None or made[0] != epoch:
+            made = epoch, KeyedPermutation(self.num_samples, seed_of(self._seed, epoch))
+            self._made = made
+        return made[1](torch.arange(start, min(stop, self.num_samples)))
 
 
 class AsDrawn:

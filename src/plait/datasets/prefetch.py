@@ -1,63 +1,43 @@
-"""Batches that worker processes read ahead, in the order in which they are asked for.
+"""Batches that threads read ahead, in the order in which they are asked for.
 
-The processes are those of torch's `DataLoader`. What is read ahead is no part of the place in a
-stream: a run that resumes reads it again.
+What is read ahead is no part of the place in a stream: a run that resumes reads it again. Threads
+share the mapped files of tokens, and nothing travels between processes.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import islice
+from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils._pytree import tree_map_only
 
 from plait.datasets.collate import collate
-from plait.errors import PlaitError
 
-
-class _Failed:
-    """An error of a worker, in words."""
-
-    def __init__(self, error: PlaitError) -> None:
-        self.kind = type(error)
-        self.message = str(error)
-
-
-class _Batches(Dataset[Any]):
-    """Batches by their indices."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __getitem__(self, indices: Tensor) -> Any:
-        try:
-            return collate(self._dataset, indices)
-        except PlaitError as error:
-            return _Failed(error)
+DEPTH: Final = 2
+"""Batches that each thread has read or is reading."""
 
 
 def read_ahead(dataset: Any, indices: Iterator[Tensor], workers: int) -> Iterator[Any]:
-    """The batch of each tensor of indices, from so many processes; pinned where there is a GPU."""
-    loader: DataLoader[Any] = DataLoader(
-        _Batches(dataset),
-        sampler=_Endless(indices),
-        batch_size=None,
-        num_workers=workers,
-        pin_memory=torch.cuda.is_available(),
-    )
-    for batch in loader:
-        if isinstance(batch, _Failed):
-            raise batch.kind(batch.message)
-        yield batch
+    """The batch of each tensor of indices, by so many threads; pinned where there is a GPU."""
+    read = partial(_pinned, dataset) if torch.cuda.is_available() else partial(collate, dataset)
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="data")
+    try:
+        ahead: deque[Future[Any]] = deque()
+        ahead.extend(pool.submit(read, one) for one in islice(indices, DEPTH * workers))
+        while ahead:
+            batch = ahead.popleft().result()
+            ahead.extend(pool.submit(read, one) for one in islice(indices, 1))
+            yield batch
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
-class _Endless(torch.utils.data.Sampler[Tensor]):
-    """Tensors of indices as a sampler of torch's loader."""
-
-    def __init__(self, indices: Iterator[Tensor]) -> None:
-        self._indices = indices
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return self._indices
+def _pinned(dataset: Any, indices: Tensor) -> Any:
+    """A batch in memory from which a GPU copies by itself."""
+    return tree_map_only(Tensor, Tensor.pin_memory, collate(dataset, indices))

@@ -261,9 +261,12 @@ def make_dataset(config: ConfigSource) -> Any:
     """The samples of training. Raises `DataError` where they do not fit the model."""
     _check_alphabet(config)
     keys = model_keys(config)
-    if datasets.key(config.data, "name") in datasets.TOKEN_DATA and keys.get("name") == "hf":
+    mixes = datasets.key(config.data, "mixture") is not None
+    of_tokens = mixes or datasets.key(config.data, "name") in datasets.TOKEN_DATA
+    if of_tokens and keys.get("name") == "hf":
         keys = {**keys, "vocab_size": models.hf_vocabulary(keys["config"])}
-    return datasets.make(config.data, keys, config.train.seed)
+    train = config.train
+    return datasets.make(config.data, keys, train.seed, train.global_batch)
 
 
 def shares_between(section: PlanSection, size: int) -> tuple[int, ...]:

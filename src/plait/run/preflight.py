@@ -53,7 +53,7 @@ def _check_tokens(config: Config) -> None:
     if config.eval.data is not None:
         sources.append(replace(config, data=config.eval.data))
     for source in sources:
-        if source.data.name in ("files", "hf"):
+        if source.data.name in ("files", "hf") or source.data.mixture is not None:
             from plait.datasets import files
             from plait.run import assemble
 

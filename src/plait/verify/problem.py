@@ -96,7 +96,9 @@ class Problem:
 
     def loader(self, rank: int = 0, size: int = 1) -> Loader:
         """This data coordinate's part of each global batch."""
-        dataset: Any = datasets.make(self.data, self.model, self.train.seed)
+        dataset: Any = datasets.make(
+            self.data, self.model, self.train.seed, self.train.global_batch
+        )
         if self.num_samples is not None:
             dataset = Subset(dataset, range(min(self.num_samples, len(dataset))))
         if self.masked:
