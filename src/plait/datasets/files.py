@@ -66,18 +66,33 @@ def load_sequences(data: Any, model: Any, seq_len: int) -> Sequences:
                 f"seq_len + 1 = {seq_len + 1}"
             )
         return stream
-    return PaddedDocuments(documents, seq_len, tokenizer.pad)
+    padded = PaddedDocuments(documents, seq_len, tokenizer.pad)
+    if len(padded) == 0:
+        raise DataError(
+            f"{_rows(data).name}: no document has a token to learn among its first seq_len + 1 = "
+            f"{seq_len + 1}"
+        )
+    return padded
 
 
 def describe(sequences: Sequences) -> str | None:
-    """A sentence on the documents that are cut off; None where none is."""
-    cut = sequences.num_truncated if isinstance(sequences, PaddedDocuments) else 0
-    if not cut:
+    """A sentence on the documents that are cut off or unused; None where none is."""
+    if not isinstance(sequences, PaddedDocuments):
         return None
-    return (
-        f"{cut:,} of {len(sequences):,} documents are longer than seq_len = "
-        f"{sequences.seq_len} and are cut off there"
-    )
+    size = sequences.seq_len
+    total = len(sequences.documents)
+    said = []
+    if sequences.num_truncated:
+        said.append(
+            f"{sequences.num_truncated:,} of {total:,} documents are longer than seq_len = {size} "
+            "and are cut off there"
+        )
+    if sequences.num_unused:
+        said.append(
+            f"{sequences.num_unused:,} of {total:,} have nothing to learn in {size} tokens and are "
+            "left out"
+        )
+    return "; ".join(said) or None
 
 
 def say_cut_off(dataset: object) -> None:

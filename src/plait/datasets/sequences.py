@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -71,23 +72,35 @@ class TokenStream(Sequences):
 
 
 class PaddedDocuments(Sequences):
-    """One document a sample: its first S + 1 tokens, filled up with `pad`, which is not learnt."""
+    """One document a sample: its first S + 1 tokens, filled up with `pad`, which is not learnt.
+
+    A document that has no label in them is none.
+
+    Attributes:
+        used: the numbers of the documents that are samples.
+    """
 
     def __init__(self, documents: Documents, seq_len: int, pad: int = 0) -> None:
         super().__init__(documents, seq_len)
         self.pad = pad
+        self.used = np.flatnonzero(_has_labels(documents, seq_len))
 
     def __len__(self) -> int:
-        return len(self.documents)
+        return len(self.used)
 
     @property
     def num_truncated(self) -> int:
         """Documents of more than S + 1 tokens."""
         return int((self.documents.lengths > self.seq_len + 1).sum())
 
+    @property
+    def num_unused(self) -> int:
+        """Documents without a token that is learnt among their first S + 1."""
+        return len(self.documents) - len(self.used)
+
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Samples [B] -> (input_ids [B, S], labels [B, S])."""
-        numbers = indices.numpy()
+        numbers = self.used[indices.numpy()]
         ends = self.documents.ends
         stops = ends[numbers]
         starts = np.where(numbers > 0, ends[numbers - 1], 0)
@@ -97,3 +110,19 @@ class PaddedDocuments(Sequences):
         tokens = tokens.masked_fill(beyond, self.pad)
         labels = labels.masked_fill(beyond, IGNORE)
         return tokens[:, :-1], labels[:, 1:]
+
+
+def _has_labels(documents: Documents, seq_len: int) -> npt.NDArray[np.bool_]:
+    """Whether a document has a label among its tokens 1 .. S [N]."""
+    stops = np.asarray(documents.ends)
+    firsts = np.concatenate([[0], stops[:-1]]) + 1
+    stops = np.minimum(stops, firsts + seq_len)
+    has_room = stops > firsts
+    learnt = documents.learnt
+    if learnt is None or not has_room.any():
+        return has_room
+    last = len(learnt) - 1
+    edges = np.stack([np.minimum(firsts, last), np.minimum(stops, last)], axis=1)
+    sums = np.add.reduceat(learnt, edges.reshape(-1), dtype=np.int64)[::2]
+    sums = sums + np.where(stops > last, learnt[last], 0)
+    return has_room & (sums > 0)

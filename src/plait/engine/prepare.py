@@ -71,6 +71,7 @@ def share(loader: Iterable[PyTree], world: World, shares: Sequence[int] = ()) ->
             dp_rank=rank,
             seed=loader.seed,
             shares=shares,
+            workers=loader.workers,
         )
         mine.load_state_dict(loader.state_dict())
         return mine
