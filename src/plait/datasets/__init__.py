@@ -18,7 +18,7 @@ from plait.datasets.keys import key as key
 from plait.datasets.keys import known_vocabulary
 from plait.datasets.loader import Loader as Loader
 from plait.datasets.masked import Masked as Masked
-from plait.datasets.mixture import Mixture
+from plait.datasets.mixture import SampleMixture
 from plait.datasets.packing import Packing
 from plait.datasets.packing import check as check_packing
 from plait.datasets.random import RandomClasses, RandomFields, RandomTokens
@@ -105,7 +105,7 @@ def _check_bytes(name: str, model: Any) -> None:
         )
 
 
-def _mixture(data: Any, model: Any, seed: int, global_batch: int) -> Mixture:
+def _mixture(data: Any, model: Any, seed: int, global_batch: int) -> SampleMixture:
     """The sets of a mixture, with the weights of each phase."""
     inherited = {name: key(data, name) for name in INHERITED}
     sets = []
@@ -117,7 +117,7 @@ def _mixture(data: Any, model: Any, seed: int, global_batch: int) -> Mixture:
         weight = key(part, "weight", 0)
         weights.append(weight if isinstance(weight, (list, tuple)) else [weight])
     starts = [step * global_batch for step in key(data, "from_step", (0,))]
-    return Mixture(sets, list(zip(*weights, strict=True)), starts, seed)
+    return SampleMixture(sets, list(zip(*weights, strict=True)), starts, seed)
 
 
 def _seq_len(data: Any, model: Any) -> int:

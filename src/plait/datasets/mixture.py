@@ -45,7 +45,7 @@ class WeightPhase:
     before: tuple[int, ...]
 
 
-class Mixture(Dataset[Any]):
+class SampleMixture(Dataset[Any]):
     """Samples of several sets, drawn by weight; a place of the stream is an index.
 
     Attributes:

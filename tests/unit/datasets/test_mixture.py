@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from plait.datasets import Loader
-from plait.datasets.mixture import BLOCK, Mixture, quotas
+from plait.datasets.mixture import BLOCK, SampleMixture, quotas
 from plait.errors import DataError
 
 
@@ -42,7 +42,7 @@ def drawn(loader: Loader, steps: int) -> list[tuple[int, int]]:
 
 def test_weights_are_kept_in_every_block_and_each_sample_comes_once_an_epoch() -> None:
     plain = [(2, number) for number in range(7)]
-    mixture = Mixture([Numbers(0, 700), Numbers(1, 90), plain], [[6, 3, 1]])
+    mixture = SampleMixture([Numbers(0, 700), Numbers(1, 90), plain], [[6, 3, 1]])
     pairs = drawn(Loader(mixture, 64, seed=1), 2 * BLOCK // 64)
     for begin in (0, BLOCK):
         counts = Counter(name for name, _ in pairs[begin : begin + BLOCK])
@@ -57,9 +57,9 @@ def test_weights_are_kept_in_every_block_and_each_sample_comes_once_an_epoch() -
 
 def test_any_place_is_found_alone() -> None:
     sets = [Numbers(0, 10**9), Numbers(1, 10**6)]
-    mixture = Mixture(sets, [[2, 1], [0, 1], [1, 1]], [0, 1500, 2600], seed=4)
+    mixture = SampleMixture(sets, [[2, 1], [0, 1], [1, 1]], [0, 1500, 2600], seed=4)
     whole = drawn(Loader(mixture, 50), 80)
-    again = Mixture(sets, [[2, 1], [0, 1], [1, 1]], [0, 1500, 2600], seed=4)
+    again = SampleMixture(sets, [[2, 1], [0, 1], [1, 1]], [0, 1500, 2600], seed=4)
     for place in (3999, 2600, 2599, 1500, 1499, 1024, 0):
         assert again.drawn(place) == whole[place]
     assert {owner for owner, _ in whole[1500:2600]} == {1}
@@ -69,7 +69,7 @@ def test_any_place_is_found_alone() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_ranks_and_resumes_change_nothing(size: int) -> None:
-    mixture = Mixture([Numbers(0, 40), Numbers(1, 5)], [[1, 1]], seed=2)
+    mixture = SampleMixture([Numbers(0, 40), Numbers(1, 5)], [[1, 1]], seed=2)
     whole = drawn(Loader(mixture, 7), 6)
     first = Loader(mixture, 7)
     drawn(first, 3)
@@ -82,9 +82,9 @@ def test_ranks_and_resumes_change_nothing(size: int) -> None:
 
 def test_another_mixture_is_refused_on_resume() -> None:
     sets = [Numbers(0, 40), Numbers(1, 5)]
-    state: dict[str, Any] = Loader(Mixture(sets, [[1, 1]]), 7).state_dict()
+    state: dict[str, Any] = Loader(SampleMixture(sets, [[1, 1]]), 7).state_dict()
     with pytest.raises(DataError, match="samples would come twice or never"):
-        Loader(Mixture(sets, [[1, 2]]), 7).load_state_dict(state)
+        Loader(SampleMixture(sets, [[1, 2]]), 7).load_state_dict(state)
 
 
 def test_quotas_fill_a_block() -> None:
@@ -97,6 +97,6 @@ def test_quotas_fill_a_block() -> None:
 
 
 def test_sets_of_other_shapes_are_refused() -> None:
-    mixture = Mixture([[(torch.zeros(2), 1)], [(torch.zeros(3), 1)]], [[1, 1]])
+    mixture = SampleMixture([[(torch.zeros(2), 1)], [(torch.zeros(3), 1)]], [[1, 1]])
     with pytest.raises(DataError, match="samples that cannot be stacked"):
         mixture.batch(torch.arange(20))
