@@ -76,11 +76,11 @@ class SampleMixture(Dataset[Any]):
             if self._phases:
                 before = self._counts(len(self._phases) - 1, start)
             self._phases.append(WeightPhase(start, quotas(given), before))
-        words = [getattr(one, "content", len(one)) for one in self.sets]
+        words = [(getattr(one, "content", None), len(one)) for one in self.sets]
         about = repr((words, [phase.quotas for phase in self._phases], list(starts)))
         digest = hashlib.blake2b(about.encode(), digest_size=8).digest()
         self.content = int.from_bytes(digest, "little") >> 2
-        self.num_bad = sum(getattr(one, "num_bad", 0) for one in self.sets)
+        self.num_bad = sum(getattr(one, "num_bad", None) or 0 for one in self.sets)
 
     def __len__(self) -> int:
         return sum(len(one) for one in self.sets)

@@ -20,6 +20,7 @@ class Numbers:
     """Samples that say which set and which number they are."""
 
     keyed_order = True
+    num_bad: int | None = None
 
     def __init__(self, name: int, num_samples: int) -> None:
         self.name = name
@@ -85,6 +86,13 @@ def test_another_mixture_is_refused_on_resume() -> None:
     state: dict[str, Any] = Loader(SampleMixture(sets, [[1, 1]]), 7).state_dict()
     with pytest.raises(DataError, match="samples would come twice or never"):
         Loader(SampleMixture(sets, [[1, 2]]), 7).load_state_dict(state)
+
+
+def test_bad_rows_are_those_of_the_sets_that_count_them() -> None:
+    counting = Numbers(1, 5)
+    counting.num_bad = 3
+    sets = [Numbers(0, 40), counting, [(2, 0)]]
+    assert SampleMixture(sets, [[1, 1, 1]]).num_bad == 3
 
 
 def test_quotas_fill_a_block() -> None:
