@@ -23,8 +23,10 @@ ALIASES: Final = {
     "config": "model",
     "gpus": "devices",
     "num_devices": "devices",
+    "num_gpus": "devices",
     "global_batch": "batch",
     "seq_len": "sequence",
+    "sequence_length": "sequence",
 }
 OVERRIDES: Final = {"batch": "train.global_batch", "sequence": "data.seq_len"}
 """Choices that are keys of the config."""

@@ -111,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             self._refuse(HTTPStatus.BAD_REQUEST, "a question has 100 fields at most")
             return
-        token = given.pop(TOKEN, [""])[-1] or self.headers.get(TOKEN_HEADER, "")
+        token = given.pop(TOKEN, [""])[-1] or self._token_of_headers()
         if not self.server.may_be_called(self.headers.get("Host", "")):
             self._refuse(
                 HTTPStatus.FORBIDDEN,
@@ -131,6 +131,10 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             known = ", ".join(["/", *site.answers])
             self._refuse(HTTPStatus.NOT_FOUND, f"nothing is here; there are {known}")
+
+    def _token_of_headers(self) -> str:
+        bearer = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        return self.headers.get(TOKEN_HEADER, bearer)
 
     def _has_left(self) -> bool:
         readable = select.select([self.connection], [], [], 0)[0]

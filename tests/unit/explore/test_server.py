@@ -78,7 +78,8 @@ def test_the_token_comes_in_the_query_or_in_a_header(server: PageServer) -> None
     token = server.site.token
     by_query = fetch(server, f"/echo.json?a=1&token={token}")
     by_header = fetch(server, "/echo.json", "a=1", X_Plait_Token=token)
-    assert by_query[:2] == by_header[:2] == (200, "{'a': ['1']}")
+    by_bearer = fetch(server, "/echo.json?a=1", Authorization=f"Bearer {token}")
+    assert by_query[:2] == by_header[:2] == by_bearer[:2] == (200, "{'a': ['1']}")
 
 
 def test_a_foreign_name_is_refused_though_it_leads_here(server: PageServer) -> None:

@@ -58,7 +58,8 @@ async function look() {
   byId("results").classList.add("waiting");
   const began = performance.now();
   const clock = setInterval(() => {
-    byId("headline").textContent = `Looking for plans ... ${Math.round((performance.now() - began) / 1000)} s`;
+    const first = state.cluster === "local" ? "Measuring this machine (once), then looking" : "Looking";
+    byId("headline").textContent = `${first} for plans ... ${Math.round((performance.now() - began) / 1000)} s`;
   }, 1000);
   try {
     await lookAtChosen(own.signal);
