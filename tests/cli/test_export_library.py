@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from plait import models
 from plait.cli import main
 from plait.comm import World
 from plait.engine.build import Options, build
@@ -103,3 +104,54 @@ def test_a_run_from_before_takes_the_config_of_its_folder(
     model = transformers.AutoModelForCausalLM.from_pretrained(out)
     with torch.no_grad():
         assert torch.equal(model.eval()(TOKENS).logits, expected)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_llama_of_this_project_is_one_of_the_library(tied: bool, tmp_path: Path) -> None:
+    """Grouped heads of a size of their own; the folder needs no config from anywhere else."""
+    run = tmp_path / "run"
+    keys = {**OWN, "tie_word_embeddings": tied}
+    expected = threaded(1, train_own, keys, run, plan="dp1")[0]
+    lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
+    (run / "config.toml").write_text("\n".join(["[model]", 'name = "llama"', *lines, ""]))
+    out = tmp_path / "out"
+    assert main(["export", "checkpoint", str(run), "--out", str(out)]) == 0
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    with torch.no_grad():
+        logits = model.eval()(TOKENS).logits
+    assert torch.equal(logits, expected)
+
+
+OWN = {
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "intermediate_size": 24,
+    "vocab_size": 32,
+    "rope_theta": 500.0,
+    "rms_norm_eps": 1e-4,
+    "max_position_embeddings": 64,
+}
+
+
+def train_own(world: World, keys: dict[str, Any], run: Path) -> torch.Tensor:
+    """One step of plait's Llama, saved; the logits of the trained model."""
+    with torch.device("meta"):
+        model = models.make("llama", **keys)
+    engine = build(
+        model,
+        "dp1",
+        loss=losses.cross_entropy,
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
+        options=Options(seed=1),
+        world=world,
+    )
+    engine.step((TOKENS, TOKENS), trace=False)
+    engine.save(run / "checkpoints" / "step-00000001")
+    with torch.no_grad():
+        logits: torch.Tensor = engine.model.eval()(TOKENS)
+    return logits

@@ -18,7 +18,7 @@ from plait.checkpoint.entry import RANDOM_PREFIX, dtype_name
 from plait.checkpoint.export import MAX_SHARD_BYTES, export_safetensors
 from plait.checkpoint.folder import write_text_atomic
 from plait.checkpoint.read import Checkpoint
-from plait.values import JsonMapping
+from plait.values import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +47,38 @@ LLAMA = (
 )
 """plait's Llama -> the library's `LlamaForCausalLM`."""
 
+LLAMA_DEFAULTS = {
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+}
+LLAMA_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+)
+MIXTURE = "num_local_experts"
+
+
+def llama_tables(keys: JsonMapping) -> JsonObject | None:
+    """The `config.json` of plait's Llama, from the keys of `[model]`; None for a mixture.
+
+    >>> llama_tables({"num_local_experts": 8}) is None
+    True
+    """
+    if keys.get(MIXTURE):
+        return None
+    table = {key: keys[key] for key in LLAMA_SIZES}
+    table |= {key: keys.get(key, value) for key, value in LLAMA_DEFAULTS.items()}
+    heads = table["num_attention_heads"]
+    table["num_key_value_heads"] = keys.get("num_key_value_heads") or heads
+    table["head_dim"] = keys.get("head_dim") or table["hidden_size"] // heads
+    family = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
+    return {CONFIG: {**family, **table}}
+
 
 def export_model(
     source: str | Path,
@@ -70,7 +102,8 @@ def export_model(
         return adapter, dict(form["names"])
     weights = [name for name in opened.names() if not name.startswith(NOT_WEIGHTS)]
     tables = opened.meta.get(META, tables)
-    names = exported_names(weights, is_wrapped=tables is not None)
+    is_wrapped = tables is not None and all(name.startswith(WRAPPER) for name in weights)
+    names = exported_names(weights, is_wrapped=is_wrapped)
     files = export_safetensors(
         opened.directory, out, names=names, dtype=dtype, max_shard_bytes=max_shard_bytes
     )

@@ -231,7 +231,8 @@ def _carried(checkpoint: Path, out: Path) -> list[Path]:
 
 
 def _library_files(checkpoint: Path) -> Json | None:
-    """The files of a Hugging Face model by its run's config, for checkpoints that have them not."""
+    """The files of a Hugging Face model, or of plait's Llama, by the config of its run."""
+    from plait.checkpoint.hugging_face import llama_tables
     from plait.config import load
     from plait.models.hf import files_of, make
     from plait.run.rundir import RunFolder
@@ -240,7 +241,10 @@ def _library_files(checkpoint: Path) -> Json | None:
     if not config.is_file():
         return None
     keys = load(config).model.keys_for_factory()
-    if keys.pop("name", None) != "hf":
+    name = keys.pop("name", None)
+    if name == "llama":
+        return llama_tables(keys)
+    if name != "hf":
         return None
     return files_of(make(**keys))
 
