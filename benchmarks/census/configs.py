@@ -54,10 +54,17 @@ SIZES: dict[str, Any] = {
     **_all("max_position_embeddings n_positions max_seq_len max_sequence_length", 64),
     **_all("state_size mamba_d_state ssm_state_size mamba_state_dim", 8),
     **_all("vocab_size decoder_vocab_size src_vocab_size tgt_vocab_size", VOCABULARY),
+    **_all("vocab_size_per_layer_input entity_vocab_size shape_vocab_size", VOCABULARY),
+    **_all("pronunciation_vocab_size encoder_hash_byte_group_vocab", VOCABULARY),
+    **_all("entity_emb_size pronunciation_embed_dim shape_embed_dim d_latents", WIDTH),
+    **_all("downsample_hidden_size output_dim hidden_size_global audio_hidden_size", WIDTH),
+    **_all("cross_attention_hidden_size hidden_dim", WIDTH),
+    **_all("hidden_size_per_layer_input rotary_dim num_latents dim_head", HEAD),
     **_all("first_k_dense_replace num_dense_layers", 1),
     **_all("bos_token_id eos_token_id pad_token_id decoder_start_token_id", 0),
     **_all("sep_token_id cls_token_id mask_token_id image_token_id video_token_id", 0),
     "image_size": 32,
+    "window_size": 4,
     "num_channels": 3,
     "type_vocab_size": 2,
     "sliding_window": 4,
@@ -67,6 +74,9 @@ SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 LISTS = {"depths": 1, "hidden_sizes": 16, "embed_dims": 16, "num_blocks": 1, "layers": 1}
+LISTS |= {"embed_dim": 16, "base_attn_unit_dims": 16, "n_attn_blocks": 1, "depth": 1}
+GROUPS_OF_STAGES = ("num_heads", "num_attention_heads")
+"""Lists of heads by stage: two in each."""
 DROPS = (
     "dropout",
     "pdrop",
@@ -88,6 +98,18 @@ UNSURE = (
     ("sliding_window", "attention_window"),
     ("num_attention_heads", "num_heads", "num_key_value_heads"),
 )
+
+MORE: tuple[dict[str, Any], ...] = (
+    {"head_dim": HEAD},
+    {"head_dim": 2 * HEAD},
+    {"num_key_value_heads": HEADS},
+    {"head_dim": HEAD, "num_key_value_heads": HEADS},
+    {"num_experts_per_tok": 1},
+    {"mamba_n_heads": 2 * WIDTH // HEAD},
+    {"vocab_size": VOCABULARY},
+    {"layer_types": ["full_attention"] * 2},
+)
+"""Keys that some config classes leave empty, or couple to others."""
 
 
 def classes() -> list[tuple[str, str]]:
@@ -118,6 +140,9 @@ def candidates(family: str) -> Iterator[dict[str, Any]]:
     for left_out in UNSURE:
         if any(key in table for key in left_out):
             yield {key: value for key, value in table.items() if key not in left_out}
+    for more in MORE:
+        if all(key in known for key in more):
+            yield {**table, **more}
     yield {
         key: value
         for key, value in table.items()
@@ -136,6 +161,8 @@ def _small(known: Mapping[str, Any]) -> dict[str, Any]:
         elif key in LISTS and isinstance(value, list):
             step = 0 if LISTS[key] == 1 else LISTS[key]
             table[key] = [LISTS[key] + step * index for index in range(len(value))]
+        elif key in GROUPS_OF_STAGES and isinstance(value, list):
+            table[key] = [GROUPS] * len(value)
         elif key in SIZES and value is not None and not isinstance(value, (list, dict)):
             table[key] = SIZES[key]
     types = known.get("layer_types")
