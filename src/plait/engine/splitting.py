@@ -109,6 +109,13 @@ def rehearse_sequences(model: nn.Module, plan: Plan, options: Options) -> None:
     context.rehearse(model, blocks, run, plan.cp.strategy, plan.cp.size)
 
 
+def rehearse_documents(model: nn.Module, options: Options) -> None:
+    """Raise `ModelError` for a model in which documents of packed samples see each other."""
+    whole = torch.zeros(1, 4, dtype=torch.int64)
+    run = partial(call_without_values, model, (whole, whole, whole))
+    context.check_documents(model, block_names(model, options.blocks), run)
+
+
 def _check_tensor_mode(model: nn.Module, plan: Plan) -> None:
     if plan.tp.sequence_parallel or plan.tp.mode != "1d":
         raise PlanError(

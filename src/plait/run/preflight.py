@@ -45,6 +45,8 @@ def check_code(config: Config, plan: Plan) -> None:
         _check_roles(model)
     if plan.cp.size > 1 and model.get("name") == "hf":
         _check_sequences(config, plan)
+    if config.data.packing or (config.eval.data is not None and config.eval.data.packing):
+        _check_documents(config)
 
 
 def _check_tokens(config: Config) -> None:
@@ -100,6 +102,27 @@ def _check_sequences(config: Config, plan: Plan) -> None:
 
     made = assemble.make_model(assemble.model_keys(config), config.train.seed)
     rehearse_sequences(made, plan, assemble.make_options(config, plan))
+
+
+def _check_documents(config: Config) -> None:
+    """See that a model which is not plait's own keeps the documents of packed samples apart."""
+    from inspect import signature
+
+    from plait.engine.splitting import rehearse_documents
+    from plait.run import assemble
+
+    keys = assemble.model_keys(config)
+    if "python" in keys:
+        model = assemble.bare_model(keys)
+        missing = {"documents", "positions"} - signature(model.forward).parameters.keys()
+        if missing:
+            raise ModelError(
+                f"packing gives a model (input_ids, documents, positions), and the forward of "
+                f"{type(model).__name__} takes no {' and no '.join(sorted(missing))}; add them, "
+                "each [B, S], or leave packing out"
+            )
+    elif keys.get("name") == "hf":
+        rehearse_documents(assemble.make_model(keys), assemble.make_options(config))
 
 
 def _check_roles(model: JsonMapping) -> None:

@@ -11,6 +11,7 @@ import pytest
 from plait import launcher
 from plait.cli import main, train
 from plait.config import load
+from plait.errors import ModelError
 from plait.plan import Plan
 from plait.predict.cost import estimate
 from plait.run.preflight import check_code
@@ -137,4 +138,12 @@ def test_a_missing_transformers_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     config.write_text('[model]\nname = "hf"\nconfig = {model_type = "llama", vocab_size = 256}\n')
     monkeypatch.setattr("plait.run.preflight.find_spec", lambda name: None)
     with pytest.raises(Exception, match="needs the package transformers"):
+        check_code(load(config), Plan.parse("dp2"))
+
+
+def test_a_users_model_has_to_take_the_documents_that_are_packed(tmp_path: Path) -> None:
+    config = write(tmp_path / "packing", data="mine:data")
+    told = config.read_text().replace('"mine:data"', '"mine:data"\npacking = true')
+    config.write_text(told)
+    with pytest.raises(ModelError, match="Sequential takes no documents and no positions"):
         check_code(load(config), Plan.parse("dp2"))

@@ -123,6 +123,19 @@ def test_slices_join_to_the_batch_and_are_what_the_loader_gives():
         assert torch.equal(own, next(given.loader(rank, 2))[0])
 
 
+def test_slices_of_packed_samples_are_cut_by_samples():
+    data = {"name": "stdlib", "seq_len": 16, "packing": True}
+    plain = problem("gpt", global_batch=7)
+    sizes = {"vocab_size": 256, "max_position_embeddings": 16}
+    given = replace(plain, data=data, model={**plain.model, **sizes})
+    for masked in (given, replace(given, masked=True), replace(given, num_samples=9)):
+        (tokens, documents, positions), _ = masked.batches(1, torch.float64)[0]
+        parts = masked.slices(PLAN)(0, masked.batches(1, torch.float64)[0])
+        assert [len(part.batch[0][0]) for part in parts] == [2, 1, 2, 2]
+        assert torch.equal(torch.cat([part.batch[0][1] for part in parts]), documents)
+        assert tokens.shape == positions.shape == (7, 16)
+
+
 def test_equal_data_on_all_ranks_proves_nothing():
     given = problem("gpt")
     parts = given.slices(PLAN)(0, given.batches(1, torch.float64)[0])

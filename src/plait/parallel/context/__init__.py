@@ -9,6 +9,7 @@ repeated blocks, without a table of roles.
 from __future__ import annotations
 
 from plait.parallel.context.apply import apply, apply_to_trunk
+from plait.parallel.context.documents import check_documents
 from plait.parallel.context.group import ContextGroup
 from plait.parallel.context.halo import HaloConv2d, with_halo
 from plait.parallel.context.rehearsal import rehearse
@@ -22,6 +23,7 @@ __all__ = [
     "UlyssesAttention",
     "apply",
     "apply_to_trunk",
+    "check_documents",
     "rehearse",
     "with_halo",
 ]

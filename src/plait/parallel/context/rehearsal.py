@@ -179,7 +179,7 @@ def _first_that_runs(
 ) -> tuple[_Stage, list[str]]:
     """The rehearsal of a length that the model takes, and its calls: some take no long sequence."""
     failures = []
-    for part in _unlike(model):
+    for part in unlike_sizes(model):
         stage = _Stage(model, LengthsOnly(strategy, part, size), run, {part, SAMPLES * part})
         try:
             return stage, stage.calls()
@@ -206,7 +206,7 @@ class _Stage:
         for device in ("meta", "cpu"):
             self._device = device
             calls: list[str] = []
-            with _named(self._model, [""], calls), torch.no_grad():
+            with named_calls(self._model, [""], calls), torch.no_grad():
                 try:
                     with _Watch([""], _Found(), set()):
                         self._call()
@@ -232,7 +232,7 @@ class _Stage:
         cut_at_head(self._model, trunk, self._group)
         try:
             watch = _Watch(stack, found, self._lengths)
-            with _named(self._model, stack), torch.no_grad(), Interception(attend), watch:
+            with named_calls(self._model, stack), torch.no_grad(), Interception(attend), watch:
                 result = self._call()
         except PlanError:
             raise
@@ -248,14 +248,14 @@ class _Stage:
         return found
 
     def _call(self) -> PyTree:
-        return self._run(partial(_inputs, length=self._group.seq_len, device=self._device))
+        return self._run(partial(inputs_like, length=self._group.seq_len, device=self._device))
 
 
 def _is_cut(leaf: PyTree, group: LengthsOnly) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 1 and group.is_part(leaf, 1)
 
 
-def _inputs(example: PyTree, length: int, device: str) -> PyTree:
+def inputs_like(example: PyTree, length: int, device: str) -> PyTree:
     """Inputs like the example's, of another length and without values."""
     lengths = [x.shape[1] for x in tree_leaves(example) if isinstance(x, Tensor) and x.dim() > 1]
 
@@ -294,7 +294,7 @@ def _inside(name: str, outer: PyTree) -> bool:
     return any(name == one or name.startswith(f"{one}.") for one in outer)
 
 
-def _unlike(model: nn.Module) -> list[int]:
+def unlike_sizes(model: nn.Module) -> list[int]:
     """Lengths of parts that no dim of the model has, nor one of their multiples that are met."""
     tensors = [*model.parameters(), *model.buffers()]
     sizes = {size for tensor in tensors for size in tensor.shape}
@@ -305,7 +305,9 @@ def _unlike(model: nn.Module) -> list[int]:
 
 
 @contextmanager
-def _named(model: nn.Module, stack: list[str], calls: list[str] | None = None) -> Iterator[None]:
+def named_calls(
+    model: nn.Module, stack: list[str], calls: list[str] | None = None
+) -> Iterator[None]:
     """`stack` names the modules that run, the innermost last, and `calls` all that have run;
     experts are not computed.
     """
