@@ -27,6 +27,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     """Write the page. Errors: `ConfigError` for a folder that is no run's, or a page that cannot be
     written.
     """
+    from plait.explore.html import curves
     from plait.run.report_page import report_page
     from plait.run.rundata import read_run
 
@@ -34,7 +35,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     data = read_run(folder)
     out = folder / "report.html" if arguments.out is None else arguments.out
     try:
-        out.write_text(report_page(data), encoding="utf-8")
+        out.write_text(report_page(data, *curves(data.metrics)), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror}") from error
     result = {"out": str(out), **data.numbers()}

@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
 
-STYLES: Final = ("uplot/uPlot.min.css", "page.css")
+STYLES: Final = ("uplot/uPlot.min.css", "colours.css", "page.css")
 CHARTS: Final = ("uplot/uPlot.iife.min.js", "words.js", "charts.js")
 
 
@@ -26,7 +26,7 @@ class PageFiles:
 
 
 EXPLORE: Final = PageFiles("page.html", ("grid.js", "page.js"))
-LIVE: Final = PageFiles("live.html", ("live.js",))
+LIVE: Final = PageFiles("live.html", ("curves.js", "live.js"))
 
 
 def page(beginning: Mapping[str, Any], files: PageFiles = EXPLORE) -> tuple[str, str]:
@@ -51,6 +51,24 @@ def page(beginning: Mapping[str, Any], files: PageFiles = EXPLORE) -> tuple[str,
         "frame-ancestors 'none'"
     )
     return html, policy
+
+
+def curves(steps: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """The curves of a run's steps, as a part of another page, and that page's policy.
+
+    By the policy the page asks for nothing, and runs no script but the one of the curves.
+    """
+    folder = resources.files("plait.explore").joinpath("page")
+    style = "\n".join(folder.joinpath(name).read_text("utf-8") for name in STYLES[:2])
+    names = (*CHARTS, "curves.js", "report.js")
+    script = "\n".join(folder.joinpath(name).read_text("utf-8") for name in names)
+    data = json.dumps(list(steps)).replace("<", "\\u003c")
+    part = (
+        f'<style>{style}</style><div id="charts"></div>'
+        f'<script type="application/json" id="steps">{data}</script><script>{script}</script>'
+    )
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {_hash(script)}"
+    return part, policy
 
 
 def _hash(text: str) -> str:

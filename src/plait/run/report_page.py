@@ -28,18 +28,18 @@ NAMES = {
 }
 
 
-def report_page(data: RunData) -> str:
-    """The whole page."""
+def report_page(data: RunData, curves: str = "", policy: str = "") -> str:
+    """The whole page; `curves` are HTML of our own, which draws the course under a `policy`."""
     sections = [
         _summary(data),
         _timelines(data),
         _memory(data),
         _traffic(data),
-        _course(data.metrics),
+        _course(data.metrics, curves),
         *_recoveries(data),
         *_findings(data),
     ]
-    return page(f"plait run {data.folder.resolve().name}: {data.plan}", sections)
+    return page(f"plait run {data.folder.resolve().name}: {data.plan}", sections, policy)
 
 
 def _summary(data: RunData) -> PageSection:
@@ -190,7 +190,7 @@ def _traffic(data: RunData) -> PageSection:
     )
 
 
-def _course(metrics: Sequence[JsonMapping]) -> PageSection:
+def _course(metrics: Sequence[JsonMapping], curves: str) -> PageSection:
     """Every step or, of many, some of them."""
     every = max(1, len(metrics) // 20)
     shown = [*metrics[:-1:every], metrics[-1]] if metrics else []
@@ -207,7 +207,8 @@ def _course(metrics: Sequence[JsonMapping]) -> PageSection:
         )
         for one in shown
     )
-    return PageSection("Course", [Grid(("step", "loss", "gradient norm", "ms"), rows)])
+    drawn = [Picture(curves)] if curves and metrics else []
+    return PageSection("Course", [*drawn, Grid(("step", "loss", "gradient norm", "ms"), rows)])
 
 
 def _recoveries(data: RunData) -> list[PageSection]:

@@ -30,7 +30,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Picture:
-    """An `<svg>` from `trace.picture`, with a line above it."""
+    """An `<svg>` from `trace.picture` or a chart of our own, with a line above it."""
 
     svg: str
     caption: str = ""
@@ -44,10 +44,12 @@ class PageSection:
     parts: Sequence[str | Grid | Picture] = field(default_factory=tuple)
 
 
-def page(title: str, sections: Sequence[PageSection]) -> str:
-    """The whole file."""
+def page(title: str, sections: Sequence[PageSection], policy: str = "") -> str:
+    """The whole file; `policy` is its Content-Security-Policy, where it has one."""
     body = "\n".join(_section(section) for section in sections)
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+    if policy:
+        head = f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">{head}'
     return (
         "<!DOCTYPE html>\n<html "
         f'lang="en"><head>{head}</head>\n<body><h1>{escape(title)}</h1>\n{body}\n</body></html>\n'

@@ -92,6 +92,7 @@ class Outside(HTMLParser):
         super().__init__()
         self.asked: list[str] = []
         self.pictures = 0
+        self.policy: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.pictures += tag == "svg"
@@ -100,7 +101,8 @@ class Outside(HTMLParser):
             for key, value in attrs
             if key in ("src", "href", "srcset", "data")
         ]
-        self.asked += [tag] if tag in ("script", "link", "iframe") else []
+        self.asked += [tag] if tag in ("link", "iframe") else []
+        self.policy += [str(value) for key, value in attrs if key == "content"]
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zbv"])
@@ -126,6 +128,9 @@ def test_the_page_is_one_file_with_three_timelines_above_each_other(
     page = Outside()
     page.feed(text)
     assert page.asked == []
+    # whatever its script does, the browser lets the page ask for nothing
+    assert len(page.policy) == 1 and page.policy[0].startswith("default-src 'none'; style-src ")
+    assert "http" not in page.policy[0] and "'self'" not in page.policy[0]
     assert page.pictures >= 5  # a legend, three timelines, memory, traffic
     places = [text.index(f"<h3>{word}") for word in ("predicted before", "simulated", "measured")]
     assert places == sorted(places)

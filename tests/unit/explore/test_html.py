@@ -7,7 +7,7 @@ import re
 from fnmatch import fnmatch
 
 from plait.errors import ConfigError
-from plait.explore.html import page
+from plait.explore.html import curves, page
 from plait.toml import read_toml
 from tests.architecture.source import PACKAGE, ROOT
 
@@ -20,6 +20,15 @@ def test_the_page_holds_its_script_its_style_and_its_data() -> None:
     assert json.loads(data[1]) == {"name": "</script><script>alert(1)</script>"}
     assert "uPlot" in html and "/*" + "SCRIPT*/" not in html
     assert policy.count("sha256-") == 2 and "'unsafe" not in policy
+
+
+def test_the_curves_of_a_report_hold_their_steps() -> None:
+    steps = [{"step": 1, "loss": 2.5, "note": "</script><script>alert(1)</script>"}]
+    part, policy = curves(steps)
+    assert "alert(1)</script>" not in part and "uPlot" in part
+    data = re.search(r'id="steps">(.*?)</script>', part)
+    assert data is not None and json.loads(data[1]) == steps
+    assert policy.startswith("default-src 'none'; ") and policy.count("sha256-") == 1
 
 
 def test_the_page_asks_nobody_else_and_reads_no_text_as_html() -> None:
