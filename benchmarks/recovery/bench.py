@@ -4,8 +4,8 @@
 
 Trains each plan twice: undisturbed, and with a random rank killed every so many seconds. A row has
 the useful fraction (undisturbed seconds over those of the disturbed run), the seconds from a kill
-to the next finished step, the steps that were repeated, the share of a step that snapshots take,
-and whether the bits are equal. A busy machine makes all of it noise.
+to the next finished step, the steps that were repeated, the shares of a step that it waits for a
+snapshot and for a checkpoint, and whether the bits are equal. A busy machine makes all of it noise.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from plait.plan import Plan
 from plait.run import kept
 from plait.run.job import TrainingRun
 
+NUM_CHECKPOINTS = 10
 PLANS = ("dp4:zero1", "tp2 dp2", "pp2:1f1b dp2 mb2")
 MODEL: dict[str, Any] = {
     "name": "gpt",
@@ -54,6 +55,7 @@ class Row:
     recovery_seconds: float
     steps_repeated: int
     snapshot_fraction: float
+    checkpoint_fraction: float
     is_equal: bool
 
 
@@ -62,7 +64,12 @@ def config_of(plan: str, steps: int, restarts: int) -> Config:
     tables = {
         "model": MODEL,
         "data": {"name": "random", "seq_len": 64},
-        "train": {"steps": steps, "global_batch": 16, "linear_product": "rule"},
+        "train": {
+            "steps": steps,
+            "global_batch": 16,
+            "linear_product": "rule",
+            "checkpoint_every": max(1, steps // NUM_CHECKPOINTS),
+        },
         "plan": {"text": plan},
         "recovery": {"restarts": restarts, "snapshot_every": 1, "hang_seconds": 120.0},
     }
@@ -107,15 +114,19 @@ def measure(plan: str, steps: int, every: float, folder: Path) -> Row:
     seconds, result = trained(config_of(plan, steps, 10_000), shaken, every, 1)
     recoveries = result["recoveries"]
     moved = [one["seconds"] for one in recoveries if one["seconds"] is not None]
-    snapshots = undisturbed["snapshots"]
     step_seconds = undisturbed["step_seconds_median"]
+    snapshot, checkpoint = (
+        undisturbed[what]["seconds"] / max(1, undisturbed[what]["count"]) / step_seconds
+        for what in ("snapshots", "checkpoints")
+    )
     return Row(
         plan,
         calm_seconds / seconds,
         len(recoveries),
         statistics.median(moved) if moved else 0.0,
         sum(one["steps_repeated"] or 0 for one in recoveries),
-        snapshots["seconds"] / max(1, snapshots["count"]) / step_seconds,
+        snapshot,
+        checkpoint,
         not differences(calm, shaken),
     )
 
@@ -127,7 +138,16 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=15.0, help="seconds between two kills")
     words = parser.parse_args()
     announce()
-    head = ("plan", "useful", "kills", "recovery s", "repeated", "snapshot/step", "equal bits")
+    head = (
+        "plan",
+        "useful",
+        "kills",
+        "recovery s",
+        "repeated",
+        "snapshot/step",
+        "checkpoint/step",
+        "equal bits",
+    )
     print("| " + " | ".join(head) + " |")
     print("|" + "---|" * len(head))
     with tempfile.TemporaryDirectory() as folder:
@@ -140,6 +160,7 @@ def main() -> None:
                 f"{row.recovery_seconds:.2f}",
                 str(row.steps_repeated),
                 f"{row.snapshot_fraction:.1%}",
+                f"{row.checkpoint_fraction:.1%}",
                 "yes" if row.is_equal else "NO",
             )
             print("| " + " | ".join(cells) + " |", flush=True)

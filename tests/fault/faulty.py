@@ -168,9 +168,14 @@ def slow_down(fault: dict[str, Any]) -> None:
             torch.empty(48 << 20, dtype=torch.uint8)[::4096] = 1
 
 
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is a linear layer, whole or a rank's part of one."""
+    return "Linear" in type(module).__name__ and isinstance(module.weight, Tensor)
+
+
 def damage(fault: dict[str, Any], module: nn.Module) -> None:
-    """Change the weights of a linear layer in place."""
-    if not isinstance(module, nn.Linear):
+    """Change the weights of a linear layer in place, where it holds them now."""
+    if not is_linear(module) or not module.weight.untyped_storage().nbytes():
         return
     with torch.no_grad():
         if is_due(fault, "flipped bit"):
@@ -180,7 +185,7 @@ def damage(fault: dict[str, Any], module: nn.Module) -> None:
             module.weight.view(-1)[3] = float("nan")
         if is_due(fault, "infinite weight"):
             module.weight.view(-1)[3] = float("inf")
-        is_head = module.out_features == VOCAB_SIZE
+        is_head = module.weight.shape[0] == VOCAB_SIZE
         if is_head and is_due(fault, "spike"):
             module.weight.mul_(1e3)
 

@@ -110,6 +110,8 @@ def generate(seed: int, counts: dict[str, int]) -> list[Planted]:
             plans = PLANS
             if kind in ("skipped collective", "mismatched size", "slow link"):
                 plans = ("dp2", "dp3")
+            elif kind == "spike":  # zero3 gathers the head later, tp cuts it into parts
+                plans = tuple(plan for plan in PLANS if plan not in ("dp2:zero3", "tp2"))
             elif finding in ("straggler", "corruption"):
                 plans = SYNCHRONOUS_COPIES
             plan = chance.choice(plans)
