@@ -114,8 +114,10 @@ def _flatten(name: str, tables: JsonMapping) -> JsonObject:
 
 
 def _nearest_preset(word: str) -> str:
-    family = [name for name in PRESETS if word and name.startswith(f"{word.lower()}-")]
-    return f"did you mean {' or '.join(family)}?" if family else nearest(word.lower(), PRESETS)
+    lower = word.lower()
+    family = [name for name in PRESETS if word and name.startswith(f"{lower}-")]
+    family = [] if lower in PRESETS else family
+    return f"did you mean {' or '.join(family)}?" if family else nearest(lower, PRESETS)
 
 
 def read_probe(path: str | Path | None = None) -> JsonObject | None:

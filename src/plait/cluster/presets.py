@@ -59,7 +59,7 @@ PRESETS: Final[dict[str, Preset]] = {
     "gb200": Preset(bf16=2500, float32=80, float64=40, memory_gb=186, memory_bandwidth=8000, node_bandwidth=900, network=400, price=7.0, achieved_bf16=1822, devices=72),
     "gb300": Preset(bf16=2500, float32=80, float64=1.3, memory_gb=288, memory_bandwidth=8000, node_bandwidth=900, network=800, price=8.0, devices=72),
     # Infinity Fabric: 7 links of 64 GB/s; one peer alone is reached with 64.
-    "mi300x": Preset(bf16=1307, float32=163.4, float64=163.4, memory_gb=192, memory_bandwidth=5300, node_bandwidth=448, network=400, price=2.5, achieved_bf16=668.4),
+    "mi300x": Preset(bf16=1307, float32=163.4, float64=163.4, memory_gb=192, memory_bandwidth=5300, node_bandwidth=448, pair_bandwidth=64, network=400, price=2.5, achieved_bf16=668.4),
     # PCIe 4 x16, no NVLink, and eight devices share the bridges of two hosts: bus bandwidth 19 GB/s between two, 1.4 to 2.2 among eight
     # (nccl-tests in ai-dynamo/aiconfigurator, l40s). What leaves the node goes over the same bridges.
     # The 4090's network is what such nodes usually carry, no vendor figure; it has no peer access, and no measurement here.
@@ -72,5 +72,34 @@ PRESETS: Final[dict[str, Preset]] = {
     "tpu-v4": Preset(bf16=275, float32=46, float64=1, memory_gb=32, memory_bandwidth=1200, node_bandwidth=300, network=2400, price=3.2, devices=64, node_latency_us=1.0),
     "tpu-v5e": Preset(bf16=197, float32=33, float64=1, memory_gb=16, memory_bandwidth=820, node_bandwidth=200, network=25, price=1.2, devices=256, node_latency_us=1.0),
     "tpu-v5p": Preset(bf16=459, float32=76, float64=1, memory_gb=95, memory_bandwidth=2760, node_bandwidth=600, network=4800, price=4.2, devices=64, node_latency_us=1.0),
+    # GB300's memory and links in a node of eight (B300 HGX; best product of ml-engineering's table). float64 is nearly absent.
+    "b300": Preset(bf16=2250, float32=75, float64=1.2, memory_gb=288, memory_bandwidth=8000, node_bandwidth=900, network=800, price=6.0, achieved_bf16=1769),
+    # Export versions: NVLink at 400 GB/s both ways (DeepSeek-V3, arXiv 2505.09343), float64 at 1 TFLOP/s. H20: NVLink whole, few units.
+    "h800": Preset(bf16=989, float32=67, float64=1, memory_gb=80, memory_bandwidth=3350, node_bandwidth=200, network=400, price=2.5),
+    "a800": Preset(bf16=312, float32=19.5, float64=19.5, memory_gb=80, memory_bandwidth=2039, node_bandwidth=200, network=200, price=1.6),
+    "h20": Preset(bf16=148, float32=44, float64=1, memory_gb=96, memory_bandwidth=4000, node_bandwidth=450, network=400, price=1.5),
+    # Four superchips a node, 150 GB/s to each neighbour, Slingshot-11 (the node of source 12a).
+    "gh200": Preset(bf16=989, float32=67, float64=67, memory_gb=96, memory_bandwidth=4000, node_bandwidth=150, pair_bandwidth=150, network=200, price=2.5, achieved_bf16=828.6, devices=4),
+    # PCIe 5 without bridges: bus bandwidth 32 GB/s between two, 23 among eight, as measured on RTX PRO 6000 (nccl-tests in ai-dynamo/aiconfigurator).
+    "h100-pcie": Preset(bf16=756, float32=51, float64=51, memory_gb=80, memory_bandwidth=2000, node_bandwidth=29, pair_bandwidth=40, network=200, price=2.2, node_latency_us=PCIE_LATENCY_US),
+    # PCIe 4 x16, links taken as the L40S's. float32 and float64 from the data sheets.
+    "l4": Preset(bf16=121, float32=30.3, float64=0.49, memory_gb=24, memory_bandwidth=300, node_bandwidth=2.2, pair_bandwidth=23, network=17, price=0.6, node_latency_us=PCIE_LATENCY_US),
+    "a10": Preset(bf16=125, float32=31.2, float64=0.98, memory_gb=24, memory_bandwidth=600, node_bandwidth=2.2, pair_bandwidth=23, network=17, price=0.6, node_latency_us=PCIE_LATENCY_US),
+    "a6000": Preset(bf16=154.8, float32=38.7, float64=1.2, memory_gb=48, memory_bandwidth=768, node_bandwidth=2.2, pair_bandwidth=23, network=17, price=0.6, node_latency_us=PCIE_LATENCY_US),
+    # bf16 with float32 sums is half of the quoted fp16 rate. Without peer access; links taken as the L40S's.
+    "rtx3090": Preset(bf16=71, float32=35.6, float64=0.56, memory_gb=24, memory_bandwidth=936, node_bandwidth=2.2, pair_bandwidth=23, network=17, price=0.25, node_latency_us=PCIE_LATENCY_US),
+    "rtx5090": Preset(bf16=209.5, float32=104.8, float64=1.64, memory_gb=32, memory_bandwidth=1792, node_bandwidth=29, pair_bandwidth=40, network=200, price=0.6, node_latency_us=PCIE_LATENCY_US),
+    # A package of two dies, four packages a node (Frontier). MI325X and MI355X: as MI300X, with their own links (ml-engineering's tables).
+    "mi250x": Preset(bf16=383, float32=47.9, float64=47.9, memory_gb=128, memory_bandwidth=3280, node_bandwidth=350, network=200, price=1.5, devices=4),
+    "mi325x": Preset(bf16=1300, float32=163.4, float64=163.4, memory_gb=256, memory_bandwidth=6000, node_bandwidth=448, pair_bandwidth=64, network=400, price=3.0, achieved_bf16=784.9),
+    "mi355x": Preset(bf16=2500, float32=157.3, float64=78.6, memory_gb=288, memory_bandwidth=8000, node_bandwidth=535.5, pair_bandwidth=76.5, network=400, price=4.0, achieved_bf16=1565),
+    # A full mesh of eight, 392 GB/s both ways; 200 Gb/s for each device. float64: an order of magnitude.
+    "ascend910b": Preset(bf16=376, float32=94, float64=1, memory_gb=64, memory_bandwidth=1600, node_bandwidth=196, pair_bandwidth=28, network=200, price=1.5),
+    # Sixteen chips on NeuronLink, 1 TB/s both ways; 3.2 Tb/s a node (AWS's Trn2 page). float64: an order of magnitude.
+    "trainium2": Preset(bf16=667, float32=181, float64=1, memory_gb=96, memory_bandwidth=2900, node_bandwidth=512, network=200, price=2.0, devices=16),
+    # 21 of 24 ports of 200 Gb/s inside the node, three out of it (Intel's white paper). float64: an order of magnitude.
+    "gaudi3": Preset(bf16=1835, float32=229, float64=1, memory_gb=128, memory_bandwidth=3700, node_bandwidth=525, pair_bandwidth=75, network=600, price=2.0),
+    # 3,584 Gb/s between chips in all directions together (Google's system page); a pod of 256, then the data centre's network.
+    "tpu-v6e": Preset(bf16=918, float32=153, float64=1, memory_gb=32, memory_bandwidth=1640, node_bandwidth=448, network=25, price=2.7, devices=256, node_latency_us=1.0),
 }
 # fmt: on

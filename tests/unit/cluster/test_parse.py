@@ -27,10 +27,15 @@ NAMES = [
     "tpu-v4",
     "tpu-v5e",
     "tpu-v5p",
+    *("b300", "h800", "a800", "h20", "gh200", "h100-pcie", "l4", "a10", "a6000", "rtx3090"),
+    *("rtx5090", "mi250x", "mi325x", "mi355x", "ascend910b", "trainium2", "gaudi3", "tpu-v6e"),
 ]
 
 
-OTHER_NODES = {"gb200": 72, "gb300": 72, "tpu-v4": 64, "tpu-v5e": 256, "t4": 4, "tpu-v5p": 64}
+OTHER_NODES = {
+    **{"gb200": 72, "gb300": 72, "tpu-v4": 64, "tpu-v5e": 256, "t4": 4, "tpu-v5p": 64},
+    **{"gh200": 4, "mi250x": 4, "trainium2": 16, "tpu-v6e": 256},
+}
 
 
 def refused(text: str) -> str:
@@ -106,7 +111,7 @@ def test_an_uneven_count_fills_the_last_node_partly() -> None:
         ("a100", "unknown preset 'a100'; did you mean a100-40gb or a100-80gb?"),
         ("A100x8", "did you mean a100-40gb or a100-80gb?"),
         ("H100x8", "did you mean 'h100'?"),
-        ("abacus", "known: a100-40gb, a100-80gb"),
+        ("abacus", "known: a10, a100-40gb, a100-80gb"),
         ("abacus", "a cluster is PRESETxCOUNT, the path of a TOML file, or local"),
         ("h100x", "'' is no number of devices; write h100x8 for eight"),
         ("h100x-8", "'-8' is no number of devices"),

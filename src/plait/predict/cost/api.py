@@ -8,12 +8,13 @@ from typing import Any
 
 from plait.cluster import Cluster
 from plait.cluster.products import FIXED
-from plait.errors import WorldSizeError
+from plait.errors import PlanError, WorldSizeError
 from plait.plan import Plan, check_batch, check_shares, whole_shares
 from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
 from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.adapters import adapter_share
 from plait.predict.cost.model.describe import describe
+from plait.predict.cost.model.operations import Matmul
 from plait.predict.cost.model.tables import config_tables, global_batch, with_lengths
 from plait.predict.cost.records import Estimate, Job
 from plait.predict.cost.runtime import Runtime
@@ -48,6 +49,7 @@ def estimate(
     check_size(chosen, machines)
     job = job_of(tables, chosen, runs, runtime, num_devices=machines.num_devices)
     check_batch(chosen, job.global_batch)
+    check_sequence(chosen, job)
     check_shares(chosen, shares_in(tables), job.global_batch)
     machines.device.peak_flops(chosen.precision)
     return estimate_job(job, chosen, machine_of(machines, efficiency))
@@ -63,8 +65,19 @@ def check_question(
     chosen = plan_of(tables, plan)
     job = job_of(tables, chosen, runs)
     check_batch(chosen, job.global_batch)
+    check_sequence(chosen, job)
     check_shares(chosen, shares_in(tables), job.global_batch)
     return chosen
+
+
+def check_sequence(chosen: Plan, job: Job) -> None:
+    """Raises `PlanError` for a context axis over images, which `train` refuses as well."""
+    operations = (op for block, _ in job.model.runs for op in block.operations)
+    if chosen.cp.size > 1 and any(isinstance(op, Matmul) and op.convolution for op in operations):
+        raise PlanError(
+            f"plan '{chosen}': {job.model.name} has no sequence that cp{chosen.cp.size} could "
+            "divide; leave cp out"
+        )
 
 
 def check_size(chosen: Plan, machines: Cluster) -> None:

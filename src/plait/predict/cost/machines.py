@@ -18,16 +18,19 @@ from plait.values import JsonObject
 
 SUSTAINED = {
     "a100-40gb": 0.80, "a100-80gb": 0.80, "h100": 0.71, "h200": 0.67, "b200": 0.61, "gb200": 0.56,
-    "gb300": 0.56, "l40s": 0.50, "t4": 0.37,
+    "gb300": 0.56, "l40s": 0.50, "t4": 0.37, "a800": 0.80, "h800": 0.71,
 }  # fmt: skip
 """Median of measured bf16 products beyond 1e12 flops, of the peak rate: clocks fall when products
 are large. From the public kernel measurements of ai-dynamo/aiconfigurator (gemm_perf, commit
-095f58a). GB300: none, taken as GB200. T4: 24 of 65 TFLOP/s under its power cap of 70 W (NVIDIA
+095f58a). GB300: none, taken as GB200; A800
+and H800 as A100 and H100. T4: 24 of 65 TFLOP/s under its power cap of 70 W (NVIDIA
 developer forum, thread 264462).
 """
 
 
-PORTABLE_ATTENTION = {"h100": 0.5, "h200": 0.5, "b200": 0.5, "gb200": 0.5, "gb300": 0.5}
+PORTABLE_ATTENTION = dict.fromkeys(
+    ("h100", "h100-pcie", "h200", "h800", "h20", "gh200", "b200", "b300", "gb200", "gb300"), 0.5
+)
 """FlashAttention-2 over FlashAttention-3 and cuDNN where warp-group products exist (Shah et al.,
 "FlashAttention-3", figure 5).
 """

@@ -20,6 +20,9 @@ One that is not known is taken to keep as many as AdamW. Muon keeps one less for
 """
 
 
+GIB = 2.0**30
+
+
 @dataclass(frozen=True)
 class Job:
     """The work of an estimate: model, samples a step, optimizer, and the runtime."""
@@ -106,6 +109,11 @@ class Estimate:
     """How far the run reaches, by which its error bars are chosen (see `bars.reach`)."""
     framework_named: bool = False
     """Whether a framework was named, whose ways the estimate then knows."""
+
+    def __str__(self) -> str:
+        verdict = "fits" if self.fits else "does not fit"
+        memory = f"{self.memory.total / GIB:.1f} of {self.memory_limit / GIB:.1f} GiB"
+        return f"{self.plan}: {self.step_seconds:.4g} s a step, {memory} ({verdict})"
 
     @property
     def fits(self) -> bool:

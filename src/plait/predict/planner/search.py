@@ -267,7 +267,8 @@ def open_degrees(
     if best is not None:
         found.of_degrees[combination] = best
     elif least < float("inf"):
-        found.too_large[combination] = least / machine.memory_bytes
+        room = machine.memory.usable_bytes(_plan(combination, settings, 1))
+        found.too_large[combination] = least / room
 
 
 def cheapest_that_fits(

@@ -147,3 +147,27 @@ def test_a_step_waits_for_the_busiest_experts():
     assert (
         whole.breakdown.compute < uneven.breakdown.compute
     )  # undivided, nobody is busier than the others
+
+
+def test_an_estimate_prints_as_one_line():
+    config = {
+        "model": {
+            "name": "mlp",
+            "in_features": 64,
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "out_features": 8,
+        },
+        "train": {"global_batch": 8},
+    }
+    text = str(plait.estimate(config, "dp2", "h100x8"))
+    assert text.startswith("dp2: ") and "fits" in text and len(text) < 120
+
+
+def test_images_have_no_sequence_that_a_context_axis_could_divide():
+    config = {
+        "model": {"name": "resnet", "depth": 18, "num_classes": 10, "in_channels": 3},
+        "train": {"global_batch": 8},
+    }
+    with pytest.raises(PlanError, match="no sequence that cp2"):
+        plait.estimate(config, "cp2", "h100x8")
