@@ -72,3 +72,13 @@ def onednn_linear() -> Any:
     if not torch.backends.mkldnn.is_available():
         return None
     return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """The nearest orthogonal matrix, nearly: Muon's five steps of Newton-Schulz, in bf16."""
+    from torch.optim import _muon
+
+    factors = (_muon.DEFAULT_A, _muon.DEFAULT_B, _muon.DEFAULT_C)
+    steps = _muon.DEFAULT_NS_STEPS
+    made: Tensor = _muon._zeropower_via_newtonschulz(matrix, factors, steps, _muon.EPS)
+    return made

@@ -18,22 +18,37 @@ from plait.engine.build import build
 from plait.engine.options import Options
 from plait.errors import OptimizerError
 from plait.models import losses
+from plait.models.parameters import Parameters
 from plait.plan import Plan
 from plait.run import optimizers
 from plait.run.preflight import check_optimizer
-from tests.parity.families import DEEP
+from tests.parity.families import DEEP, SPLIT_FAMILIES, Family
 from tests.parity.harness import SEED, TOLERANCE, _copies, join, whole_model
 
 Run = Callable[..., list[Any]]
 GPT = DEEP["gpt-deep"]
+EVEN = SPLIT_FAMILIES["gpt"]  # its sizes are what every tensor mode divides
 SPARED = ("norm", "bias")
+MUON_PLANS = [
+    *("dp1", "dp2", "dp2:ring", "dp2:server", "pp2:1f1b mb2", "pp2 dp2:zero3"),
+    *("dp2:zero1", "dp3:zero2 mb2", "dp2:zero3", "dp4:zero3,replicate2", "cp2 dp2:zero1"),
+    *("tp2", "tp2:1d,sp dp2:zero1", "tp4:2d", "tp8:3d"),
+]
 # An eps above rounding: gradients of key biases are zero but for the order of sums.
 MUON = Train(optimizer="muon", lr=0.02, weight_decay=0.1, no_decay=SPARED, eps=1e-5)
 
 
-def trained(world: World, plan: str, train: Train) -> Any:
+def trained(
+    world: World,
+    plan: str,
+    train: Train,
+    family: Family = GPT,
+    folder: Path | None = None,
+    first: int = 0,
+) -> Any:
+    """The parameters after all steps; with a folder of one half, the other half's being there."""
     engine = build(
-        GPT.model(),
+        family.model(),
         Plan.parse(f"{plan} precision:float64"),
         loss=losses.cross_entropy,
         optimizer=optimizers.from_config(train),
@@ -41,16 +56,25 @@ def trained(world: World, plan: str, train: Train) -> Any:
         world=world,
     )
     axis = world.axis("dp")
-    for batch in GPT.batches(8):
+    batches = family.batches(8)
+    if folder is not None:
+        batches = batches[:1] if first == 0 else batches[1:]
+    if folder is not None and first:
+        engine.load(folder)
+    for batch in batches:
         engine.step(tuple(one.tensor_split(axis.size)[axis.rank] for one in batch), trace=False)
+    if folder is not None and not first:
+        engine.save(folder)
     return _copies(engine.local_parameters())
 
 
-def plainly(make: Callable[[dict[str, nn.Parameter]], list[torch.optim.Optimizer]]) -> nn.Module:
+def plainly(
+    make: Callable[[dict[str, nn.Parameter]], list[torch.optim.Optimizer]], family: Family = GPT
+) -> nn.Module:
     """One device, with torch's own optimizers."""
-    model = whole_model(GPT)
+    model = whole_model(family)
     made = make(dict(model.named_parameters()))
-    for inputs, targets in GPT.batches(8):
+    for inputs, targets in family.batches(8):
         loss = F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
         loss.backward()
         for optimizer in made:
@@ -93,10 +117,18 @@ def check(results: list[Any], model: nn.Module) -> None:
         assert error <= TOLERANCE, (name, error)
 
 
-@pytest.mark.parametrize("plan", ["dp1", "dp2", "dp2:ring", "pp2:1f1b mb2"])
+@pytest.mark.parametrize("plan", MUON_PLANS)
 def test_muon_equals_one_device(ranks: Run, plan: str) -> None:
     size = Plan.parse(plan).world_size
-    check(ranks(size, trained, plan, MUON, plan=plan), plainly(muon_and_adamw))
+    check(ranks(size, trained, plan, MUON, EVEN, plan=plan), plainly(muon_and_adamw, EVEN))
+
+
+@pytest.mark.parametrize("after", ["dp2", "pp2", "tp2", "dp2:zero3"])
+def test_muon_goes_on_under_another_plan(ranks: Run, tmp_path: Path, after: str) -> None:
+    folder = tmp_path / "saved"
+    ranks(2, trained, "dp2:zero1", MUON, EVEN, folder, 0, plan="dp2")
+    results = ranks(2, trained, after, MUON, EVEN, folder, 1, plan=after)
+    check(results, plainly(muon_and_adamw, EVEN))
 
 
 @pytest.mark.parametrize(("size", "plan"), [(2, "dp2:zero3"), (2, "dp2:zero1"), (2, "pp2 mb2")])
@@ -109,8 +141,8 @@ def replace_train(**keys: Any) -> Train:
     return Train.model_validate({**MUON.model_dump(), **keys})
 
 
-@pytest.mark.parametrize("plan", ["tp2", "dp2:zero1", "dp2:zero3", "dp2 ep2", "tp4:2d"])
-def test_muon_is_refused_where_matrices_are_cut(plan: str) -> None:
+@pytest.mark.parametrize("plan", ["dp2:zero1,offload"])
+def test_muon_is_refused_where_no_matrix_is_whole(plan: str) -> None:
     with pytest.raises(OptimizerError, match="muon updates whole matrices"):
         check_optimizer("muon", Plan.parse(plan))
 
@@ -131,6 +163,44 @@ def test_a_users_own_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, r
         optimizers.from_config(replace_train(optimizer="my_optimizers:nothing"))(params)
     with pytest.raises(OptimizerError, match="my_optimizers:missing"):
         check_optimizer("my_optimizers:missing", Plan.parse("dp1"))
+
+
+class Normed(torch.optim.Optimizer):
+    """Plain descent by matrices of norm 1."""
+
+    def __init__(self, params: Parameters) -> None:
+        super().__init__(params, {"lr": 0.05})
+        self.params = params
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        params = {
+            name: one
+            for name, one in self.params.named()
+            if len(self.params.whole_shape(name, one)) == 2
+        }
+        grads = {name: one.grad for name, one in params.items() if one.grad is not None}
+        if self.params.whole is None:
+            made = {name: F.normalize(grad, dim=(0, 1)) for name, grad in grads.items()}
+        else:
+            made = self.params.whole.apply(grads, lambda grad: F.normalize(grad, dim=(0, 1)))
+        for name, value in made.items():
+            params[name].add_(value, alpha=-self.param_groups[0]["lr"])
+
+
+def normed(params: Parameters) -> Normed:
+    return Normed(params)
+
+
+normed.needs_whole = True  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("plan", ["dp2:zero1", "tp2"])
+def test_a_users_own_optimizer_of_whole_matrices(ranks: Run, plan: str) -> None:
+    own = replace_train(optimizer=f"{__name__}:normed")
+    one = join(ranks(1, trained, "dp1", own, EVEN, plan="dp1"))
+    for name, values in join(ranks(2, trained, plan, own, EVEN, plan=plan)).items():
+        torch.testing.assert_close(values, one[name], rtol=TOLERANCE, atol=1e-12)
 
 
 def test_the_config_takes_them() -> None:

@@ -42,9 +42,11 @@ from plait.engine.stages.make_stages import (
     make_parts,
 )
 from plait.engine.stages.tied import tied_sums
+from plait.engine.state.shards import optimizer_shards
 from plait.engine.state.values import FullState, prepare
 from plait.engine.strategies import as_one, asynchrony_of, strategy_maker
 from plait.engine.update import Update, partial_sums
+from plait.engine.whole import whole_matrices
 from plait.mesh import Mesh
 from plait.models.parameters import Parameters
 from plait.outer import make_driver
@@ -85,7 +87,8 @@ def build(
         check_fixed_order(plan)
     if isinstance(optimizer, torch.optim.Optimizer):
         optimizer = like(optimizer, model)
-    if plan.dp.strategy in data.ELEMENTWISE_ONLY:
+    asks = getattr(optimizer, "needs_whole", False)
+    if plan.dp.strategy in data.ELEMENTWISE_ONLY and not asks:
         make_optimizer = optimizer
         data.require_elementwise(lambda params: make_optimizer(_unnamed(params)), str(plan))
 
@@ -149,9 +152,10 @@ def compose(
     values.fill(strategies, holding)
 
     strategy = as_one(strategies)
+    matrices = whole_matrices(plan, world, [one for _, one in optimizer_shards(strategy, holding)])
     updater = Update(
         strategy,
-        update.make(optimizer, strategy),
+        update.make(optimizer, strategy, holding.shapes, matrices),
         clip_grad_norm=options.clip_grad_norm,
         learning_rate=options.learning_rate,
         split=split.layers,

@@ -7,7 +7,7 @@ is no pass where the optimizer's fused kernel takes a scale.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from plait.comm import Axis
 from plait.engine.loss import LossSum, LossTotals
 from plait.errors import OptimizerError
-from plait.models.parameters import Parameters
+from plait.models.parameters import OnWhole, Parameters
 from plait.outer import Change
 from plait.parallel.data import DataStrategy
 from plait.parallel.data.gradients import BucketState
@@ -165,13 +165,19 @@ def _slots(strategy: DataStrategy) -> list[tuple[BucketState, int]]:
 
 
 def make(
-    make_optimizer: Callable[[Parameters], torch.optim.Optimizer], strategy: DataStrategy
+    make_optimizer: Callable[[Parameters], torch.optim.Optimizer],
+    strategy: DataStrategy,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    whole: OnWhole | None = None,
 ) -> torch.optim.Optimizer:
-    """The optimizer of this rank's pieces. A rank that owns none gets one over nothing."""
+    """The optimizer of this rank's pieces. A rank that owns none gets one over nothing.
+
+    `shapes`: of the model's parameters, by name. `whole`: where ranks hold parts of matrices.
+    """
     named = [(piece.name, piece.value) for piece in strategy.pieces]
     if not named:
         named = [("nothing", nn.Parameter(torch.zeros(0)))]
-    optimizer = make_optimizer(Parameters(named))
+    optimizer = make_optimizer(Parameters(named, shapes, whole))
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OptimizerError(
             "optimizer= must be a function that returns a torch.optim.Optimizer; it returned a "

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from plait import reference
 from plait.config import Train
 from plait.errors import OptimizerError, PlaitError
-from plait.models.parameters import Parameters
+from plait.models.parameters import OnWhole, Parameters
+from plait.torch_internals import orthogonal
 from plait.values import JsonObject
 
+MATRIX = 2
+MOMENTUM = 0.95
+RMS_OF_ADAMW = 0.2
 IN_A_BLOCK = re.compile(r"(^|\.)\d+\.")
 """A name with a number in it, which a list of blocks gives."""
 
@@ -29,7 +33,9 @@ def from_config(train: Train) -> Callable[[Iterable[nn.Parameter]], torch.optim.
     """
     if ":" in train.optimizer:
         function = reference.load(train.optimizer, OptimizerError)
-        return partial(_made_by_user, function, train.optimizer)
+        made: Any = partial(_made_by_user, function, train.optimizer)
+        made.needs_whole = getattr(function, "needs_whole", False)
+        return cast("Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]", made)
     if train.optimizer == "muon":
         return lambda params: Muon(params, train)
     return lambda params: _elementwise(groups_of(named(params), train), train)
@@ -87,25 +93,79 @@ def _made_by_user(
     return optimizer
 
 
+class OrthogonalMomentum(torch.optim.Optimizer):
+    """Muon's update of matrices, of which ranks may hold parts.
+
+    Momentum is elementwise, so each rank keeps that of its parts. Newton-Schulz is of the whole
+    matrix and computes in bf16, so that nothing is lost when bf16 travels.
+    """
+
+    def __init__(
+        self,
+        groups: list[JsonObject],
+        train: Train,
+        matrices: Sequence[tuple[str, nn.Parameter]],
+        shapes: Mapping[str, tuple[int, ...]],
+        whole: OnWhole | None,
+    ) -> None:
+        super().__init__(groups, {"lr": train.lr, "momentum": MOMENTUM})
+        self._matrices = matrices
+        self._shapes = shapes
+        self._whole = whole
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # no closure here
+        """Update every matrix. Collective where ranks hold parts; a closure is not called."""
+        group_of = {id(param): group for group in self.param_groups for param in group["params"]}
+        used = {name: param for name, param in self._matrices if param.grad is not None}
+        updates = {
+            name: self._momentum(param, group_of[id(param)]["momentum"])
+            for name, param in used.items()
+        }
+        if self._whole is None:
+            made = {name: orthogonal(update) for name, update in updates.items()}
+        else:
+            made = self._whole.apply(updates, orthogonal)
+        for name, param in used.items():
+            group = group_of[id(param)]
+            rate = group["lr"] * RMS_OF_ADAMW * math.sqrt(max(self._shapes[name]))
+            param.mul_(1 - group["lr"] * group["weight_decay"])
+            param.add_(made[name], alpha=-rate)
+
+    def _momentum(self, param: nn.Parameter, momentum: float) -> Tensor:
+        """Nesterov's momentum of a gradient, as the bf16 that Newton-Schulz begins with."""
+        grad = param.grad
+        assert grad is not None
+        state = self.state[param]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(grad)
+        kept = state["momentum_buffer"]
+        kept.lerp_(grad, 1 - momentum)
+        return grad.lerp(kept, momentum).bfloat16()
+
+
 class Muon(torch.optim.Optimizer):
     """Muon on the matrices of blocks, AdamW on all other parameters, with one learning rate.
 
     Muon's update is torch's, with `adjust_lr_fn="match_rms_adamw"` (Jordan 2024; Liu et al. 2025,
-    "Muon is Scalable for LLM Training"). It needs whole matrices.
+    "Muon is Scalable for LLM Training").
     """
 
     def __init__(self, params: Iterable[nn.Parameter], train: Train) -> None:
         pairs = named(params)
+        owned = params if isinstance(params, Parameters) else Parameters(pairs)
+        shapes = {name: owned.whole_shape(name, one) for name, one in pairs}
         matrices = [
-            (name, one) for name, one in pairs if one.dim() == 2 and IN_A_BLOCK.search(name)
+            (name, one)
+            for name, one in pairs
+            if len(shapes[name]) == MATRIX and IN_A_BLOCK.search(name)
         ]
         chosen = {id(param) for _, param in matrices}
         others = [(name, one) for name, one in pairs if id(one) not in chosen]
         self._parts: list[torch.optim.Optimizer] = []
-        if matrices:
+        if matrices or owned.whole is not None:
             groups = groups_of(matrices, train)
-            muon = torch.optim.Muon(groups, lr=train.lr, adjust_lr_fn="match_rms_adamw")
-            self._parts.append(muon)
+            self._parts.append(OrthogonalMomentum(groups, train, matrices, shapes, owned.whole))
         if others:
             groups = groups_of(others, train)
             fused = torch.optim.AdamW(

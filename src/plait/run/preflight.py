@@ -72,21 +72,18 @@ def _check_adapters(config: Config) -> None:
 
 
 def check_optimizer(name: str, plan: Plan) -> None:
-    """Refuse a matrix optimizer where ranks hold parts of matrices, and a function that is not
+    """Refuse a matrix optimizer where whole matrices cannot be had, and a function that is not
     there. Errors: `OptimizerError`.
     """
     if ":" in name:
         reference.load(name, OptimizerError)
     if name != "muon":
         return
-    cuts = [str(axis) for axis in (plan.tp,) if axis.size > 1]
-    cuts += [f"ep{plan.ep}"] if plan.ep > 1 else []
     facts = STRATEGIES[plan.dp.strategy]
-    cuts += [str(plan.dp)] if facts.shards_optimizer or facts.elementwise else []
-    if cuts:
+    if plan.dp.offload or (facts.elementwise and not facts.synchronous):
         raise OptimizerError(
-            f"muon updates whole matrices, of which a rank holds parts under {', '.join(cuts)}; "
-            "choose dpN, dpN:ring, ppN or cpN, or optimizer = 'adamw'"
+            f"muon updates whole matrices, of which a rank holds parts under {plan.dp}; choose "
+            f"dp{plan.dp.size}:zero1 without offload, or optimizer = 'adamw'"
         )
 
 
