@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     announce()
-    table: dict[str, dict[str, dict[str, list[float]]]] = {}
+    table: dict[str, dict[str, list[float]]] = {}
     for name, plain in MODES.items():
         pairs, _ = run(cases()[0], plain)
         found = residuals(pairs)
@@ -142,7 +142,8 @@ def main() -> None:
                 low, middle, high = values[1], values[10], values[19]
                 where = f"  {place:14} {len(rows):4} rows of {number:2} sources"
                 print(f"{where}: {low:.2f} {middle:.2f} {high:.2f}")
-            table.setdefault(name, {})[kind] = places
+            if name == "named":
+                table[kind] = places
     if arguments.write:
         OUT.write_text(json.dumps(table, indent=1) + "\n")
         print(f"written to {OUT}")

@@ -1,7 +1,8 @@
 """Error bars of an estimate, from the residuals of published runs.
 
-A residual is published over predicted. `residuals.json` holds their quantiles, by the things that
-the asker has named and by how far the run reaches. `benchmarks.planner.bars` makes the file. It
+A residual is published over predicted. `residuals.json` holds their quantiles, by how far the run
+reaches. They are those of frameworks that were named. What runs is known here too: plait, or the
+framework that is asked about. `benchmarks.planner.bars` makes the file. It
 says how often bars hold for sources that were left out.
 """
 
@@ -21,7 +22,7 @@ HIGH: Final = LEVELS.index(0.95)
 MANY: Final = 64
 """Devices above which a run counts as large."""
 
-Quantiles = Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
+Quantiles = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 def reach(num_devices: int, node_size: int) -> str:
@@ -33,28 +34,28 @@ def reach(num_devices: int, node_size: int) -> str:
 
 @lru_cache(maxsize=1)
 def stored() -> Quantiles:
-    """The quantiles by what was named, by kind and by reach."""
+    """The quantiles by kind and by reach."""
     quantiles: Quantiles = json.loads(Path(__file__).with_name("residuals.json").read_text())
     return quantiles
 
 
-def quantiles_of(kind: str, place: str, *, named: bool) -> Sequence[float]:
+def quantiles_of(kind: str, place: str) -> Sequence[float]:
     """The quantiles of "time" or "memory" residuals."""
-    by_place = stored()["named" if named else "plain"][kind]
+    by_place = stored()[kind]
     return by_place[place] if place in by_place else by_place["several nodes"]
 
 
-def bar(value: float, kind: str, place: str, *, named: bool) -> list[float]:
+def bar(value: float, kind: str, place: str) -> list[float]:
     """The 90 % bar [low, high] round a predicted number; it holds the number itself."""
-    quantiles = quantiles_of(kind, place, named=named)
+    quantiles = quantiles_of(kind, place)
     return [value * min(1.0, quantiles[LOW]), value * max(1.0, quantiles[HIGH])]
 
 
-def probability_below(limit: float, value: float, place: str, *, named: bool) -> float:
+def probability_below(limit: float, value: float, place: str) -> float:
     """The probability that the memory of a run stays below a limit, given its prediction."""
     if value <= 0:
         return 1.0
-    quantiles = quantiles_of("memory", place, named=named)
+    quantiles = quantiles_of("memory", place)
     ratio = limit / value
     if ratio <= quantiles[0]:
         return 0.0
@@ -67,12 +68,12 @@ def probability_below(limit: float, value: float, place: str, *, named: bool) ->
     return LEVELS[upper - 1] + part * (LEVELS[upper] - LEVELS[upper - 1])
 
 
-def share_for(risk: float, place: str, *, named: bool) -> float:
+def share_for(risk: float, place: str) -> float:
     """The part of the memory that a plan may be predicted to take.
 
     A run of such a plan then runs out of memory with the probability `risk` at most.
     """
-    quantiles = quantiles_of("memory", place, named=named)
+    quantiles = quantiles_of("memory", place)
     position = (1 - risk) * (len(LEVELS) - 1)
     lower = min(int(position), len(LEVELS) - 2)
     part = position - lower

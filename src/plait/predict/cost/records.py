@@ -107,8 +107,6 @@ class Estimate:
     """Memory that offloaded state needs of a node's host, over what the host has."""
     reach: str = "one node"
     """How far the run reaches, by which its error bars are chosen (see `bars.reach`)."""
-    framework_named: bool = False
-    """Whether a framework was named, whose ways the estimate then knows."""
 
     def __str__(self) -> str:
         verdict = "fits" if self.fits else "does not fit"
@@ -125,16 +123,13 @@ class Estimate:
         """The probability that the fullest rank has room, by the errors of published runs."""
         if self.host_overfull > 1.0:
             return 0.0
-        limit = self.memory_limit
-        total = self.memory.total
-        return bars.probability_below(limit, total, self.reach, named=self.framework_named)
+        return bars.probability_below(self.memory_limit, self.memory.total, self.reach)
 
     def bars(self) -> dict[str, list[float]]:
         """The 90 % bars [low, high] of the step's seconds and the memory's total."""
-        named = self.framework_named
         return {
-            "step_seconds": bars.bar(self.step_seconds, "time", self.reach, named=named),
-            "memory_total": bars.bar(self.memory.total, "memory", self.reach, named=named),
+            "step_seconds": bars.bar(self.step_seconds, "time", self.reach),
+            "memory_total": bars.bar(self.memory.total, "memory", self.reach),
         }
 
     @property

@@ -16,7 +16,6 @@ from plait.predict.cost.memory.offload import overfull
 from plait.predict.cost.model.operations import Model
 from plait.predict.cost.ranks import Question, Rank, rank_memory, work_floor
 from plait.predict.cost.records import Breakdown, Estimate, Job
-from plait.predict.cost.runtime import Runtime
 from plait.predict.cost.time.machine import Machine
 from plait.predict.cost.time.pipeline import (
     PipelineTime,
@@ -59,7 +58,6 @@ def estimate_job(job: Job, plan: Plan, machine: Machine) -> Estimate:
         stage_memory=memories,
         host_overfull=overfull(machine, plan.world_size, host_bytes),
         reach=reach(plan.world_size, machine.devices_per_node),
-        framework_named=job.runtime != Runtime(),
     )
 
 

@@ -17,7 +17,6 @@ from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
 from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.records import Estimate, Job
-from plait.predict.cost.runtime import Runtime
 from plait.predict.cost.time.machine import Machine
 from plait.predict.planner.refine import LocalSearch
 from plait.predict.planner.search import OBJECTIVES, Found, SearchSettings, fits_somehow, search
@@ -90,7 +89,7 @@ def decide(
     share = 1.0
     if risk is not None:
         place = reach(machines.num_devices, machine.devices_per_node)
-        share = bars.share_for(risk, place, named=job.runtime != Runtime())
+        share = bars.share_for(risk, place)
         machine = replace(machine, memory=replace(machine.memory, share=share))
     settings = replace(settings_for(tables, machine, objective), runnable=runnable, framework=runs)
     machines.device.peak_flops(settings.precision)

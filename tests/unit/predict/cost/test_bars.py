@@ -43,20 +43,17 @@ def test_bars_hold_the_number_and_agree_with_fits(framework: str, cluster: str) 
 
 
 def test_probability_rises_with_the_limit() -> None:
-    values = [
-        bars.probability_below(limit, 100.0, "one node", named=True) for limit in range(1, 400, 5)
-    ]
+    values = [bars.probability_below(limit, 100.0, "one node") for limit in range(1, 400, 5)]
     assert values == sorted(values)
     assert values[0] == 0.0
     assert values[-1] == 1.0
 
 
 @pytest.mark.parametrize("place", ["one node", "several nodes", "large"])
-@pytest.mark.parametrize("named", [True, False])
-def test_a_share_is_the_inverse_of_the_probability(place: str, named: bool) -> None:
-    share = bars.share_for(0.1, place, named=named)
+def test_a_share_is_the_inverse_of_the_probability(place: str) -> None:
+    share = bars.share_for(0.1, place)
     if share < 1.0:
-        probability = bars.probability_below(1.0, share, place, named=named)
+        probability = bars.probability_below(1.0, share, place)
         assert probability >= 0.9 - 1e-9
 
 
