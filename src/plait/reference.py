@@ -72,17 +72,18 @@ def _beside(folder: Path, value: Any, keys: Any) -> Any:
     return path if is_there else value
 
 
-def load(reference: str, error: type[PlaitError]) -> Callable[..., Any]:
-    """The function that `module:function` names; raises `error` with what is missing and what is
-    there instead.
+def load(reference: str, error: type[PlaitError], key: str = "python") -> Callable[..., Any]:
+    """The function that `module:function` names at a key of the config.
+
+    Errors: `error` with what is missing and what is there instead.
     """
     module_name, colon, function_name = reference.partition(":")
     if not (module_name and colon and function_name):
-        raise error(f"python = {reference!r} is not of the form 'module:function'")
+        raise error(f"{key} = {reference!r} is not of the form 'module:function'")
     working = os.getcwd()  # noqa: PTH109 - sys.path holds strings
     if working not in sys.path:
         sys.path.append(working)
-    where = f"python = {reference!r}:"
+    where = f"{key} = {reference!r}:"
     _forget_namesake(module_name.partition(".")[0])
     try:
         module = importlib.import_module(module_name)

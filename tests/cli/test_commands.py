@@ -297,6 +297,8 @@ def test_verify_checks_the_step_that_the_documentation_shows(tmp_path: Path) -> 
         (("--nproc", "2"), "belongs to --step"),
         (("--step", "steps.py"), "leave CONFIG out"),
         (("--budget", "-1"), "a number of seconds above 0"),
+        (("--tolerance", "-1"), "a number above 0 is needed"),
+        (("--tolerance", "nan"), "a number above 0 is needed"),
         (("--steps-after-resume", "-1"), "0 or more"),
         (("--resume-plan", "dp1"), "needs --steps-after-resume"),
         (("--all", "--plan", "dp1"), "not allowed with"),

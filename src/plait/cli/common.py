@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.cli.answer import Json
+from plait.cli.parser import UsageError
 from plait.errors import ConfigError, PlanError
 from plait.launcher import joined_world
 from plait.plan import (
@@ -115,6 +116,8 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
     schedule, all of them before any process is started.
     """
     world = joined_world()
+    if num_ranks is not None and num_ranks < 1:
+        raise UsageError(f"--nproc is {num_ranks}; it must be 1 or more")
     num_ranks = num_ranks if world is None else world.world_size
     if world is not None:
         from plait.comm.network import listen_on

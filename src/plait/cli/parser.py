@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -13,11 +14,24 @@ class UsageError(PlaitError):
     """A command line that cannot be read."""
 
 
+class Help(argparse.HelpFormatter):
+    """No breaks within words: `megatron-lm` is one name."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
 class Parser(argparse.ArgumentParser):
     """No abbreviations: a shortened option would change its meaning when a longer one is added."""
 
     def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
-        super().__init__(prog=prog, description=description, epilog=epilog, allow_abbrev=False)
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+            formatter_class=Help,
+        )
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and leaving."""

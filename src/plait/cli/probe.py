@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.cli.answer import Answer, Json
+from plait.cli.parser import UsageError
 from plait.cluster import DEFAULT_PROBE_PATH
 from plait.cluster.products import table_of_probe
 from plait.launcher import joined_world
@@ -46,6 +47,8 @@ def run(arguments: argparse.Namespace) -> Answer:
     out = arguments.out if arguments.out is not None else DEFAULT_PROBE_PATH.expanduser()
     check_writable(out)
     world = joined_world()
+    if arguments.nproc is not None and arguments.nproc < 1:
+        raise UsageError(f"--nproc is {arguments.nproc}; it must be 1 or more")
     num_ranks = arguments.nproc or (world.world_size if world else num_devices())
     result = measure_here(out, num_ranks, quick=arguments.quick, anew=True)
     return (

@@ -130,6 +130,9 @@ def _check(arguments: argparse.Namespace) -> None:
     budget = arguments.budget
     if budget is not None and not (math.isfinite(budget) and budget > 0):
         raise UsageError(f"--budget {budget:g}: a number of seconds above 0 is needed")
+    tolerance = arguments.tolerance
+    if tolerance is not None and not (math.isfinite(tolerance) and tolerance > 0):
+        raise UsageError(f"--tolerance {tolerance:g}: a number above 0 is needed, as 1e-10")
     if arguments.html is not None and (arguments.all or arguments.dtype == "bf16"):
         raise UsageError("--html shows one proof of equality: leave --all and --dtype bf16 out")
     if arguments.steps_after_resume < 0:

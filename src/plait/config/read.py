@@ -207,6 +207,9 @@ _LISTS: Final = {
     "mixture": "a list of tables, each [[data.mixture]]",
     "from_step": "a list of steps",
     "to": "a list of tensorboard, wandb, mlflow",
+    "shares": "a list of numbers above 0",
+    "no_decay": "a list of words in names of parameters",
+    "targets": "a list of names of layers",
 }
 _KINDS: Final = {
     "int_type": "a whole number",
@@ -215,6 +218,8 @@ _KINDS: Final = {
     "bool_type": "true or false",
     "string_type": "a string",
     "dict_type": "a table",
+    "model_type": "a table",
+    "tuple_type": "a list",
     "finite_number": "a finite number",
     "greater_than_equal": "{ge} or more",
     "greater_than": "more than {gt:g}",

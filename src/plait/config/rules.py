@@ -168,6 +168,16 @@ def federations_have_enough_clients(config: Sections) -> Iterator[str]:
         )
 
 
+def adapters_have_a_kind(config: Sections) -> Iterator[str]:
+    """Without a kind the whole model would be trained, and the other keys mean nothing."""
+    adapter = config.adapter
+    if adapter.kind is not None:
+        return
+    for key, field in type(adapter).model_fields.items():
+        if getattr(adapter, key) != field.default:
+            yield f"adapter.{key} {getattr(adapter, key)!r} needs adapter.kind, 'lora' or 'dora'"
+
+
 def restarts_are_of_one_kind(config: Sections) -> Iterator[str]:
     """Ranks that go on by themselves, and ranks that go back together, are two ways to recover."""
     asynchronous = config.train.restarts
@@ -190,8 +200,9 @@ def new_plans_are_named(config: Sections) -> Iterator[str]:
     replan = config.recovery.replan
     if replan in ("auto", "never") or (replan and not isinstance(replan, str)):
         return
+    shown = repr(replan) if replan else "[]"
     yield (
-        f"recovery.replan {replan!r} is neither 'auto' nor 'never' nor a list of plans, as in "
+        f"recovery.replan {shown} is neither 'auto' nor 'never' nor a list of plans, as in "
         "replan = ['dp2', 'dp1']"
     )
 
@@ -224,6 +235,7 @@ RULES: Final[tuple[Callable[[Sections], Iterator[str]], ...]] = (
     data_is_right,
     optimizer_keys_go_together,
     federations_have_enough_clients,
+    adapters_have_a_kind,
     restarts_are_of_one_kind,
     new_plans_are_named,
     shares_weigh_every_sample_alike,

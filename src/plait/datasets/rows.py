@@ -207,7 +207,7 @@ def of_value(place: str, value: object) -> Row:
             return Row(place, value)
     if isinstance(value, list) and not value:
         return Row(place, "")
-    kind = "nothing" if value is None else f"a {type(value).__name__}"
+    kind = "nothing" if value is None else f"a value of type {type(value).__name__}"
     return Row(
         place,
         fault=f"{kind} is neither a text nor a list of tokens nor messages with role and content",

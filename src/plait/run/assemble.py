@@ -173,7 +173,7 @@ def make_loss(train: Train, keys: JsonMapping) -> LossFunction:
     fields, or cross-entropy.
     """
     if train.loss is not None:
-        return reference.load(train.loss, ModelError)
+        return reference.load(train.loss, ModelError, "train.loss")
     return losses.mse if keys.get("name") in models.OF_FIELDS else losses.cross_entropy
 
 

@@ -32,7 +32,7 @@ def from_config(train: Train) -> Callable[[Iterable[nn.Parameter]], torch.optim.
     own function.
     """
     if ":" in train.optimizer:
-        function = reference.load(train.optimizer, OptimizerError)
+        function = reference.load(train.optimizer, OptimizerError, "train.optimizer")
         made: Any = partial(_made_by_user, function, train.optimizer)
         made.needs_whole = getattr(function, "needs_whole", False)
         return cast("Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]", made)

@@ -36,7 +36,7 @@ def check_code(config: Config, plan: Plan) -> None:
 
         check_packages(config.log.to)
     if config.train.loss is not None:
-        reference.load(config.train.loss, ModelError)
+        reference.load(config.train.loss, ModelError, "train.loss")
     if model.get("name") == "hf" and find_spec("transformers") is None:
         raise ModelError('model "hf" needs the package transformers: pip install "plait[hf]"')
     if config.adapter.kind is not None:
@@ -76,7 +76,7 @@ def check_optimizer(name: str, plan: Plan) -> None:
     there. Errors: `OptimizerError`.
     """
     if ":" in name:
-        reference.load(name, OptimizerError)
+        reference.load(name, OptimizerError, "train.optimizer")
     if name != "muon":
         return
     facts = STRATEGIES[plan.dp.strategy]

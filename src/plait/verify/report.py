@@ -75,14 +75,15 @@ class Report:
 
     @property
     def worst(self) -> Difference | None:
-        """The largest error relative to what passes."""
+        """The largest error relative to what passes; once all pass, of this tolerance alone."""
         ranked = self._ranked()
         return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
     def _ranked(self) -> list[tuple[float, Difference]]:
         """Each difference, with its error in units of what passes."""
         own = [(one.error / self.limit_of(one), one) for one in self.differences]
-        return own + [pair for part in self.parts for pair in part._ranked()]
+        parts = self._alike() if self.ok else self.parts
+        return own + [pair for part in parts for pair in part._ranked()]
 
     @property
     def axes(self) -> tuple[str, ...]:

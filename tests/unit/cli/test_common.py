@@ -8,7 +8,7 @@ import pytest
 
 from plait.cli import common
 from plait.cli.compare import loss_error
-from plait.cli.parser import Parser
+from plait.cli.parser import Parser, UsageError
 from plait.config import Config, load
 from plait.errors import ConfigError, NotAvailable, PlanError, ScheduleError, WorldSizeError
 from plait.launcher.main_process import is_main_process
@@ -78,6 +78,11 @@ def test_a_plan_that_cannot_run_is_refused(
 ) -> None:
     with pytest.raises(error):
         common.plan_of(config, text, num_ranks)
+
+
+def test_a_run_has_one_rank_or_more(config: Config) -> None:
+    with pytest.raises(UsageError, match="--nproc is 0; it must be 1 or more"):
+        common.plan_of(config, None, 0)
 
 
 def test_a_world_that_has_begun_decides_the_number_of_ranks(

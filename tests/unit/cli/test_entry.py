@@ -154,3 +154,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("plait ")
     assert sys.modules["plait.cli"]
+
+
+def test_help_breaks_no_name_at_its_hyphen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", "--help"]) == 0
+    assert "megatron-\n" not in capsys.readouterr().out

@@ -95,7 +95,8 @@ MISSING = {
     "module": ({"model": "nowhere:model"}, "there is no module 'nowhere' in "),
     "function": ({"model": "mine:modle"}, "'mine' has no 'modle'; did you mean 'model'?"),
     "data": ({"data": "nowhere:data"}, "there is no module 'nowhere'"),
-    "loss": ({"train": 'loss = "nowhere:loss"'}, "there is no module 'nowhere'"),
+    "loss": ({"train": 'loss = "nowhere:loss"'}, "train.loss = 'nowhere:loss': there is no module"),
+    "optimizer": ({"train": 'optimizer = "mine:sdg"'}, "train.optimizer = 'mine:sdg': 'mine' has"),
     "roles": ({"plan": "tp2"}, "this plan needs a table of roles for Sequential"),
 }
 

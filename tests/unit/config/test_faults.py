@@ -116,6 +116,10 @@ def without(table: dict[str, Any], key: str) -> dict[str, Any]:
         ),
         ({"model": {"python": "m"}}, "model.python = 'm' is wrong: it must be 'module:function'"),
         ({"model": {"python": "m:f", "width": 3}}, "unknown key model.width"),
+        ({"model": GPT, "plan": {"shares": 3}}, "it must be a list of numbers above 0"),
+        ({"model": GPT, "plan": {"counts": 3}}, "plan.counts = 3 is wrong: it must be a list"),
+        ({"model": GPT, "train": {"no_decay": "norm"}}, "it must be a list of words"),
+        ({"model": GPT, "eval": {"data": 3}}, "eval.data = 3 is wrong: it must be a table"),
         (
             {"model": GPT, "data": {"name": "stdlbi"}},
             "data.name = 'stdlbi' is wrong: it must be one of 'stdlib', 'text'",
@@ -339,6 +343,8 @@ DIGITS = {"name": "digits"}
             "train.nesterov needs momentum above 0",
         ),
         ({"model": GPT, "train": {"min_lr": 0.1}}, "train.min_lr 0.1 is above lr 0.001"),
+        ({"model": GPT, "adapter": {"rank": 4}}, "adapter.rank 4 needs adapter.kind, 'lora' or"),
+        ({"model": GPT, "recovery": {"replan": []}}, "recovery.replan [] is neither 'auto'"),
     ],
 )
 def test_keys_that_do_not_go_together(source: dict[str, Any], message: str) -> None:

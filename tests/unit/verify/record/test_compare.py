@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from plait.verify import Observation, RankView, Record, judge
-from plait.verify.record.compare import refusals, relative_error, update_error
+from plait.verify.record.compare import Difference, refusals, relative_error, update_error
 from tests.unit.verify.toy import altered, clone, reference
 
 
@@ -16,6 +17,17 @@ def test_a_run_equals_a_copy_of_itself():
     assert report.ok, report.text()
     assert report.as_dict()["grad_error"] == 0.0
     assert report.worst is not None and report.findings == []
+
+
+def test_what_passes_is_reported_at_its_own_tolerance():
+    record = reference()
+    report = judge(altered(record), record)
+    limit = 100 * report.tolerance
+    coarse = replace(report, tolerance=limit, differences=(Difference(0, "loss", "", limit / 2),))
+    whole = replace(report, parts=(coarse,))
+    assert whole.ok and whole.worst is not None and whole.worst.error <= report.tolerance
+    failing = replace(coarse, differences=(Difference(0, "loss", "", limit * 2),))
+    assert replace(report, parts=(failing,)).worst == failing.differences[0]
 
 
 def test_relative_error_is_of_the_tensor_and_not_of_the_element():
