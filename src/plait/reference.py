@@ -38,9 +38,9 @@ def look_beside(config: str | Path, tables: JsonMapping) -> None:
         sys.path.insert(0, folder)
 
 
-SOURCE: Mapping[str, Any] = {"files": None, "path": None, "tokenizer": None}
-DATA: Mapping[str, Any] = {**SOURCE, "mixture": SOURCE}
-PATHS: Mapping[str, Any] = {
+SOURCE: JsonMapping = {"files": None, "path": None, "tokenizer": None}
+DATA: JsonMapping = {**SOURCE, "mixture": SOURCE}
+PATHS: JsonMapping = {
     "model": {"config": None, "weights": None},
     "adapter": {"weights": None},
     "data": DATA,

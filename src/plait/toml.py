@@ -10,7 +10,6 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from plait.errors import PlaitError
 from plait.values import JsonMapping, JsonObject, JsonValue
@@ -37,7 +36,7 @@ def read_toml(path: str | Path, error: type[PlaitError]) -> JsonObject:
     return parse_toml(text, error, str(path))
 
 
-def parse_toml(text: str, error: type[PlaitError], name: str) -> dict[str, Any]:
+def parse_toml(text: str, error: type[PlaitError], name: str) -> JsonObject:
     """The tables of a TOML text; raises `error`, which begins with `name`, for a text that is
     none.
     """

@@ -19,3 +19,6 @@ JsonValue: TypeAlias = Any
 
 PyTree: TypeAlias = Any
 """A tensor, or tuples, lists and dicts of trees: what models and losses take and give."""
+
+AutogradContext: TypeAlias = Any
+"""The context of a `torch.autograd.Function`: what its forward keeps for its backward."""

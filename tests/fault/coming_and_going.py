@@ -19,7 +19,7 @@ from plait.engine.engine import Engine
 from plait.models import losses
 from plait.outer import AsyncServerDriver, LocalDriver
 from plait.plan import Plan
-from plait.run.hooks import Checkpoints
+from plait.run.checkpoints import Checkpoints
 from plait.run.loop import fit
 from plait.run.rundir import RunFolder
 from tests.parity.families import FAMILIES

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from plait.checkpoint.folder import write_text_atomic
 from plait.checkpoint.write import Prepared, WriteFailure, attempt, complete, write_own_file
+from plait.values import JsonObject
 
 LOOK_SECONDS = 0.02
 SILENT_SECONDS = 600.0
@@ -61,7 +61,7 @@ class BackgroundSave:
     def _note(self, rank: int) -> Path:
         return self._prepared.temporary / f"rank-{rank:05d}.written"
 
-    def _word_of(self, rank: int) -> dict[str, Any]:
+    def _word_of(self, rank: int) -> JsonObject:
         """The record of a rank's file. Raises `OSError` where there will be none."""
         note = self._note(rank)
         end = time.monotonic() + SILENT_SECONDS
@@ -73,7 +73,7 @@ class BackgroundSave:
         note.unlink()
         if "written" not in told:
             raise OSError(f"rank {rank}: {told['reason']}")
-        record: dict[str, Any] = told["written"]
+        record: JsonObject = told["written"]
         return record
 
 

@@ -84,8 +84,8 @@ class Prepared:
     temporary: Path
     token: str
     held: list[Shard]
-    meta: dict[str, Any]
-    tensors: dict[str, Any]
+    meta: JsonObject
+    tensors: JsonObject
     rank: int
     world_size: int
 
@@ -93,7 +93,7 @@ class Prepared:
 def prepare(
     directory: str | Path,
     shards: Iterable[Shard],
-    meta: dict[str, Any],
+    meta: JsonObject,
     *,
     rank: int,
     world_size: int,
@@ -122,13 +122,13 @@ def prepare(
     return Prepared(final, temporary, made[0], held, meta, tensors, rank, world_size)
 
 
-def write_own_file(prepared: Prepared) -> dict[str, Any]:
+def write_own_file(prepared: Prepared) -> JsonObject:
     """Write this rank's file; returns its record in `checkpoint.json`."""
     name = f"rank-{prepared.rank:05d}-of-{prepared.world_size:05d}.safetensors"
     return _write_file(prepared.temporary / name, prepared.held, prepared.token)
 
 
-def complete(prepared: Prepared, written: Sequence[dict[str, Any]]) -> None:
+def complete(prepared: Prepared, written: Sequence[JsonObject]) -> None:
     """Write the index of all files, and give the folder its name. For the first rank."""
     index = {
         KEY: prepared.token,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from plait.cli import common
 from plait.cli.answer import Answer, Json
 from plait.errors import PlanError
+from plait.values import JsonMapping
 
 if TYPE_CHECKING:
     from plait.plan import Plan
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     return answer(read_config(arguments.config, arguments.overrides), arguments)
 
 
-def answer(tables: Mapping[str, Any], arguments: argparse.Namespace) -> Answer:
+def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     """The answer for the tables of a config; of `arguments`, the options beside the config."""
     from plait.predict.cost import estimate
     from plait.predict.cost.api import check_question, cluster_name, cluster_of, job_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -15,6 +15,7 @@ from plait.cli import estimate, export, plan, schedule
 from plait.cli.answer import Answer, to_json
 from plait.cli.parser import Parser, UsageError
 from plait.errors import ConfigError, PlaitError, nearest
+from plait.values import JsonMapping
 
 if TYPE_CHECKING:
     from plait.explore.question import Choices, Opening
@@ -103,7 +104,7 @@ def site_of(opening: Opening) -> Site:
     return Site(html, replies, policy=policy)
 
 
-def beginning(opening: Opening) -> Mapping[str, Any]:
+def beginning(opening: Opening) -> JsonMapping:
     """The choices that there are, which the page shows before it asks."""
     from plait.cluster.presets import PRESETS
     from plait.explore.known import KNOWN

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait.cli import common
 from plait.cli.answer import Answer, Json
 from plait.cli.estimate import size
 from plait.cli.layout import PlanTable, Prose
 from plait.cli.parser import UsageError
+from plait.values import JsonMapping
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     return answer(read_config(arguments.config, arguments.overrides), arguments)
 
 
-def answer(tables: Mapping[str, Any], arguments: argparse.Namespace) -> Answer:
+def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     """The answer for the tables of a config; of `arguments`, the options beside the config."""
     from plait.plan import Plan
     from plait.predict.cost.api import check_size, cluster_name, cluster_of, described

@@ -12,7 +12,6 @@ differentiable.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from plait.comm.transitions import backward, operation
 from plait.comm.work import Work
 from plait.errors import PlanError
 from plait.mesh.layouts import Layout, Sharded
+from plait.values import AutogradContext
 
 Compute = Callable[[Tensor], object]
 """Writes the operand into a contiguous tensor."""
@@ -45,12 +45,14 @@ def transition(tensor: Tensor, axis: Axis, source: Layout, target: Layout) -> Te
 
 class _Transition(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, axis: Axis, source: Layout, target: Layout) -> Tensor:
+    def forward(
+        ctx: AutogradContext, tensor: Tensor, axis: Axis, source: Layout, target: Layout
+    ) -> Tensor:
         ctx.axis, ctx.gradient_pair = axis, backward(source, target)
         return _run(tensor, axis, source, target)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         return transition(gradients[0], ctx.axis, *ctx.gradient_pair), None, None, None
 
 

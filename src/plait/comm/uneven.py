@@ -7,13 +7,12 @@ between the two halves has its backward between them too.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from plait.comm.axis import Axis
 from plait.comm.work import Work
+from plait.values import AutogradContext
 
 
 class UnevenAllToAll:
@@ -54,12 +53,12 @@ class UnevenAllToAll:
 
 class _Start(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, exchange: UnevenAllToAll) -> Tensor:
+    def forward(ctx: AutogradContext, rows: Tensor, exchange: UnevenAllToAll) -> Tensor:
         ctx.exchange = exchange
         return exchange._issue(rows, exchange.sent, exchange.received)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         exchange = ctx.exchange
         exchange._wait()
         gradient = exchange.gradient
@@ -69,13 +68,13 @@ class _Start(torch.autograd.Function):
 
 class _Wait(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, waiting: Tensor, exchange: UnevenAllToAll) -> Tensor:
+    def forward(ctx: AutogradContext, waiting: Tensor, exchange: UnevenAllToAll) -> Tensor:
         ctx.exchange = exchange
         exchange._wait()
         return waiting.view_as(waiting)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         exchange = ctx.exchange
         exchange.gradient = exchange._issue(grads[0], exchange.received, exchange.sent)
         # A gradient of the shape that autograd expects; `_Start` puts the received one in its

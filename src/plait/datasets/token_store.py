@@ -28,6 +28,7 @@ from plait.datasets.documents import DocumentFacts, Documents, Numbers
 from plait.datasets.rows import Row, RowSource
 from plait.datasets.tokenizer import BadRow, Encoded, Tokenizer
 from plait.errors import DataError
+from plait.values import JsonObject
 
 CACHE: Final = Path("~/.cache/plait/tokens")
 VERSION: Final = 1
@@ -263,7 +264,7 @@ class _Sink:
         )
 
     @property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> JsonObject:
         """All that opening the files needs, as plain data."""
         return {
             "dtype": self.dtype.name,

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from plait.errors import DataError
+from plait.values import JsonObject
 
 BYTES: Final = "bytes"
-Message = dict[str, Any]
+Message = JsonObject
 
 
 class Encoded(NamedTuple):

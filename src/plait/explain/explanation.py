@@ -19,6 +19,7 @@ from plait.parallel.pipeline.actions import Action, Schedule
 from plait.parallel.pipeline.clock import unit, walk
 from plait.parallel.pipeline.schedules import make
 from plait.parallel.pipeline.simulate import Simulation, simulate
+from plait.values import JsonObject
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,11 @@ class Explanation:
                 totals[op] = num + count.num, num_bytes + count.bytes
         return totals
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The record, for JSON."""
         source = self.source
         plan = self.case.plan
-        found: dict[str, Any] = {
+        found: JsonObject = {
             "term": self.term,
             "plan": str(plan),
             "ranks": plan.world_size,
@@ -109,7 +110,7 @@ class Explanation:
             found["schedule"] = _schedule(self.schedule, self.simulation)
         return found
 
-    def _holds(self, recording: RankRecording) -> dict[str, Any]:
+    def _holds(self, recording: RankRecording) -> JsonObject:
         return {
             "rank": recording.rank,
             "weights": [_block(shard) for shard in recording.weights],
@@ -117,7 +118,7 @@ class Explanation:
             "memory_bytes": recording.memory,
         }
 
-    def _step(self, number: int, step: Step) -> dict[str, Any]:
+    def _step(self, number: int, step: Step) -> JsonObject:
         return {
             "number": number,
             "step": step.step,
@@ -154,7 +155,7 @@ def _totals(totals: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, int]]:
     return {op: {"num": num, "bytes": size} for op, (num, size) in totals.items()}
 
 
-def _tensor(noted: NotedTensor) -> dict[str, Any]:
+def _tensor(noted: NotedTensor) -> JsonObject:
     return {
         "name": noted.name,
         "shape": list(noted.values.shape),
@@ -169,7 +170,7 @@ def _rounded(values: Tensor) -> Any:
     return values.tolist()
 
 
-def _block(shard: Shard) -> dict[str, Any]:
+def _block(shard: Shard) -> JsonObject:
     return {
         "name": shard.name,
         "of_shape": list(shard.global_shape),
@@ -180,7 +181,7 @@ def _block(shard: Shard) -> dict[str, Any]:
     }
 
 
-def _schedule(schedule: Schedule, simulation: Simulation) -> dict[str, Any]:
+def _schedule(schedule: Schedule, simulation: Simulation) -> JsonObject:
     return {
         "name": schedule.name,
         "actions": [[str(action) for action in actions] for actions in schedule.ranks],

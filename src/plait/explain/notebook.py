@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from plait.comm import World
 from plait.comm.ledger import Ledger
 from plait.doctor.flight import FlightRecorder
+from plait.values import PyTree
 
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm"}
 ATTENTION = "scaled_dot_product"
@@ -243,7 +244,11 @@ class ProductMode(TorchDispatchMode):
         self._notebook = notebook
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self,
+        func: Any,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: PyTree = None,
     ) -> Any:
         """Run an operation, and note it where it is a product."""
         result = func(*args, **(kwargs or {}))

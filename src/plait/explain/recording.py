@@ -22,6 +22,7 @@ from plait.explain.notebook import Notebook, NotedOperation, ProductMode
 from plait.explain.noted import note_world, wrapped
 from plait.mesh import Mesh, Shard
 from plait.models.parameters import Parameters
+from plait.values import PyTree
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def _learn_activations(model: nn.Module, notebook: Notebook) -> None:
     def before(name: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         notebook.learn(f"X({name})", inputs[0])
 
-    def after(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+    def after(name: str, module: nn.Module, inputs: PyTree, output: PyTree) -> None:
         if isinstance(output, Tensor):
             notebook.learn(f"Y({name})", output)
             if output.requires_grad:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Final
+from typing import Final
+
+from plait.values import JsonMapping
 
 STYLES: Final = ("uplot/uPlot.min.css", "colours.css", "page.css")
 CHARTS: Final = ("uplot/uPlot.iife.min.js", "words.js", "charts.js")
@@ -29,7 +31,7 @@ EXPLORE: Final = PageFiles("page.html", ("grid.js", "page.js"))
 LIVE: Final = PageFiles("live.html", ("curves.js", "live.js"))
 
 
-def page(beginning: Mapping[str, Any], files: PageFiles = EXPLORE) -> tuple[str, str]:
+def page(beginning: JsonMapping, files: PageFiles = EXPLORE) -> tuple[str, str]:
     """The page that begins with some data, and its Content-Security-Policy.
 
     The policy names the hashes of the page's own scripts and styles, so that no other runs.
@@ -53,7 +55,7 @@ def page(beginning: Mapping[str, Any], files: PageFiles = EXPLORE) -> tuple[str,
     return html, policy
 
 
-def curves(steps: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def curves(steps: Sequence[JsonMapping]) -> tuple[str, str]:
     """The curves of a run's steps, as a part of another page, and that page's policy.
 
     By the policy the page asks for nothing, and runs no script but the one of the curves.

@@ -5,9 +5,10 @@ Each row names its source. `seq_len` is the length of a training sample that the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+from plait.values import JsonMapping, JsonObject
 
 
 @dataclass(frozen=True)
@@ -16,17 +17,17 @@ class KnownModel:
 
     source: str
     seq_len: int
-    model: Mapping[str, Any]
+    model: JsonMapping
 
     @property
-    def tables(self) -> Mapping[str, Any]:
+    def tables(self) -> JsonMapping:
         """The tables of a config."""
         return {"model": dict(self.model), "data": {"seq_len": self.seq_len}}
 
 
 def _sizes(
-    model_type: str, layers: int, hidden: int, heads: tuple[int, int], vocab: int, **more: Any
-) -> dict[str, Any]:
+    model_type: str, layers: int, hidden: int, heads: tuple[int, int], vocab: int, **more: object
+) -> JsonObject:
     """A config.json; `heads` are those of queries and of keys."""
     return {
         "model_type": model_type,
@@ -39,11 +40,11 @@ def _sizes(
     }
 
 
-def _llama(layers: int, hidden: int, heads: tuple[int, int], inner: int) -> dict[str, Any]:
+def _llama(layers: int, hidden: int, heads: tuple[int, int], inner: int) -> JsonObject:
     return _sizes("llama", layers, hidden, heads, 128256, intermediate_size=inner)
 
 
-def _gpt2(layers: int, hidden: int, heads: int, positions: int) -> dict[str, Any]:
+def _gpt2(layers: int, hidden: int, heads: int, positions: int) -> JsonObject:
     return {
         "model_type": "gpt2",
         "n_layer": layers,
@@ -54,12 +55,12 @@ def _gpt2(layers: int, hidden: int, heads: int, positions: int) -> dict[str, Any
     }
 
 
-def _mixtral(layers: int, hidden: int, heads: tuple[int, int], inner: int) -> dict[str, Any]:
+def _mixtral(layers: int, hidden: int, heads: tuple[int, int], inner: int) -> JsonObject:
     experts = {"num_local_experts": 8, "num_experts_per_tok": 2}
     return _sizes("mixtral", layers, hidden, heads, 32000, intermediate_size=inner, **experts)
 
 
-def _qwen3_moe(layers: int, hidden: int, heads: tuple[int, int], inner: int) -> dict[str, Any]:
+def _qwen3_moe(layers: int, hidden: int, heads: tuple[int, int], inner: int) -> JsonObject:
     experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": inner}
     return _sizes("qwen3_moe", layers, hidden, heads, 151936, head_dim=128, **experts)
 

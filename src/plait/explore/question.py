@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from plait.errors import ClusterError, ConfigError, nearest
 from plait.explore.known import KNOWN
 from plait.predict.cost.api import cluster_name
 from plait.predict.cost.model.tables import config_tables, overridden
 from plait.toml import is_file, parse_json, parse_toml
+from plait.values import JsonMapping
 
 Choices = Mapping[str, Sequence[str]]
 """The values of a query by name, as `urllib.parse.parse_qs` gives them."""
@@ -49,7 +50,7 @@ FIRST_CLUSTER: Final = "h100x64"
 class Opening:
     """The question of the command line, with which the page and every question begin."""
 
-    tables: Mapping[str, Any]
+    tables: JsonMapping
     cluster: str | None = None
     name: str = ""
     """The CONFIG, or the known model."""
@@ -64,7 +65,7 @@ class Opening:
         """Whether the cluster is this machine, which may have to be measured."""
         return self.cluster_name.strip() == "local"
 
-    def tables_for(self, choices: Choices) -> Mapping[str, Any]:
+    def tables_for(self, choices: Choices) -> JsonMapping:
         """The tables of a question's config. Errors: `ConfigError`."""
         text = one(choices, "model")
         tables = model_tables(text) if text and text.strip() != self.name else self.tables
@@ -118,7 +119,7 @@ def one(choices: Choices, name: str) -> str | None:
     return values[-1].strip() or None if values else None
 
 
-def model_tables(text: str) -> Mapping[str, Any]:
+def model_tables(text: str) -> JsonMapping:
     """The tables that a text means: a known model, a pasted config.json, or a pasted TOML config.
 
     Errors: `ConfigError`, also for a text that names code or files of this machine.
@@ -144,7 +145,7 @@ def model_tables(text: str) -> Mapping[str, Any]:
     return config_tables(table)
 
 
-def refuse_references(model: Mapping[str, Any]) -> None:
+def refuse_references(model: JsonMapping) -> None:
     """Raises `ConfigError` for a pasted model that is code, or a file, of this machine."""
     if "python" in model:
         raise ConfigError(

@@ -100,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(length)).decode("utf-8", "replace")
         self._reply("&".join(filter(None, (urlsplit(self.path).query, body))))
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Print nothing: stdout is the answer's, and the page shows its own errors."""
 
     def _reply(self, query: str) -> None:

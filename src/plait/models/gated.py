@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from plait.models.grouped import METHODS, grouped_product, kernel_takes
 from plait.products import Products
+from plait.values import AutogradContext
 
 # 1 MiB of 512 inner features in float32: about a second-level cache, and enough rows for a
 # full-speed product
@@ -85,7 +85,7 @@ def measure(
 class _ByChunk(torch.autograd.Function):
     @staticmethod
     def forward(  # as autograd calls it  # noqa: PLR0917
-        ctx: Any,
+        ctx: AutogradContext,
         rows: Tensor,
         gate: Tensor,
         up: Tensor,
@@ -105,7 +105,7 @@ class _ByChunk(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         rows, gate, up, down, *kept = ctx.saved_tensors
         grad = grads[0].contiguous()
         counts = ctx.counts

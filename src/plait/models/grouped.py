@@ -8,11 +8,12 @@ groups. The fastest depends on device, dtype, sizes and skew. `default_method` i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from plait.values import AutogradContext
 
 METHODS = ("kernel", "loop", "padded")
 
@@ -52,7 +53,7 @@ def kernel_takes(weight: Tensor) -> bool:
 class _GroupedProduct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, counts: tuple[int, ...], method: str
+        ctx: AutogradContext, rows: Tensor, weight: Tensor, counts: tuple[int, ...], method: str
     ) -> Tensor:
         ctx.save_for_backward(rows, weight)
         ctx.counts = counts
@@ -60,7 +61,7 @@ class _GroupedProduct(torch.autograd.Function):
         return _times(rows, weight.transpose(1, 2), counts, method)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
         grad = grads[0].contiguous()
         rows_grad = (

@@ -15,9 +15,12 @@ from torch import Tensor
 
 from plait.errors import ModelError
 from plait.models.layers import document_mask
+from plait.values import PyTree
 
 
-def masks_of(config: Any, input_ids: Tensor, dtype: torch.dtype, documents: Tensor | None) -> Any:
+def masks_of(
+    config: Any, input_ids: Tensor, dtype: torch.dtype, documents: Tensor | None
+) -> PyTree:
     """The masks for token numbers [B, S]: None where the library's causal one is meant.
 
     A table has a mask for each kind of layer. `documents` [B, S]: the document of each token, which
@@ -42,7 +45,7 @@ def masks_of(config: Any, input_ids: Tensor, dtype: torch.dtype, documents: Tens
     return _within_documents(windows, document_mask(documents))
 
 
-def _within_documents(masks: Any, own: Tensor) -> Any:
+def _within_documents(masks: Any, own: Tensor) -> PyTree:
     """Masks of booleans, None or a table of them, where no token sees another document's."""
     if isinstance(masks, Mapping):
         return {kind: _within_documents(mask, own) for kind, mask in masks.items()}

@@ -9,10 +9,10 @@ inverse.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+
+from plait.values import AutogradContext
 
 
 def inverse(order: Tensor) -> Tensor:
@@ -48,36 +48,38 @@ def add_up(rows: Tensor, weight: Tensor, order: Tensor, back: Tensor) -> Tensor:
 
 class _Permute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor, back: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext, rows: Tensor, order: Tensor, back: Tensor) -> Tensor:
         ctx.back = back
         return rows.index_select(0, order)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return grads[0].index_select(0, ctx.back), None, None
 
 
 class _ToRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, order: Tensor, back: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext, tokens: Tensor, order: Tensor, back: Tensor) -> Tensor:
         ctx.back, ctx.num_tokens = back, len(tokens)
         return tokens.index_select(0, order // (len(order) // max(len(tokens), 1) or 1))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         pairs = grads[0].index_select(0, ctx.back)
         return pairs.view(ctx.num_tokens, -1, pairs.shape[1]).sum(1), None, None
 
 
 class _AddUp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, order: Tensor, back: Tensor) -> Tensor:
+    def forward(
+        ctx: AutogradContext, rows: Tensor, weight: Tensor, order: Tensor, back: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(rows, weight, order, back)
         pairs = rows.index_select(0, back).view(*weight.shape, rows.shape[1])
         return torch.bmm(weight[:, None], pairs)[:, 0]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, order, back = ctx.saved_tensors
         grad = grads[0]
         k = weight.shape[1]

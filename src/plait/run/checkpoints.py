@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait.checkpoint.folder import keep_newest
 from plait.doctor.findings import say
 from plait.doctor.flight import Phase
 from plait.run.hooks import Hook, RunStart, StepDone
 from plait.run.rundir import RunFolder
+from plait.values import JsonObject
 
 if TYPE_CHECKING:
     from plait.checkpoint.behind import BackgroundSave
@@ -41,7 +42,7 @@ class Checkpoints(Hook):
         self._pending: BackgroundSave | None = None
 
     def on_start(self, start: RunStart) -> None:
-        """Learn what to save."""
+        """Learn what to save. A rank that has joined the others at a step saves it with them."""
         from plait.checkpoint.behind import set_aside
 
         self._start = start
@@ -53,6 +54,8 @@ class Checkpoints(Hook):
             set_aside(self._path.parent)
         if self._saves_start and not self._is_saved():
             self._save()
+        if self._joined_late():
+            self._save_if_due()
 
     def on_rollback(self, step: int) -> None:
         """Steps that are done again are saved again."""
@@ -62,11 +65,7 @@ class Checkpoints(Hook):
     def on_step(self, done: StepDone) -> None:
         """Save when it is time to."""
         self._step = done.step
-        if self.every and done.step % self.every == 0:
-            if self._is_behind:
-                self._save_behind()
-            else:
-                self._save()
+        self._save_if_due()
 
     def on_end(self) -> None:
         """Save the last step unless that has happened, and wait for all that is being written."""
@@ -74,9 +73,22 @@ class Checkpoints(Hook):
         if not whole or self._step > self._saved or self._ends_before_its_first_step():
             self._save()
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> JsonObject:
         """The number of checkpoints, and the seconds that steps of this rank waited for them."""
         return {"checkpoints": {"count": self._num, "seconds": self._seconds}}
+
+    def _joined_late(self) -> bool:
+        membership = self._start.engine.world.membership
+        has_steps_left = self._step < self._start.last_step
+        return membership is not None and membership.joined_late and has_steps_left
+
+    def _save_if_due(self) -> None:
+        if not self.every or self._step % self.every:
+            return
+        if self._is_behind:
+            self._save_behind()
+        else:
+            self._save()
 
     def _ends_before_its_first_step(self) -> bool:
         """Whether a run that has steps left ends with nothing in its folder to go on from."""

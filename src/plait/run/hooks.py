@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from plait.values import JsonObject
+
 if TYPE_CHECKING:
     from plait.engine.engine import Engine
     from plait.engine.step import StepResult
@@ -50,6 +52,6 @@ class Hook:
     def on_end(self) -> None:
         """After the last step; not called when the run fails."""
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> JsonObject:
         """The keys that the hook adds to the summary."""
         return {}

@@ -133,7 +133,7 @@ class RankProgress(Hook):
         self._seconds += time.perf_counter() - began
         self._num += 1
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> JsonObject:
         """The cost of the snapshots of this generation."""
         if not self._every:
             return {}

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait.checkpoint.folder import newest_whole as newest_checkpoint
 from plait.comm.shm.snapshot_head import newest_whole
 from plait.doctor.findings import say
 from plait.doctor.flight import Phase
 from plait.run.hooks import Hook, RunStart, StepDone
+from plait.values import JsonObject
 
 if TYPE_CHECKING:
     from plait.run.place import RankContext
@@ -29,7 +30,7 @@ class Rollback(Hook):
     """
 
     def __init__(self, folder: Path | None, place: RankContext | None) -> None:
-        self.recoveries: list[dict[str, Any]] = []
+        self.recoveries: list[JsonObject] = []
         self._folder = folder
         self._place = place
         self._began: float | None = None
@@ -74,7 +75,7 @@ class Rollback(Hook):
             say(f"{cause}; it is replayed from the state of step {step}")
         return step
 
-    def _load(self) -> dict[str, Any]:
+    def _load(self) -> JsonObject:
         """Fill the engine; the meta data of the state."""
         from plait.engine.state.snapshots import restore
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from plait.trace.records import CommEvent, MemoryMark, Span
-from plait.values import JsonMapping
+from plait.values import JsonMapping, JsonObject
 
 COMPUTE_LANE = 0
 COMM_LANE = 1
@@ -20,7 +20,7 @@ COMM_LANE = 1
 
 def to_chrome(
     spans: Iterable[Span], comms: Iterable[CommEvent], marks: Iterable[MemoryMark]
-) -> dict[str, Any]:
+) -> JsonObject:
     """The trace object: `{"traceEvents": [...], "displayTimeUnit": "ms"}`."""
     spans = list(spans)
     comms = list(comms)
@@ -44,7 +44,7 @@ def to_chrome(
 
 
 def mark_recoveries(
-    trace: dict[str, Any], recoveries: Iterable[JsonMapping], origin_seconds: float
+    trace: JsonObject, recoveries: Iterable[JsonMapping], origin_seconds: float
 ) -> None:
     """Add the recoveries of a run as moments of the trace, with their keys as arguments.
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from plait.trace.chrome import from_chrome, to_chrome
 from plait.trace.records import CommEvent, MemoryMark, Span
+from plait.values import JsonObject
 
 
 class Timeline:
@@ -174,6 +175,6 @@ class Timeline:
         timeline.spans, timeline.comms, timeline.marks = from_chrome(trace)
         return timeline
 
-    def to_chrome(self) -> dict[str, Any]:
+    def to_chrome(self) -> JsonObject:
         """The trace as an object for Perfetto and chrome://tracing; `json.dumps` it."""
         return to_chrome(self.spans, self.comms, self.marks)

@@ -135,7 +135,7 @@ class Recorder(TorchDispatchMode):
             self._check(node, flat)
 
     def __torch_dispatch__(  # as torch calls it
-        self, func: Any, types: Any, args: PyTree = (), kwargs: PyTree = None
+        self, func: Any, types: object, args: PyTree = (), kwargs: PyTree = None
     ) -> PyTree:
         output = func(*args, **(kwargs or {}))
         if self._paused:

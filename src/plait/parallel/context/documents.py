@@ -21,6 +21,7 @@ from plait.parallel.context.mixing import mixes
 from plait.parallel.context.rehearsal import SAMPLES, Run, inputs_like, named_calls, unlike_sizes
 from plait.parallel.context.shared import Interception, zeros_of
 from plait.torch_internals import no_dispatch_modes
+from plait.values import PyTree
 
 CURE = "packed documents would see each other; leave packing out"
 
@@ -40,7 +41,9 @@ class _Descent(TorchDispatchMode):
     def __contains__(self, tensor: Tensor) -> bool:
         return tensor in self._known
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Callable[..., PyTree], types: object, args: PyTree = (), kwargs: PyTree = None
+    ) -> PyTree:
         """Results of what is known are known."""
         result = func(*args, **(kwargs or {}))
         if any(isinstance(x, Tensor) and x in self for x in tree_leaves((args, kwargs))):
@@ -91,7 +94,7 @@ def _rehearse(model: nn.Module, blocks: Sequence[str], run: Run, length: int, de
     def is_inside() -> bool:
         return any(f"{stack[-1]}.".startswith(f"{block}.") for block in blocks)
 
-    def note(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def note(func: Any, args: PyTree, kwargs: PyTree, result: PyTree) -> None:
         if is_inside() and mixes(func, args, kwargs, result, lengths):
             operation = func._schema.name.partition("::")[2]
             raise ModelError(
@@ -102,7 +105,7 @@ def _rehearse(model: nn.Module, blocks: Sequence[str], run: Run, length: int, de
     descent = _Descent(note)
 
     def attend(
-        q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *_: Any, **__: Any
+        q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *_: object, **__: object
     ) -> Tensor:
         calls.append(stack[-1])
         if attn_mask is None or attn_mask not in descent:
@@ -110,7 +113,7 @@ def _rehearse(model: nn.Module, blocks: Sequence[str], run: Run, length: int, de
         with no_dispatch_modes():
             return zeros_of(q, v)
 
-    def make(example: Any) -> Any:
+    def make(example: PyTree) -> PyTree:
         tokens, documents, positions = inputs_like(example, length=length, device=device)
         descent.begin_with(documents)
         return tokens, documents, positions

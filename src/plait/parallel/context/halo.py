@@ -9,14 +9,13 @@ over the axis, as over any axis whose ranks have other data. Shapes: fields [B, 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.comm import Axis
 from plait.errors import DataError
+from plait.values import AutogradContext
 
 
 def with_halo(x: Tensor, axis: Axis, width: int, *, dim: int = -2, periodic: bool = True) -> Tensor:
@@ -38,7 +37,9 @@ def with_halo(x: Tensor, axis: Axis, width: int, *, dim: int = -2, periodic: boo
 
 class _Halo(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis, width: int, how: tuple[int, bool]) -> Tensor:
+    def forward(
+        ctx: AutogradContext, x: Tensor, axis: Axis, width: int, how: tuple[int, bool]
+    ) -> Tensor:
         dim, ctx.periodic = how
         ctx.axis = axis
         ctx.width = width
@@ -50,7 +51,7 @@ class _Halo(torch.autograd.Function):
         return torch.cat((above, x, below), dim)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad = grads[0]
         dim = ctx.dim
         width = ctx.width

@@ -104,7 +104,7 @@ class _Watch(TorchDispatchMode):
         self._lengths = lengths
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: PyTree = (), kwargs: PyTree = None
+        self, func: Any, types: object, args: PyTree = (), kwargs: PyTree = None
     ) -> PyTree:
         """Numbers that are read from tensors without values are taken to be one, or true."""
         kwargs = kwargs or {}

@@ -14,7 +14,6 @@ for the sum of the rank before. Sent by a rank, in units of its keys and values:
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +28,7 @@ from plait.parallel.context.ring_schedule import (
     RingStep,
     Visibility,
 )
+from plait.values import AutogradContext
 
 
 class RingAttention(nn.Module):
@@ -72,7 +72,12 @@ def masked_ring_attention(
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(  # as autograd calls it  # noqa: PLR0917
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: ContextGroup, visibility: Visibility
+        ctx: AutogradContext,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        group: ContextGroup,
+        visibility: Visibility,
     ) -> Tensor:
         schedule = RingSchedule(group, q.shape[1] // k.shape[1], visibility)
         wide = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
@@ -95,7 +100,7 @@ class _Ring(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         schedule = ctx.schedule
         axis = ctx.axis

@@ -34,7 +34,11 @@ class Interception(TorchFunctionMode):
         self._attend = attend
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[PyTree, ...] = (), kwargs: PyTree = None
+        self,
+        func: Callable[..., PyTree],
+        types: object,
+        args: tuple[PyTree, ...] = (),
+        kwargs: PyTree = None,
     ) -> PyTree:
         """Every other function is called as it is."""
         if func is F.scaled_dot_product_attention:

@@ -9,13 +9,14 @@ place in the loss function, and works on every pipeline stage and under recomput
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from plait.comm import Axis
 from plait.models.routing import RouterContext
+from plait.values import AutogradContext
 
 
 class SequenceCut(Protocol):
@@ -124,11 +125,11 @@ class _Attach(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, auxiliary: Tensor, scale: float) -> Tensor:
+    def forward(ctx: AutogradContext, output: Tensor, auxiliary: Tensor, scale: float) -> Tensor:
         ctx.scale = scale
         ctx.like = auxiliary.detach()
         return output.view_as(output)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return grads[0], torch.full_like(ctx.like, ctx.scale), None

@@ -124,7 +124,7 @@ class _UnitWatch(TorchDispatchMode):
         self._origins.setdefault(storage_key(tensor), _Origins()).add(origins)
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: PyTree = (), kwargs: PyTree = None
+        self, func: Any, types: object, args: PyTree = (), kwargs: PyTree = None
     ) -> PyTree:
         kwargs = kwargs or {}
         if self.inside_unit:

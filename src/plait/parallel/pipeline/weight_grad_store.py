@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from plait.products import Products
 from plait.torch_internals import has_function_transforms
+from plait.values import AutogradContext
 
 Params = tuple[Tensor, ...]
 WeightGradTask = tuple["_WeightLayer", Params, Tensor, Tensor]
@@ -309,7 +310,7 @@ def _forward(
 class _SplitBackward(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: AutogradContext,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -322,7 +323,7 @@ class _SplitBackward(torch.autograd.Function):
         return layer_and_store[0].forward(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad = grads[0]
         x, weight = ctx.saved_tensors
         layer_and_store: tuple[_WeightLayer, WeightGradStore, Params] = ctx.layer_and_store

@@ -12,7 +12,6 @@ library multiplies is told by the context (`plait.products`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +24,7 @@ from plait.mesh.layouts import REPLICATED, Layout, Sharded
 from plait.parallel.tensor.group import ForwardContext, MatmulPlan
 from plait.products import Products
 from plait.torch_internals import has_dispatch_modes
+from plait.values import AutogradContext
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,12 @@ def row(
 class _Column(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0917
-        ctx: Any, x: Tensor, shard: Tensor, weight: Tensor, bias: Tensor | None, plan: MatmulPlan
+        ctx: AutogradContext,
+        x: Tensor,
+        shard: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        plan: MatmulPlan,
     ) -> Tensor:  # autograd's
         ctx.save_for_backward(shard, weight)
         ctx.plan = plan
@@ -73,7 +78,7 @@ class _Column(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         shard, weight = ctx.saved_tensors
         plan: MatmulPlan = ctx.plan
         saved, products = plan
@@ -94,7 +99,7 @@ class _Column(torch.autograd.Function):
 class _Row(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0917
-        ctx: Any,
+        ctx: AutogradContext,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -121,7 +126,7 @@ class _Row(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         reduction: RowReduction = ctx.reduction
         gradient = gradients[0]

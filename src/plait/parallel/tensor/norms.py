@@ -8,13 +8,12 @@ one backward; RMS norm needs one number.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from plait.comm import Axis
+from plait.values import AutogradContext
 
 
 def normalise(x: Tensor, axis: Axis, eps: float, *, centered: bool) -> Tensor:
@@ -27,7 +26,7 @@ def normalise(x: Tensor, axis: Axis, eps: float, *, centered: bool) -> Tensor:
 
 class _Normalise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis, eps: float, centered: bool) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, axis: Axis, eps: float, centered: bool) -> Tensor:
         wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
         if centered:
             mean, variance = _statistics(wide, axis)
@@ -44,7 +43,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         normal, scale = ctx.saved_tensors
         gradient = gradients[0].to(normal.dtype)
         sums = [(gradient * normal).sum(-1)]

@@ -10,7 +10,6 @@ Each gather's backward is the reduce-scatter of the same line, and the other way
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from plait.comm import Axis
 from plait.comm.functional import transition
 from plait.mesh.layouts import PARTIAL, REPLICATED, Sharded
 from plait.parallel.tensor.group import ForwardContext, MatmulPlan
+from plait.values import AutogradContext
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,12 @@ def _scatter(move: PanelMove | None, partial: Tensor) -> Tensor:
 class _GatheredMatmul(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0917
-        ctx: Any, whole: Tensor, part: Tensor, weight: Tensor, moves: Gathered, plan: MatmulPlan
+        ctx: AutogradContext,
+        whole: Tensor,
+        part: Tensor,
+        weight: Tensor,
+        moves: Gathered,
+        plan: MatmulPlan,
     ) -> Tensor:  # autograd's
         ctx.save_for_backward(part, weight)
         ctx.moves = moves
@@ -84,7 +89,7 @@ class _GatheredMatmul(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         part, weight = ctx.saved_tensors
         moves: Gathered = ctx.moves
         plan: MatmulPlan = ctx.plan

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +28,7 @@ from plait.comm import Axis, Work
 from plait.parallel.tensor.group import ForwardContext
 from plait.parallel.tensor.products import Gathered, PanelMove
 from plait.products import Products
+from plait.values import AutogradContext
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,9 @@ def _rows(x: Tensor) -> Tensor:
 
 class _Streamed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, product: Summa, products: Products) -> Tensor:
+    def forward(
+        ctx: AutogradContext, x: Tensor, weight: Tensor, product: Summa, products: Products
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.product = product
         ctx.products = products
@@ -130,7 +132,7 @@ class _Streamed(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         product: Summa = ctx.product
         products: Products = ctx.products

@@ -7,8 +7,6 @@ exponentials, and the target's logit.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,6 +17,7 @@ from plait.comm.functional import transition
 from plait.errors import DataError
 from plait.mesh.layouts import PARTIAL, REPLICATED, Sharded
 from plait.parallel.tensor.mode import EmbeddingRule
+from plait.values import AutogradContext
 
 
 def look_up(
@@ -78,7 +77,9 @@ def _check(what: str, numbers: Tensor, vocab_size: int) -> None:
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, axis: Axis, ignore_index: int) -> Tensor:
+    def forward(
+        ctx: AutogradContext, logits: Tensor, targets: Tensor, axis: Axis, ignore_index: int
+    ) -> Tensor:
         wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
         size = wide.shape[-1]
         counted = targets != ignore_index
@@ -102,7 +103,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         probabilities, column, local, counted = ctx.saved_tensors
         gradient = probabilities * (gradients[0] * counted)[:, None]
         gradient.scatter_add_(-1, column, -(gradients[0] * local).to(gradient.dtype)[:, None])

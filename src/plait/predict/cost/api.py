@@ -135,7 +135,7 @@ def job_of(
     return Job(model, batch, optimizer, runtime or runs.runtime, adapter_share(tables), shares)
 
 
-def shares_in(tables: Mapping[str, Any]) -> tuple[float, ...]:
+def shares_in(tables: JsonMapping) -> tuple[float, ...]:
     """The config's parts of a batch by data rank; none where it says none."""
     return tuple(tables.get("plan", {}).get("shares") or ())
 

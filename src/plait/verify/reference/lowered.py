@@ -41,7 +41,7 @@ class LowPrecision(TorchDispatchMode):
         self._generator = generator
 
     def __torch_dispatch__(  # as torch calls it
-        self, func: Any, types: Any, args: PyTree = (), kwargs: PyTree = None
+        self, func: Callable[..., PyTree], types: object, args: PyTree = (), kwargs: PyTree = None
     ) -> PyTree:
         result = func(*args, **(kwargs or {}))
         if _is_view(func) or not any(_is_trained(leaf) for leaf in tree_leaves((args, kwargs))):

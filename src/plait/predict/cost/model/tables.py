@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from plait import reference
 from plait.config.huggingface import NO_EFFECT
@@ -65,7 +64,7 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> JsonMapping:
     return overridden(config_tables(path), overrides)
 
 
-def overridden(given: Mapping[str, Any], overrides: Sequence[str]) -> Mapping[str, Any]:
+def overridden(given: JsonMapping, overrides: Sequence[str]) -> JsonMapping:
     """The tables with `section.key=value` overrides laid over a copy.
 
     Raises `ConfigError` for an override that is no assignment.

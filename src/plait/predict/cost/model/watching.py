@@ -9,7 +9,7 @@ tensor axis divides what is there: that region is "heads".
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from plait.predict.cost.model.operations import (
@@ -21,7 +21,7 @@ from plait.predict.cost.model.operations import (
     Split,
 )
 from plait.predict.cost.model.with_values import state_of
-from plait.values import PyTree
+from plait.values import AutogradContext, PyTree
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -257,7 +257,7 @@ def _functions(watch: OperationWatch) -> Iterator[None]:
         """Keeps what a fused kernel keeps: inputs, output, one number for each row of scores."""
 
         @staticmethod
-        def forward(ctx: Any, *qkv: Tensor) -> PyTree:
+        def forward(ctx: AutogradContext, *qkv: Tensor) -> PyTree:
             query, key, value = qkv
             out = torch.empty(
                 *query.shape[:-1], value.shape[-1], dtype=query.dtype, device=query.device
@@ -266,12 +266,16 @@ def _functions(watch: OperationWatch) -> Iterator[None]:
             return out
 
         @staticmethod
-        def backward(ctx: Any, *grads: object) -> PyTree:
+        def backward(ctx: AutogradContext, *grads: object) -> PyTree:
             return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
 
     class WatchFunctions(TorchFunctionMode):
         def __torch_function__(
-            self, function: Any, types: Any, args: PyTree = (), kwargs: PyTree = None
+            self,
+            function: Callable[..., PyTree],
+            types: object,
+            args: PyTree = (),
+            kwargs: PyTree = None,
         ) -> PyTree:
             kwargs = kwargs or {}
             if function is torch.nn.functional.scaled_dot_product_attention:
@@ -300,7 +304,11 @@ def _operators(watch: OperationWatch) -> Iterator[None]:
 
     class WatchOperators(TorchDispatchMode):
         def __torch_dispatch__(
-            self, function: Any, types: Any, args: PyTree = (), kwargs: PyTree = None
+            self,
+            function: Callable[..., PyTree],
+            types: object,
+            args: PyTree = (),
+            kwargs: PyTree = None,
         ) -> PyTree:
             out = function(*args, **(kwargs or {}))
             given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
