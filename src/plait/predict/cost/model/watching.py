@@ -305,7 +305,7 @@ def _operators(watch: OperationWatch) -> Iterator[None]:
     class WatchOperators(TorchDispatchMode):
         def __torch_dispatch__(
             self,
-            function: Callable[..., PyTree],
+            function: Any,
             types: object,
             args: PyTree = (),
             kwargs: PyTree = None,
