@@ -222,6 +222,7 @@ _KINDS: Final = {
     "tuple_type": "a list",
     "finite_number": "a finite number",
     "greater_than_equal": "{ge} or more",
+    "less_than_equal": "{le} or less",
     "greater_than": "more than {gt:g}",
     "less_than": "less than {lt:g}",
     "string_pattern_mismatch": "'module:function'",

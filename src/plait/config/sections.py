@@ -89,8 +89,8 @@ class Data(DataSource):
     from_step: Annotated[tuple[Steps, ...], BeforeValidator(_as_tuple)] | None = None
     """Mixtures: the first step of each weight in the lists of weights, from 0 on."""
 
-    workers: Annotated[int, Field(ge=0)] = 0
-    """Threads of each rank that read batches ahead; 0 reads each when it is needed."""
+    workers: Annotated[int, Field(ge=0, le=256)] = 0
+    """Threads of each rank that read batches ahead, two each; 0 reads each when it is needed."""
 
 
 class Train(Section):

@@ -116,6 +116,7 @@ def without(table: dict[str, Any], key: str) -> dict[str, Any]:
         ),
         ({"model": {"python": "m"}}, "model.python = 'm' is wrong: it must be 'module:function'"),
         ({"model": {"python": "m:f", "width": 3}}, "unknown key model.width"),
+        ({"model": GPT, "data": {"name": "stdlib", "workers": 9999}}, "it must be 256 or less"),
         ({"model": GPT, "plan": {"shares": 3}}, "it must be a list of numbers above 0"),
         ({"model": GPT, "plan": {"counts": 3}}, "plan.counts = 3 is wrong: it must be a list"),
         ({"model": GPT, "train": {"no_decay": "norm"}}, "it must be a list of words"),
