@@ -111,7 +111,10 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             self._refuse(HTTPStatus.BAD_REQUEST, "a question has 100 fields at most")
             return
-        token = given.pop(TOKEN, [""])[-1] or self._token_of_headers()
+        token, slash, appended = given.pop(TOKEN, [""])[-1].partition("/")
+        if slash:  # a path written behind the address that was printed
+            path = f"/{appended}"
+        token = token or self._token_of_headers()
         if not self.server.may_be_called(self.headers.get("Host", "")):
             self._refuse(
                 HTTPStatus.FORBIDDEN,

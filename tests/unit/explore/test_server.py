@@ -82,6 +82,12 @@ def test_the_token_comes_in_the_query_or_in_a_header(server: PageServer) -> None
     assert by_query[:2] == by_header[:2] == by_bearer[:2] == (200, "{'a': ['1']}")
 
 
+def test_a_path_may_be_written_behind_the_address_that_was_printed(server: PageServer) -> None:
+    address = f"/?token={server.site.token}"
+    assert fetch(server, f"{address}/echo.json")[:2] == (200, "{}")
+    assert fetch(server, f"{address}x/echo.json")[0] == 403
+
+
 def test_a_foreign_name_is_refused_though_it_leads_here(server: PageServer) -> None:
     for host in ("evil.example", f"evil.example:{server.server_address[1]}", "[::", ""):
         status, text, _ = fetch(server, f"/?token={server.site.token}", Host=host)
