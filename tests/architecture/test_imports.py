@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "outer": {*LOWER, "comm", "parallel.data"},
     "engine": ENGINE,
     "run": {*RUN, "toml", "predict.cost"},  # a report sets predictions beside measurements
-    "explain": {*ENGINE, "engine"},  # small runs on simulated ranks, written down
+    "explain": {*ENGINE, "engine", "toml"},  # small runs on simulated ranks, written down
     "verify": {*RUN, "run"},
     "pytest_plugin": {"verify"},  # found by pytest where plait is installed
     "outer.federated": {*RUN, "run", "verify"},

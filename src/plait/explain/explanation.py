@@ -11,7 +11,7 @@ from torch import Tensor
 
 from plait.explain.case import LEARNING_RATE, MOMENTUM, Case, case_of
 from plait.explain.notebook import NotedTensor
-from plait.explain.papers import OPERATIONS, SOURCES, PaperSource
+from plait.explain.papers import OPERATIONS, PaperSource, sources
 from plait.explain.recording import RankRecording, record
 from plait.explain.steps import Step, steps_of
 from plait.mesh import Shard
@@ -33,7 +33,7 @@ class Explanation:
     @property
     def source(self) -> PaperSource:
         """Idea, formula and paper."""
-        return SOURCES[self.case.word]
+        return sources()[self.case.word]
 
     @cached_property
     def steps(self) -> list[Step]:

@@ -57,6 +57,10 @@ class Checkpoints(Hook):
         if self._joined_late():
             self._save_if_due()
 
+    def before_rollback(self) -> None:
+        """The newest checkpoint is whole before it is looked for. Collective."""
+        self._settle()
+
     def on_rollback(self, step: int) -> None:
         """Steps that are done again are saved again."""
         self._step = step

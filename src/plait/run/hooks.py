@@ -1,4 +1,4 @@
-"""Hooks: what happens beside training, at four moments of a run.
+"""Hooks: what happens beside training, at five moments of a run.
 
 The loop calls them in the order of the list, on every rank. A hook that stops the run raises. It
 must do so alike on every rank, from values that are equal on all of them.
@@ -38,13 +38,16 @@ class StepDone:
 
 
 class Hook:
-    """The four moments; a hook defines those that it needs."""
+    """The five moments; a hook defines those that it needs."""
 
     def on_start(self, start: RunStart) -> None:
         """Before the first step."""
 
     def on_step(self, done: StepDone) -> None:
         """After each step."""
+
+    def before_rollback(self) -> None:
+        """The newest state that was kept is about to be loaded. On all ranks."""
 
     def on_rollback(self, step: int) -> None:
         """Training goes on after this earlier step; those since are done again."""

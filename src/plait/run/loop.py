@@ -48,6 +48,8 @@ def fit(
         batch = next(batches)
         result = engine.step(batch)
         if rollback is not None and engine.guard.rolls_back:
+            for hook in hooks:
+                hook.before_rollback()
             step = rollback.go_back()
             for hook in hooks:
                 hook.on_rollback(step)

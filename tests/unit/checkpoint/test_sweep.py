@@ -96,6 +96,7 @@ def test_the_next_start_sweeps_and_says_so(
         "resume": run,
         "json": False,
         "profile": None,
+        "live": False,
     }
     monkeypatch.setattr(train, "kept_alive", lambda task, size: {})
     monkeypatch.setattr(train, "view", lambda result: "")

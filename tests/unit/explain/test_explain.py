@@ -14,7 +14,7 @@ import torch
 from plait.cli.entry import main
 from plait.explain.case import case_of, squared_error
 from plait.explain.explanation import Explanation, explain
-from plait.explain.papers import OPERATIONS, SOURCES
+from plait.explain.papers import OPERATIONS, sources
 from plait.explain.text import WIDTH, lines
 from plait.explain.words import sentence
 from plait.plan import axes
@@ -137,8 +137,8 @@ def test_the_page_shows_what_is_printed() -> None:
 def test_every_word_of_the_grammar_has_its_paper() -> None:
     words = {*axes.DATA_STRATEGIES, *axes.PIPELINE_SCHEDULES, *axes.TENSOR_MODES}
     words |= {f"cp {name}" for name in axes.CONTEXT_STRATEGIES} | {"1d,sp", "ep", "one"}
-    assert words == SOURCES.keys()
-    for source in SOURCES.values():
+    assert words == sources().keys()
+    for source in sources().values():
         assert source.paper and source.formula and source.idea
 
 
