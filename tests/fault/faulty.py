@@ -148,7 +148,7 @@ def _before_module(fault: dict[str, Any], module: nn.Module, args: Any) -> None:
     for kind, act in FORWARD.items():
         if is_due(fault, kind):
             act()
-    if isinstance(module, nn.Linear):
+    if is_linear(module):
         slow_down(fault)
         if args and args[0].requires_grad and is_due(fault, "blocked backward"):
             args[0].register_hook(lambda grad: wait_for_event())

@@ -43,14 +43,20 @@ def watch(
 ) -> set[str]:
     """The addresses that the process (where it `is_own`) and its children listened on until it
     ended.
+
+    A child holds the sockets of its parent for a moment, until it begins its own program. Those of
+    a process that is not our own stay its own.
     """
     seen: set[str] = set()
+    foreign: set[str] = set()
     first = [process.pid] if is_own else []
     end = time.monotonic() + limit_seconds
     while process.poll() is None and time.monotonic() < end:
         known = listening()
+        if not is_own:
+            foreign |= inodes(process.pid)
         for pid in [*first, *children(process.pid)]:
-            seen |= {known[inode] for inode in inodes(pid) & known.keys()}
+            seen |= {known[inode] for inode in (inodes(pid) - foreign) & known.keys()}
         time.sleep(0.03)
     if process.poll() is None:
         process.kill()
