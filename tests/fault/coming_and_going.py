@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from plait.checkpoint import Checkpoint
 from plait.comm import World
 from plait.engine.build import Options, build, join_world
 from plait.engine.engine import Engine
@@ -207,6 +208,25 @@ def joins_at_a_save(plan: str, folder: str) -> Any:
     saves = Checkpoints(RunFolder(Path(folder) / "run"), every=2)
     fit(engine, EndlessBatches(engine, meets), AT_STEP + AFTERWARDS, [saves])
     found = (worker, first > 0, world.size)
+    world.close()
+    return found
+
+
+def saves_apart(plan: str, folder: str) -> Any:
+    """The steps of the checkpoints that a rank finds. Rank 1 leaves out the first save of two, as a
+    rank does that comes back at a later step than the others are at.
+    """
+    world = join_world(Plan.parse(plan))
+    engine = engine_of(world, plan, Options(seed=SEED, num_servers=1))
+    worker, size = world.worker
+    batches = Batches(worker, size)
+    saves = (2, 4) if worker == 0 else (4,)
+    while engine.step_index < saves[-1]:
+        engine.step(batches[engine.step_index], trace=False)
+        if engine.step_index in saves:
+            engine.save(Path(folder) / f"step-{engine.step_index}")
+    world.together(world.barrier)
+    found = [Checkpoint.open(path).meta["step"] for path in sorted(Path(folder).glob("step-*"))]
     world.close()
     return found
 

@@ -95,6 +95,11 @@ def test_a_rank_comes_back_at_a_step_that_the_others_save(tmp_path: Path) -> Non
     assert results == [(0, False, SIZE), (DIES, True, SIZE), (2, False, SIZE)]
 
 
+def test_a_rank_at_a_later_save_takes_part_in_that_of_the_others(tmp_path: Path) -> None:
+    plan = "dp2:async-server,stale4 precision:float64"
+    assert launch(ranks.saves_apart, plan, str(tmp_path), nproc=2, restarts=1) == [[2, 4]] * 2
+
+
 def test_without_ranks_left_the_run_ends(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="killed by SIGKILL"):
         launch(ranks.die, nproc=2, restarts=1)

@@ -82,6 +82,7 @@ class Membership:
         self._members: tuple[int, ...] = ()
         self._is_in = False
         self.joined_late = False  # whether others had met before this rank's first round
+        self.saved_step = -1  # of the newest checkpoint that this rank took part in
 
     def announce(self) -> None:
         """Have others wait for this rank when they meet."""

@@ -43,9 +43,29 @@ STRATEGY = "strategy/"
 def save(state: TrainingState, path: Path, meta: dict[str, object]) -> None:
     """Write the checkpoint `path`; again, without a rank that is lost meanwhile, where others may
     go on. Collective.
+
+    A rank that has come back may be at another save than the others. It takes part in theirs until
+    they are at its own. Where they are past its own, it leaves that out.
     """
-    state.driver.synchronize()
-    state.world.together(lambda: _write(state, path, meta))
+    membership = state.world.membership
+    if membership is None:
+        state.driver.synchronize()
+        _write(state, path, meta)
+        return
+    while membership.saved_step <= state.step_index:
+        state.driver.synchronize()
+        step, saved = state.world.together(lambda: _write_first(state, path, meta))
+        membership.saved_step = step
+        if saved == path:
+            return
+
+
+def _write_first(state: TrainingState, path: Path, meta: dict[str, object]) -> tuple[int, Path]:
+    """Write the checkpoint that the first rank wants; its step and path."""
+    own = (state.step_index, path)
+    wanted: list[tuple[int, Path]] = state.world.axis("world").gather_objects(own)
+    _write(state, wanted[0][1], meta)
+    return wanted[0]
 
 
 def save_behind(
