@@ -72,9 +72,12 @@ class Checkpoints(Hook):
         self._save_if_due()
 
     def on_end(self) -> None:
-        """Save the last step unless that has happened, and wait for all that is being written."""
+        """Save the last step unless that has happened, and wait for all that is being written.
+
+        A run may have been lost between its last step and this save.
+        """
         whole = self._settle()
-        if not whole or self._step > self._saved or self._ends_before_its_first_step():
+        if not whole or self._step > self._saved or not self._is_saved():
             self._save()
 
     def numbers(self) -> JsonObject:
@@ -93,10 +96,6 @@ class Checkpoints(Hook):
             self._save_behind()
         else:
             self._save()
-
-    def _ends_before_its_first_step(self) -> bool:
-        """Whether a run that has steps left ends with nothing in its folder to go on from."""
-        return self._step < self._start.last_step and not self._is_saved()
 
     @property
     def _path(self) -> Path:
