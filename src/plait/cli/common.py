@@ -67,6 +67,15 @@ def add_steps(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Declare `--cluster`."""
+    parser.add_argument(
+        "--cluster",
+        metavar="NAME|FILE|local",
+        help="PRESETxCOUNT, a file, or local (default: the config's own, else local)",
+    )
+
+
 def add_framework(parser: argparse.ArgumentParser) -> None:
     """Declare `--framework`."""
     parser.add_argument(

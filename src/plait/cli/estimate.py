@@ -25,11 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a TOML file with [model], [data], [train], or a Hugging Face config.json",
     )
     parser.add_argument("--plan", metavar="TEXT", help="the plan (default: the config's own)")
-    parser.add_argument(
-        "--cluster",
-        metavar="NAME|FILE|local",
-        help="where it would run (default: the config's own, else local)",
-    )
+    common.add_cluster(parser)
     common.add_framework(parser)
     common.add_overrides(parser, "train.global_batch=64 data.seq_len=4096")
 

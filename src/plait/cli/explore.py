@@ -11,7 +11,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.cli import estimate, export, plan, schedule
+from plait.cli import common, estimate, export, plan, schedule
 from plait.cli.answer import Answer, to_json
 from plait.cli.parser import Parser, UsageError
 from plait.errors import ConfigError, PlaitError, nearest
@@ -37,11 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a TOML file, a Hugging Face config.json, or a known model such as llama3-8b "
         f"(default: {FIRST_MODEL})",
     )
-    parser.add_argument(
-        "--cluster",
-        metavar="NAME|FILE|local",
-        help="PRESETxCOUNT, a file, or local (default: the config's own)",
-    )
+    common.add_cluster(parser)
     parser.add_argument(
         "--port", type=int, default=0, metavar="N", help="the port (default: a free one)"
     )

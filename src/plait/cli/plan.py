@@ -28,11 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CONFIG",
         help="a TOML file with [model], [data], [train], or a Hugging Face config.json",
     )
-    parser.add_argument(
-        "--cluster",
-        metavar="NAME|FILE|local",
-        help="PRESETxCOUNT, a file, or local (default: the config's own)",
-    )
+    common.add_cluster(parser)
     parser.add_argument(
         "--gpus",
         type=int,

@@ -171,12 +171,24 @@ class World:
         """Have `before` called when this rank begins to close, and `after` when all ranks have."""
         self._closings.append((before, after))
 
-    def record_into(self, folder: Path) -> None:
-        """Keep this rank's flight record in a folder from here on, and answer who asks for its
-        line. Before any axis but that of the world is used.
+    def equals(self, shares: Sequence[int] = ()) -> tuple[int, ...]:
+        """The ranks that do as much of the same work, this one included.
+
+        `shares`: of the data ranks in a batch, in their order; equal by default.
         """
         line = self.mesh.line(self._rank_in_mesh, "dp")
-        flight = FlightRecorder(self.rank, self.mesh.size, folder, line)
+        if not shares:
+            return tuple(line)
+        own = shares[line.index(self._rank_in_mesh)]
+        return tuple(rank for rank, share in zip(line, shares, strict=True) if share == own)
+
+    def record_into(self, folder: Path, shares: Sequence[int] = ()) -> None:
+        """Keep this rank's flight record in a folder from here on, and answer who asks for its
+        line. Before any axis but that of the world is used.
+
+        `shares`: as for `equals`, with which a slow rank is compared.
+        """
+        flight = FlightRecorder(self.rank, self.mesh.size, folder, self.equals(shares))
         self.recorder.flight = flight
         answer_signals(folder, self.rank)
         on_compile(partial(flight.compiling, 1), partial(flight.compiling, -1))

@@ -1,13 +1,14 @@
 """The line of Python that a rank is at, asked for from outside.
 
-A signal makes the rank write the stacks of its threads. That is done in C, so that a held
+A signal makes the rank write the stack of its main thread. That is done in C, so that a held
 interpreter is no hindrance. A stopped process does so as soon as it is continued, before anything
-else.
+else. Only that thread gets the signal, since stacks of threads that run cannot be read safely.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import linecache
 import os
@@ -23,6 +24,7 @@ from plait.doctor.record import RankSnapshot
 
 SIGNAL: Final = getattr(signal, "SIGRTMIN", signal.SIGUSR1) + 7
 ANSWER_SECONDS: Final = 1.0
+_HEADING: Final = "Stack (most recent call first)"
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _LIBRARIES = tuple(
     Path(sysconfig.get_path(name)).as_posix() for name in ("stdlib", "purelib", "platlib")
@@ -33,11 +35,11 @@ _open: list[IO[str]] = []  # the handler writes to the descriptor for as long as
 
 
 def answer_signals(folder: Path, rank: int) -> None:
-    """Have this process write its stacks into the folder whenever it gets the signal."""
+    """Have a thread of this process write its stack into the folder whenever it gets the signal."""
     for before in _open:
         before.close()
     _open[:] = [stack_path(folder, rank).open("w")]
-    faulthandler.register(SIGNAL, file=_open[0], all_threads=True)
+    faulthandler.register(SIGNAL, file=_open[0], all_threads=False)
 
 
 def stack_of(folder: Path, view: RankSnapshot) -> list[str]:
@@ -50,7 +52,7 @@ def stack_of(folder: Path, view: RankSnapshot) -> list[str]:
         return []
     before = path.stat().st_size
     with contextlib.suppress(OSError):
-        os.kill(view.pid, SIGNAL)
+        _signal_main_thread(view.pid)
         if state in ("T", "t"):
             os.kill(view.pid, signal.SIGCONT)
     end = time.monotonic() + ANSWER_SECONDS
@@ -59,21 +61,26 @@ def stack_of(folder: Path, view: RankSnapshot) -> list[str]:
         time.sleep(0.02)
         with contextlib.suppress(OSError):
             text = path.read_text(errors="replace")[before:]
-        if text.endswith("\n") and "most recent call first" in text and _is_whole(text):
+        if text.endswith("\n") and frames(text):
             break
     return frames(text)
 
 
-def _is_whole(text: str) -> bool:
-    """Whether the thread that got the signal, which is written last, has its frames."""
-    return (
-        "Current thread" in text and _FRAME.search(text.partition("Current thread")[2]) is not None
-    )
+def _signal_main_thread(pid: int) -> None:
+    """Send the signal to the main thread of a process, whose number is that of the process.
+
+    Where the C library has no `tgkill`, the system chooses the thread.
+    """
+    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
+    if tgkill is None:
+        os.kill(pid, SIGNAL)
+    else:
+        tgkill(pid, pid, SIGNAL)
 
 
 def frames(text: str) -> list[str]:
-    """The frames of the thread that trains, which is the one that gets the signal."""
-    stack = text.rpartition("Current thread")[2]
+    """The frames of the last stack in what a process wrote, innermost first."""
+    stack = text.rpartition(_HEADING)[2]
     return [f"{file}:{line} in {name}" for file, line, name in _FRAME.findall(stack)]
 
 

@@ -91,11 +91,14 @@ def _watched(
     job: TrainingRun, world: World, place: RankContext | None, ending: Ending | None
 ) -> JsonObject:
     """The run in a world, watched over where no launcher does. Collective."""
+    from plait.run.assemble import shares_between
+
     job, folder = _agreed(world, job)
     if place is not None and not place.is_first:
         job = _continued(world, job, folder)
     if folder is not None:
-        world.record_into(folder.doctor)
+        shares = shares_between(job.config.plan, len(world.equals()))
+        world.record_into(folder.doctor, shares)
     log = contextlib.nullcontext() if folder is None else logged(folder.log(world.rank))
     with log, job.supervision.inside(folder):
         return _trained(job, world, place, ending)

@@ -1,9 +1,8 @@
 """Error bars of an estimate, from the residuals of published runs.
 
 A residual is published over predicted. `residuals.json` holds their quantiles, by how far the run
-reaches. They are those of frameworks that were named. What runs is known here too: plait, or the
-framework that is asked about. `benchmarks.planner.bars` makes the file. It
-says how often bars hold for sources that were left out.
+reaches. They are those of frameworks that were named, since what runs is known here too.
+`benchmarks.planner.bars` makes the file, and says how often bars hold for sources left out.
 """
 
 from __future__ import annotations
