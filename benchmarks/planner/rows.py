@@ -120,9 +120,12 @@ class Case:
     row: dict[str, str]
 
 
-def cases(paths: Sequence[Path] = (DATA,)) -> tuple[list[Case], dict[str, list[str]]]:
+def cases(
+    paths: Sequence[Path] = (DATA,), *, eight_bits: bool = False
+) -> tuple[list[Case], dict[str, list[str]]]:
     """All complete rows of files of the common schema, and the reasons for which others are left
-    out.
+    out. `eight_bits`: those whose linear layers multiply in eight bits instead. No constant was set
+    on them.
     """
     kept = []
     dropped = dict[str, list[str]]()
@@ -130,6 +133,8 @@ def cases(paths: Sequence[Path] = (DATA,)) -> tuple[list[Case], dict[str, list[s
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
                 reason = incomplete(row)
+                if not reason and eight_bits != (precision(row, "") == "fp8"):
+                    reason = "8-bit products: not asked for" if not eight_bits else "16 bits"
                 if reason:
                     dropped.setdefault(f"{row['id'].split('_')[0]}: {reason}", []).append(row["id"])
                 else:
@@ -147,8 +152,6 @@ def incomplete(row: dict[str, str]) -> str:
     """Why a row cannot be asked of the estimator; empty when it can."""
     if row["status"] != "ok":
         return f"status {row['status']}"
-    if "float8" in row["precision"].lower() or "fp8" in row["precision"].lower():
-        return "8-bit matrix products, which a plan cannot ask for"
     if not row["gpu_type"]:
         return "device not published"
     if not device(row):
@@ -301,7 +304,13 @@ def remat(row: dict[str, str]) -> str:
 def compiled(row: dict[str, str]) -> bool:
     """Whether a torchtitan row says that it was compiled."""
     notes = row["notes"].lower()
-    return "compile" in notes and "eager" not in notes.split(";")[1][:12]
+    return "compile" in notes and "eager" not in notes.partition(";")[2][:12]
+
+
+def precision(row: dict[str, str], usual: str) -> str:
+    """The plan's word for the precision of a row: eight bits where it says so, else `usual`."""
+    words = row["precision"].lower()
+    return "fp8" if "fp8" in words or "float8" in words else usual
 
 
 def case(row: dict[str, str]) -> Case:
@@ -334,7 +343,7 @@ def case(row: dict[str, str]) -> Case:
     terms = [
         schedule_term(row, layers), data_term(row), f"cp{row['cp'] or 1}", f"tp{tp}:1d{sequence}",
         f"mb{micro}",
-        f"remat:{remat(row)}", f"precision:{practice.precision}",
+        f"remat:{remat(row)}", f"precision:{precision(row, practice.precision)}",
     ]  # fmt: skip
     if compiled(row):
         terms.append("compile")

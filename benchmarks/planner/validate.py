@@ -2,11 +2,12 @@
 the plan ranked first.
 
     python -m benchmarks.planner.validate [FILE.csv ...] [--plain name|plan] [--source ID] [--json
-    FILE]
+    FILE] [--eight-bits]
 
 Without files: the rows in `data/`. `--plain` asks as a user would: with the plan, the preset and
 the name of the framework, or with the plan and the preset alone (no knowledge of kernels, networks
 and clocks that differ from the preset). `--source` prints every row of a table.
+`--eight-bits` asks the runs whose linear layers multiply in eight bits.
 """
 
 from __future__ import annotations
@@ -232,10 +233,11 @@ def main() -> None:
     parser.add_argument("files", nargs="*", type=Path, default=[DATA])
     parser.add_argument("--plain", choices=("name", "plan"), default="")
     parser.add_argument("--source")
+    parser.add_argument("--eight-bits", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     announce()
-    kept, dropped = cases(arguments.files or [DATA])
+    kept, dropped = cases(arguments.files or [DATA], eight_bits=arguments.eight_bits)
     pairs, refused = run(kept, arguments.plain)
     time = table(
         "step time", [(c.source, error(e.step_seconds, c.seconds)) for c, e in pairs if c.seconds]

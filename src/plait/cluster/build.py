@@ -12,7 +12,15 @@ from typing import Final
 
 from plait.cluster.bounds import MOST_DEVICES, Bounds, number_faults
 from plait.cluster.hardware import Device, Hardware, Network, Node
-from plait.cluster.presets import NETWORK_LATENCY_US, NVLINK_LATENCY_US, Preset
+from plait.cluster.presets import (
+    FP8,
+    MICROSCALED,
+    NETWORK_LATENCY_US,
+    NVFP4,
+    NVLINK_LATENCY_US,
+    PRESETS,
+    WATTS,
+)
 from plait.errors import ClusterError
 from plait.values import JsonMapping, JsonObject
 
@@ -35,21 +43,38 @@ BOUNDS: Final[dict[str, Bounds]] = {
     "network.latency_us": Bounds(1e-3, 1e6, "microseconds"),
     "node.pair_bandwidth_gbps": Bounds(0, 1e5, "GB/s"),
     "network.congestion": Bounds(0, 100, "of the bandwidth for each doubling of the nodes"),
+    "device.power_watts": Bounds(0, 1e5, "watts"),
 }
-OPTIONAL: Final = frozenset({"count", "node.pair_bandwidth_gbps", "network.congestion"})
+OPTIONAL: Final = frozenset(
+    {"count", "node.pair_bandwidth_gbps", "network.congestion", "device.power_watts"}
+)
 """Settings that may be left out: one node, and what the planner takes in general."""
 
 
-def settings_of(preset: Preset) -> JsonObject:
+def peaks_of(name: str) -> dict[str, float]:
+    """The dense TFLOP/s of a preset by precision, those of eight bits and fewer where it has
+    them.
+    """
+    preset = PRESETS[name]
+    peaks = {"bf16": preset.bf16, "float32": preset.float32, "float64": preset.float64}
+    if name in FP8:
+        peaks["fp8"] = FP8[name]
+    if name in MICROSCALED:
+        peaks["mxfp8"] = FP8[name]
+    if name in NVFP4:
+        peaks["nvfp4"] = NVFP4[name]
+    return peaks
+
+
+def settings_of(name: str) -> JsonObject:
     """A preset as the settings of a cluster file, by dotted key."""
+    preset = PRESETS[name]
     pair = {"node.pair_bandwidth_gbps": preset.pair_bandwidth} if preset.pair_bandwidth else {}
+    power = {"device.power_watts": WATTS[name]} if name in WATTS else {}
     return {
         **pair,
-        "device.peak_tflops": {
-            "bf16": preset.bf16,
-            "float32": preset.float32,
-            "float64": preset.float64,
-        },
+        **power,
+        "device.peak_tflops": peaks_of(name),
         "device.memory_gb": preset.memory_gb,
         "device.memory_bandwidth_gbps": preset.memory_bandwidth,
         "device.price_per_hour": preset.price,
@@ -111,6 +136,7 @@ def build(name: str, device: str, settings: JsonMapping, achieved_bf16: float = 
             memory_bandwidth=settings["device.memory_bandwidth_gbps"] * GIGABYTE,
             price_per_hour=float(settings["device.price_per_hour"]),
             matmul_efficiency=achieved_bf16 / tflops["bf16"] if achieved_bf16 else None,
+            power_watts=float(settings.get("device.power_watts", 0.0)),
         ),
         node=Node(
             devices,

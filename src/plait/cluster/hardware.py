@@ -19,9 +19,10 @@ from plait.errors import ClusterError
 class Device:
     """One accelerator, or one processor core that holds a rank.
 
-    `flops`: peak flop/s by precision (`float32`, `bf16`, `float64`), dense. `memory_bandwidth`:
-    bytes/s. `matmul_efficiency`: the measured share of the bf16 peak in large matrix products, None
-    if unknown. `price_per_hour`: US dollars, only a default to compare plans by.
+    `flops`: peak flop/s by precision (`float32`, `bf16`, `float64`, `fp8` and its like where the
+    device has them), dense. `memory_bandwidth`: bytes/s. `matmul_efficiency`: the measured share of
+    the bf16 peak in large matrix products, None if unknown. `price_per_hour`: US dollars, only a
+    default to compare plans by. `power_watts`: that of the board, 0 where nobody says.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Device:
     price_per_hour: float = 0.0
     matmul_efficiency: float | None = None
     is_cpu: bool = False
+    power_watts: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops", MappingProxyType(dict(self.flops)))
@@ -47,6 +49,7 @@ class Device:
             self.price_per_hour,
             self.matmul_efficiency,
             self.is_cpu,
+            self.power_watts,
         )
         return Device, (self.name, dict(self.flops), *rest)
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from plait.cluster.bounds import number_faults
-from plait.cluster.build import BOUNDS, DEFAULTS, build, faults, settings_of
+from plait.cluster.build import BOUNDS, DEFAULTS, build, faults, peaks_of, settings_of
 from plait.cluster.hardware import Hardware
 from plait.cluster.local import DEFAULT_PROBE_PATH, hardware_of_probe
 from plait.cluster.presets import PRESETS
@@ -21,7 +22,8 @@ from plait.errors import ClusterError, nearest
 from plait.toml import is_file, parse_json, read_toml
 from plait.values import JsonMapping, JsonObject, JsonValue
 
-_FIRST_PRECISION = ("bf16", "float32", "float64")
+WIDE: Final = ("bf16", "float32", "float64")
+PRECISIONS: Final = (*WIDE, "fp8", "mxfp8", "nvfp4")
 
 
 def parse_cluster(text: str, probe_path: str | Path | None = None) -> Hardware:
@@ -50,7 +52,7 @@ def parse_cluster(text: str, probe_path: str | Path | None = None) -> Hardware:
             f"cluster '{text}': unknown preset '{word}'; {_nearest_preset(word)} "
             "(a cluster is PRESETxCOUNT, the path of a TOML file, or local)"
         )
-    settings = settings_of(PRESETS[name])
+    settings = settings_of(name)
     if count is not None:
         settings["count"] = count
     return build(text, name, settings, PRESETS[name].achieved_bf16)
@@ -68,24 +70,19 @@ def hardware_of_tables(name: str, tables: JsonMapping) -> Hardware:
             f"{_nearest_preset(str(preset_name))}"
         )
     preset = PRESETS[preset_name] if preset_name else None
-    settings = {**(settings_of(preset) if preset else DEFAULTS), **given}
+    settings = {**(settings_of(preset_name) if preset_name else DEFAULTS), **given}
     if "node.bandwidth_gbps" in given and "node.pair_bandwidth_gbps" not in given:
         settings.pop("node.pair_bandwidth_gbps", None)  # it went with the preset's own bandwidth
     peak: JsonValue = settings.get("device.peak_tflops")
     if not isinstance(peak, Mapping) and not number_faults("", peak, BOUNDS["device.peak_tflops"]):
         # one number is the bf16 peak; the other precisions keep the preset's ratio to it, or share
         # it
-        ratios = [
-            getattr(preset, precision) / preset.bf16 if preset else 1.0
-            for precision in _FIRST_PRECISION
-        ]
+        known = peaks_of(preset_name) if preset_name else dict.fromkeys(WIDE, 1.0)
         settings["device.peak_tflops"] = {
-            p: peak * ratio for p, ratio in zip(_FIRST_PRECISION, ratios, strict=True)
+            precision: peak * rate / known["bf16"] for precision, rate in known.items()
         }
     elif isinstance(peak, Mapping) and not faults({**settings, "device.peak_tflops": peak}):
-        settings["device.peak_tflops"] = (
-            {**settings_of(preset)["device.peak_tflops"], **peak} if preset else peak
-        )
+        settings["device.peak_tflops"] = {**peaks_of(preset_name), **peak} if preset_name else peak
     achieved = preset.achieved_bf16 if preset and "device.peak_tflops" not in given else 0.0
     return build(name, preset_name or Path(name).stem, settings, achieved)
 
@@ -105,10 +102,9 @@ def _flatten(name: str, tables: JsonMapping) -> JsonObject:
             f"{name}: {unknown[0]}" if len(unknown) == 1 else "\n  ".join([f"{name}:", *unknown])
         )
     peaks = given.get("device.peak_tflops")
-    if isinstance(peaks, Mapping) and (set(peaks) - set(_FIRST_PRECISION) or not peaks):
+    if isinstance(peaks, Mapping) and (set(peaks) - set(PRECISIONS) or not peaks):
         raise ClusterError(
-            f"{name}: device.peak_tflops is one number, or a table with "
-            f"{', '.join(_FIRST_PRECISION)}"
+            f"{name}: device.peak_tflops is one number, or a table with {', '.join(PRECISIONS)}"
         )
     return given
 

@@ -41,6 +41,33 @@ class Preset:
     pair_bandwidth: float = 0.0
 
 
+FP8: Final[dict[str, float]] = {
+    "h100": 1979, "h200": 1979, "h800": 1979, "gh200": 1979, "h20": 296, "h100-pcie": 1513,
+    "b200": 4500, "b300": 4500, "gb200": 5000, "gb300": 5000, "l40s": 733, "l4": 242,
+    "rtx4090": 330.3, "rtx5090": 419, "mi300x": 2610, "mi325x": 2610, "mi355x": 5000,
+    "gaudi3": 1835, "trainium2": 1299,
+}  # fmt: skip
+"""Dense TFLOP/s in eight bits with float32 sums, of devices that have them. stas00/ml-engineering,
+compute/accelerator (commit 744d01e); H20, L4, RTX 5090, Gaudi 3, Trainium2: the vendors' pages.
+"""
+MICROSCALED: Final = frozenset({"b200", "b300", "gb200", "gb300", "rtx5090", "mi355x"})
+"""Devices whose units take one scale for 32 numbers, at the rate of `FP8`."""
+NVFP4: Final[dict[str, float]] = {
+    "b200": 9000, "b300": 13500, "gb200": 10000, "gb300": 15000, "rtx5090": 1676,
+}  # fmt: skip
+"""Dense TFLOP/s in four bits with a scale for 16 numbers (NVIDIA's data sheets of each)."""
+WATTS: Final[dict[str, float]] = {
+    "v100-16gb": 300, "v100-32gb": 300, "a100-40gb": 400, "a100-80gb": 400, "a800": 400,
+    "h100": 700, "h200": 700, "h800": 700, "h100-pcie": 350, "gh200": 900, "b200": 1000,
+    "b300": 1100, "gb200": 1200, "gb300": 1400, "h20": 400, "l40s": 350, "l4": 72, "a10": 150,
+    "a6000": 300, "rtx3090": 350, "rtx4090": 450, "rtx5090": 575, "t4": 70, "mi250x": 560,
+    "mi300x": 750, "mi325x": 1000, "mi355x": 1400, "gaudi3": 900,
+}  # fmt: skip
+"""Board power of a device, from the vendors' data sheets. Hosts, network and cooling come on top.
+Ascend 910B, Trainium2 and TPUs: none is published.
+"""
+
+
 # ruff: noqa: E501 -- one row a preset reads as the table that it is
 # fmt: off
 PRESETS: Final[dict[str, Preset]] = {

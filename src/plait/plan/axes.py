@@ -20,16 +20,15 @@ from plait.plan.facts import (
     DataStrategy,
     PipelineSchedule,
 )
+from plait.plan.precisions import PRECISIONS, Precision
 
 TensorMode = Literal["1d", "2d", "2.5d", "3d"]
 ContextStrategy = Literal["ring", "ulysses"]
 Remat = Literal["none", "selective", "full"]
-Precision = Literal["float32", "bf16", "float64"]
 
 TENSOR_MODES: Final[tuple[str, ...]] = get_args(TensorMode)
 CONTEXT_STRATEGIES: Final[tuple[str, ...]] = get_args(ContextStrategy)
 REMATS: Final[tuple[Remat, ...]] = get_args(Remat)
-PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
 
 
 __all__ = [

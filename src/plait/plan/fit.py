@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from plait.errors import NotAvailable, PlanError, WorldSizeError
 from plait.plan.facts import SCHEDULES, STRATEGIES
 from plait.plan.plan import Plan
+from plait.plan.precisions import PREDICTED
 
 
 def world_text(plan: Plan) -> str:
@@ -59,8 +60,14 @@ def check_restarts(plan: Plan, num_servers: int | None = None) -> None:
 
 def check_runnable(plan: Plan) -> None:
     """Raises `NotAvailable` for a plan that can be written and not be run. torch.compile takes
-    selective recomputation as part of one graph, and these blocks are several.
+    selective recomputation as part of one graph, and these blocks are several. No engine here
+    multiplies in eight bits or fewer.
     """
+    if plan.precision in PREDICTED:
+        raise NotAvailable(
+            f"plan '{plan}': precision:{plan.precision} can be predicted by plait estimate and "
+            "plait plan, and not be run; take precision:bf16"
+        )
     if not plan.compile or plan.remat != "selective":
         return
     several = {

@@ -208,7 +208,7 @@ def test_a_file_without_a_preset(tmp_path: Path) -> None:
             "device.peak_tflops.bf16 is -1 TFLOP/s, which cannot be",
         ),
         (
-            "[device]\npreset = 'h100'\npeak_tflops = {fp8 = 1}",
+            "[device]\npreset = 'h100'\npeak_tflops = {fp4 = 1}",
             "device.peak_tflops is one number, or a table with bf16",
         ),
         (

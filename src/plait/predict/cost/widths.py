@@ -2,4 +2,6 @@
 
 from __future__ import annotations
 
-BYTES = {"float64": 8, "float32": 4, "bf16": 2}
+from plait.plan.precisions import PRECISION
+
+BYTES = {name: facts.num_bytes for name, facts in PRECISION.items()}

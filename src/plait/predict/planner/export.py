@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from plait.errors import PlanError, nearest
 from plait.plan import Plan
 from plait.plan.facts import DEFAULT_SCHEDULE, SCHEDULES, STRATEGIES
+from plait.plan.precisions import PRECISION, working
 from plait.values import JsonObject
+
+TORCH_NAMES = {"bf16": "bfloat16"}
+MEGATRON_ROUNDING: dict[str, list[object]] = {
+    "fp8": ["--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"],
+    "mxfp8": ["--fp8-format", "e4m3", "--fp8-recipe", "mxfp8"],
+    "nvfp4": ["--fp4-format", "e2m1", "--fp4-recipe", "nvfp4"],
+}
+"""Options of Megatron-LM for products of eight bits and fewer."""
 
 
 @dataclass
@@ -98,7 +107,8 @@ def to_megatron(plan: Plan, global_batch: int) -> Exported:
             "remat:selective: Megatron-LM recomputes attention only, plait also norms and "
             "activations"
         )
-    words += ["--bf16"] if plan.precision == "bf16" else []
+    words += ["--bf16"] if working(plan.precision) == "bf16" else []
+    words += MEGATRON_ROUNDING.get(plan.precision, [])
     if plan.precision == "float64":
         out.missing.append("precision:float64: Megatron-LM trains in float32, fp16, bf16 or fp8")
     if plan.compile:
@@ -139,7 +149,7 @@ def to_deepspeed(plan: Plan, global_batch: int) -> Exported:
         "train_batch_size": global_batch,
         "train_micro_batch_size_per_gpu": _samples(plan, global_batch, out),
         "gradient_accumulation_steps": plan.micro_batches,
-        "bf16": {"enabled": plan.precision == "bf16"},
+        "bf16": {"enabled": working(plan.precision) == "bf16"},
         "zero_optimization": _deepspeed_zero(plan, out),
         **_deepspeed_layers(plan, out),
     }
@@ -159,6 +169,10 @@ def to_deepspeed(plan: Plan, global_batch: int) -> Exported:
     if plan.precision == "float64":
         out.missing.append(
             "precision:float64: DeepSpeed trains in float32, fp16 or bf16; exported as float32"
+        )
+    if PRECISION[plan.precision].rounds_products:
+        out.missing.append(
+            f"precision:{plan.precision}: DeepSpeed's file has no such word; exported as bf16"
         )
     if plan.compile:
         config["compile"] = {"deepcompile": False}
@@ -231,7 +245,7 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
         f"local_batch_size = {_local_batch(plan, global_batch, out)}",
         f"global_batch_size = {global_batch}",
         'dtype = "float32"',
-        f'mixed_precision_param = "{"bfloat16" if plan.precision == "bf16" else "float32"}"',
+        f'mixed_precision_param = "{TORCH_NAMES.get(working(plan.precision), "float32")}"',
         *(["enable_cpu_offload = true"] if plan.dp.offload and facts.shards_parameters else []),
         "",
         "[parallelism]",
@@ -278,10 +292,7 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
         out.missing.append(
             f"{plan.dp}: torchtitan's DDP goes with no other axis; choose dp{plan.dp.size}:zero3"
         )
-    if plan.precision == "float64":
-        out.missing.append(
-            "precision:float64: torchtitan trains in float32 or bfloat16; exported as float32"
-        )
+    _note_torchtitan_precision(plan, out)
     if plan.cp.strategy == "ulysses" and plan.cp.size > 1:
         out.missing.append(f"{plan.cp}: torchtitan's context parallel is a ring")
     modes = {"none": "none", "full": "full", "selective": "selective"}
@@ -291,6 +302,18 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
     lines += ["", "[compile]", f"enable = {str(plan.compile).lower()}"]
     out.text = "\n".join(lines) + "\n"
     return out
+
+
+def _note_torchtitan_precision(plan: Plan, out: Exported) -> None:
+    if plan.precision == "float64":
+        out.missing.append(
+            "precision:float64: torchtitan trains in float32 or bfloat16; exported as float32"
+        )
+    if PRECISION[plan.precision].rounds_products:
+        out.missing.append(
+            f"precision:{plan.precision}: torchtitan's converters (float8, mx) set it; exported as "
+            "bf16"
+        )
 
 
 def _samples(plan: Plan, global_batch: int, out: Exported) -> int:

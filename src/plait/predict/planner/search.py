@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from plait.errors import PlanError
 from plait.plan import DataAxis, PipelineAxis, Plan, is_runnable
 from plait.plan.axes import REMATS, Remat
+from plait.plan.precisions import PRECISION
 from plait.predict.cost.frameworks import PLAIT, Framework
 from plait.predict.cost.ranks import stage_pass
 from plait.predict.cost.records import Estimate, Job
@@ -212,7 +213,7 @@ def states_floor(job: Job, combination: Degrees, settings: SearchSettings) -> fl
     """
     width = 2 * BYTES[settings.precision]
     if not settings.offloads:
-        width += 8 + (4 if settings.precision == "bf16" else 0)
+        width += 8 + (4 if PRECISION[settings.precision].has_masters else 0)
     tp = combination.tp
     split = tp.size // tp.depth if tp.mode == "2.5d" else tp.size
     return (

@@ -50,6 +50,16 @@ def test_step_time(pairs):
     assert max(worst.values()) <= 0.15, worst
 
 
+def test_eight_bits():
+    kept, _ = cases(eight_bits=True)
+    asked, _ = run(kept)
+    assert len(asked) >= 77
+    errors = by_source(asked, lambda case: case.seconds, lambda _, estimate: estimate.step_seconds)
+    medians = {source: summary(values)["median"] for source, values in errors.items()}
+    assert max(medians.values()) <= 0.15, medians
+    assert summary([value for values in errors.values() for value in values])["median"] <= 0.06
+
+
 def test_peak_memory(pairs):
     errors = by_source(pairs, lambda case: case.peak_bytes, peak)
     assert summary([value for values in errors.values() for value in values])["median"] <= 0.10

@@ -96,6 +96,8 @@ def test_torchtitan_adds_up_micro_batches_without_a_pipeline_and_cuts_them_with_
         ("tp4:2d dp2", "megatron-lm", "choose tp4:1d", True),
         ("precision:float64", "deepspeed", "float64", False),
         ("precision:float64", "torchtitan", "float64", False),
+        ("precision:fp8", "deepspeed", "exported as bf16", False),
+        ("precision:mxfp8", "torchtitan", "converters", False),
         ("dp4:zero3,offload", "torchtitan", "weights and gradients as well", False),
         ("dp4:zero1,offload", "torchtitan", "FSDP2 only", False),
         ("dp2 tp2:1d,sp", "torchtitan", "goes with no other axis", False),
@@ -106,3 +108,9 @@ def test_torchtitan_adds_up_micro_batches_without_a_pipeline_and_cuts_them_with_
 def test_nothing_is_left_out_in_silence(text, framework, said, other_ranks):
     out = export_plan(Plan.parse(text), framework, 16)
     assert any(said in line for line in out.missing) and out.other_ranks == other_ranks
+
+
+def test_megatron_has_words_for_eight_and_four_bits():
+    for word, option in (("fp8", "tensorwise"), ("mxfp8", "mxfp8"), ("nvfp4", "nvfp4")):
+        out = export_plan(Plan.parse(f"dp2 precision:{word}"), "megatron-lm", 16)
+        assert "--bf16" in out.text and option in out.text and not out.missing

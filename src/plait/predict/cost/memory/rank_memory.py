@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from plait.plan import Plan
 from plait.plan.facts import STRATEGIES
+from plait.plan.precisions import PRECISION
 from plait.predict.cost.memory.local_sizes import held
 from plait.predict.cost.memory.rules import DEVICE, MemoryRules
 from plait.predict.cost.model.operations import Block, Matmul
@@ -120,7 +121,9 @@ def block_activations(
     # and as gradients;
     # fused, once.
     copies = 1.5 if compiled else 3.0
-    loss = saved.logits * (4.0 * copies if precision == "bf16" else width * (copies - 1.0))
+    loss = saved.logits * (
+        4.0 * copies if PRECISION[precision].has_masters else width * (copies - 1.0)
+    )
     tensor = (numbers * width + saved.tensor_masks + 4.0 * saved.statistics + loss) / shard.tp
     scores = (
         0.0
@@ -202,7 +205,7 @@ def updated_numbers(weights: WeightBytes, plan: Plan) -> float:
 
 def optimizer_bytes(weights: WeightBytes, plan: Plan, state_numbers: float) -> float:
     """Bytes of the optimizer's state, master weights included, wherever it lives."""
-    numbers = state_numbers + (1 if plan.precision == "bf16" else 0)
+    numbers = state_numbers + (1 if PRECISION[plan.precision].has_masters else 0)
     return updated_numbers(weights, plan) * numbers * (8 if plan.precision == "float64" else 4)
 
 
@@ -213,9 +216,11 @@ def model_states(
     stages 0 to 3).
     """
     facts = STRATEGIES[plan.dp.strategy]
+    precision = PRECISION[plan.precision]
     own = updated_numbers(weights, plan)
+    kept = precision.num_bytes + precision.rounded_bytes  # weights are rounded once a step
     return RankMemory(
-        parameters=(own if facts.shards_parameters else weights.total) * BYTES[plan.precision],
+        parameters=(own if facts.shards_parameters else weights.total) * kept,
         gradients=(own if facts.shards_gradients else weights.total) * gradient_bytes,
         optimizer=0.0 if plan.dp.offload else optimizer_bytes(weights, plan, state_numbers),
     )

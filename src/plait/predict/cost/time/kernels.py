@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from plait.plan.precisions import PRECISION, working
 from plait.predict.cost.model.operations import Attention, Block, Elementwise, Matmul
 from plait.predict.cost.model.shapes import products
 from plait.predict.cost.sharding import Sharding
@@ -44,7 +45,7 @@ def _block_seconds(
     fused = all(op.fused for op in block.operations if isinstance(op, Attention))
     for op in block.operations:
         if isinstance(op, Matmul):
-            f, i, w = _matmul(op, setting)
+            f, i, w = _matmul(op, setting, rounds=is_rounded(block, op, precision))
             forward = forward + f
             input_grad = input_grad + i
             weight_grad = weight_grad + w
@@ -60,6 +61,11 @@ def _block_seconds(
             input_grad = input_grad + 1.5 * f
             elementwise = elementwise + f
     starts = [launches(op, compiled) for op in block.operations]
+    starts += [
+        (1.0, 1.0)  # the kernels that round
+        for op in block.operations
+        if isinstance(op, Matmul) and is_rounded(block, op, precision)
+    ]
     return ComputeSeconds(
         forward=forward,
         input_grad=input_grad,
@@ -72,12 +78,54 @@ def _block_seconds(
     )
 
 
-def _matmul(op: Matmul, setting: Setting) -> tuple[float, float, float]:
+def is_rounded(block: Block, op: Matmul, precision: str) -> bool:
+    """Whether a product is computed in eight bits or fewer: those of a block's linear layers."""
+    return (
+        PRECISION[precision].rounds_products
+        and block.name not in {"embedding", "head", "stem"}
+        and op.name not in {"router", "shared_gate"}
+        and not (op.weightless or op.convolution)
+    )
+
+
+def _matmul(op: Matmul, setting: Setting, *, rounds: bool = False) -> tuple[float, float, float]:
     made = products(op, setting.shard)
     forward, input_grad, weight_grad = (
         made.copies * gemm_seconds(setting, m, n, k) for m, n, k in made.each()
     )
-    return forward, input_grad, weight_grad
+    if not rounds:
+        return forward, input_grad, weight_grad
+    part = PRECISION[setting.precision].rounded_layers
+    small = [made.copies * rounded_gemm_seconds(setting, m, n, k) for m, n, k in made.each()]
+    # The input is rounded in forward. What comes back is rounded once, for both halves of backward.
+    taken = made.copies * rounding_seconds(setting, made.rows * made.inputs)
+    returned = made.copies * rounding_seconds(setting, made.rows * made.outputs)
+    return (
+        forward + part * (small[0] + taken - forward),
+        input_grad + part * (small[1] + returned - input_grad),
+        weight_grad + part * (small[2] - weight_grad),
+    )
+
+
+def rounded_gemm_seconds(setting: Setting, m: float, n: float, k: float) -> float:
+    """One product of rounded factors, whose result is in the working precision."""
+    machine = setting.machine
+    efficiency = machine.efficiency
+    facts = PRECISION[setting.precision]
+    depth = k + efficiency.matmul_depth
+    rows = m + efficiency.matmul_rows
+    compute = 2.0 * rows * n * depth / machine.matmul_rate(setting.precision)
+    moved = (n * k + m * k) * facts.rounded_bytes + m * n * facts.num_bytes
+    return max(compute, moved / machine.streaming_rate) + efficiency.kernel_seconds
+
+
+def rounding_seconds(setting: Setting, numbers: float) -> float:
+    """Rounding of a tensor into two layouts, one for each product that reads it."""
+    facts = PRECISION[setting.precision]
+    read = facts.num_bytes * (1.0 + facts.amax_passes)
+    written = 2.0 * facts.rounded_bytes
+    machine = setting.machine
+    return numbers * (read + written) / machine.streaming_rate + machine.efficiency.kernel_seconds
 
 
 def gemm_seconds(setting: Setting, m: float, n: float, k: float) -> float:
@@ -86,7 +134,7 @@ def gemm_seconds(setting: Setting, m: float, n: float, k: float) -> float:
     efficiency = setting.machine.efficiency
     depth = k + efficiency.matmul_depth
     rows = m + efficiency.matmul_rows
-    compute = 2.0 * rows * n * depth / machine.matmul_rate(setting.precision)
+    compute = 2.0 * rows * n * depth / machine.matmul_rate(working(setting.precision))
     memory = (m * n + n * k + m * k) * BYTES[setting.precision] / machine.streaming_rate
     return max(compute, memory) + efficiency.kernel_seconds
 
@@ -109,7 +157,7 @@ def attention_seconds(op: Attention, setting: Setting) -> tuple[float, float]:
             / (op.head_dim + efficiency.attention_depth)
         )
         rate = (
-            machine.peak_flops[setting.precision]
+            machine.peak_flops[working(setting.precision)]
             * machine.sustained
             * reach
             * (1.0 if op.tuned else machine.portable_attention)
@@ -119,7 +167,7 @@ def attention_seconds(op: Attention, setting: Setting) -> tuple[float, float]:
             rate * efficiency.attention_backward
         ) + 3 * kernels
     depth = 1.0 + efficiency.matmul_depth / op.head_dim
-    products = flops * depth / machine.matmul_rate(setting.precision)
+    products = flops * depth / machine.matmul_rate(working(setting.precision))
     scores = tokens * shard.seq_len * op.num_heads * BYTES[setting.precision]
     passes = (
         (6.5 if op.dropout else 4.0)

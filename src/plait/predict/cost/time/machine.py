@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from plait.plan import Plan
+from plait.plan.precisions import PRECISION
 from plait.predict.cost.memory.rules import MemoryRules
 from plait.predict.cost.model.operations import Block
 from plait.predict.cost.sharding import Sharding
@@ -94,6 +95,8 @@ class Machine(ABC):
     network_latency: float
     price_per_hour: float = 0.0
     sustained: float = 0.72
+    rounded_sustained: float = 0.66
+    """Part of the peak that products of eight bits and fewer hold."""
     portable_attention: float = 1.0
     """Speed of a fused attention kernel written for older matrix units, of one written for this
     device.
@@ -148,7 +151,9 @@ class Machine(ABC):
 
     def matmul_rate(self, precision: str) -> float:
         """Flops a second of large matrix products."""
-        return self.peak_flops[precision] * self.sustained * self.efficiency.matmul
+        is_rounded = PRECISION[precision].rounds_products
+        held = self.rounded_sustained if is_rounded else self.sustained
+        return self.peak_flops[precision] * held * self.efficiency.matmul
 
     @property
     def streaming_rate(self) -> float:
