@@ -1,170 +1,246 @@
 """How much of a run's time is useful when its ranks are killed, and what a recovery costs.
 
-    python -m benchmarks.recovery.bench [--plans TEXT ...] [--steps 400] [--every 15]
+    python -m benchmarks.recovery.bench [--plans TEXT ...] [--seconds 24] [--every 15] [--out DIR]
+    python -m benchmarks.recovery.bench --long
 
-Trains each plan twice: undisturbed, and with a random rank killed every so many seconds. A row has
-the useful fraction (undisturbed seconds over those of the disturbed run), the seconds from a kill
-to the next finished step, the steps that were repeated, the shares of a step that it waits for a
-snapshot and for a checkpoint, and whether the bits are equal. A busy machine makes all of it noise.
+Trains each plan undisturbed, then with a random rank killed every so many seconds. The first plan
+is also killed at one and a half and twice that rate, for the picture. Then half of the ranks are
+lost for good, and a run is timed with and without the doctor's records. `--long` is one kill every
+15 seconds, 100 of them. A signal ends it with what was measured. A busy machine makes it noise.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import random
-import signal
+import math
 import statistics
+import sys
 import tempfile
-import threading
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from tests.fault.kills import differences, living_process
+from tests.fault.kills import differences
 
+from benchmarks.lines import lines
 from benchmarks.machine import announce
-from plait.cli import replanning
-from plait.config import Config
-from plait.launcher.keeper import keep
-from plait.launcher.seat import LaunchPlan
-from plait.plan import Plan
+from benchmarks.recovery.runs import (
+    CutShort,
+    KillEvery,
+    KillOnce,
+    Trained,
+    config_of,
+    trained,
+    without_doctor,
+)
 from plait.run import kept
-from plait.run.job import TrainingRun
 
-NUM_CHECKPOINTS = 10
-PLANS = ("dp4:zero1", "tp2 dp2", "pp2:1f1b dp2 mb2")
-MODEL: dict[str, Any] = {
-    "name": "gpt",
-    "num_hidden_layers": 8,
-    "hidden_size": 256,
-    "num_attention_heads": 8,
-    "intermediate_size": 1024,
-    "vocab_size": 256,
-}
+PLANS = ("dp4:zero1", "pp2:1f1b dp2 mb2")
+PROBE_STEPS = 12
+PICTURE_RATES = (1.0, 1.5, 2.0)
+LONG_KILLS = 100
+DOCTOR_PAIRS = 2
+PICTURE = "useful-fraction.svg"
+HEAD = (
+    "plan",
+    "useful",
+    "kills",
+    "failures/hour",
+    "recovery s",
+    "most repeated",
+    "snapshot/step",
+    "checkpoint/step",
+    "equal bits",
+)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One plan."""
+    """One plan at one rate of kills.
+
+    Attributes:
+        useful_fraction: seconds of the undisturbed run over those of this one.
+        recovery_seconds: from a kill to the next finished step, by recovery.
+        snapshot_fraction: the share of a step that it waits for its snapshot, undisturbed.
+        checkpoint_fraction: seconds that a step waits for a checkpoint, over the median step.
+    """
 
     plan: str
     useful_fraction: float
     num_kills: int
-    recovery_seconds: float
-    steps_repeated: int
+    failures_an_hour: float
+    recovery_seconds: tuple[float, ...]
+    most_repeated: int
     snapshot_fraction: float
     checkpoint_fraction: float
     is_equal: bool
 
-
-def config_of(plan: str, steps: int, restarts: int) -> Config:
-    """The run of a plan."""
-    tables = {
-        "model": MODEL,
-        "data": {"name": "random", "seq_len": 64},
-        "train": {
-            "steps": steps,
-            "global_batch": 16,
-            "linear_product": "rule",
-            "checkpoint_every": max(1, steps // NUM_CHECKPOINTS),
-        },
-        "plan": {"text": plan},
-        "recovery": {"restarts": restarts, "snapshot_every": 1, "hang_seconds": 120.0},
-    }
-    return Config.load(tables)
+    def cells(self) -> tuple[str, ...]:
+        """The row as a table shows it."""
+        middle = statistics.median(self.recovery_seconds) if self.recovery_seconds else 0.0
+        return (
+            self.plan,
+            f"{self.useful_fraction:.2f}",
+            str(self.num_kills),
+            f"{self.failures_an_hour:.0f}",
+            f"{middle:.2f}",
+            str(self.most_repeated),
+            f"{self.snapshot_fraction:.1%}",
+            f"{self.checkpoint_fraction:.1%}",
+            "yes" if self.is_equal else "NO",
+        )
 
 
-def trained(config: Config, folder: Path, every: float, seed: int) -> tuple[float, dict[str, Any]]:
-    """Seconds and summary of a run; a random rank is killed `every` so many seconds (0: never)."""
-    plan = Plan.parse(config.plan.text)
-    folder.mkdir(parents=True)
-    job = TrainingRun(config, str(plan), folder, shows_progress=False, began=time.time() - 2)
-    ended = threading.Event()
-    killer = threading.Thread(target=_kill, args=(plan.world_size, every, seed, ended))
-    if every:
-        killer.start()
-    began = time.perf_counter()
-    try:
-        layout = LaunchPlan(str(plan), plan.world_size)
-        policy = replanning.policy(config, plan)
-        result: dict[str, Any] = keep(kept.run, (job,), layout, policy).results[0]
-    finally:
-        ended.set()
-    if every:
-        killer.join()
-    return time.perf_counter() - began, result
+@dataclass
+class Results:
+    """Everything that was measured until now."""
+
+    rows: list[Row] = field(default_factory=list)
+    new_plan_seconds: float | None = None
+    new_plan: str = ""
+    doctor_fraction: float | None = None
 
 
-def _kill(num_ranks: int, every: float, seed: int, ended: threading.Event) -> None:
-    chance = random.Random(seed)
-    while not ended.wait(every):
-        process = living_process(chance.randrange(num_ranks))
-        if process is not None:
-            os.kill(process.pid, signal.SIGKILL)
+def measure(plan: str, seconds: float, rates: tuple[float, ...], into: Results) -> None:
+    """The rows of a plan, one for each number of seconds between two kills."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        probe = trained(config_of(plan, PROBE_STEPS, 1), folder / "probe")
+        steps = max(PROBE_STEPS, round(seconds / probe.step_seconds))
+        calm = trained(config_of(plan, steps, 1), folder / "calm")
+        for number, every in enumerate(rates):
+            killer = KillEvery(every, number + 1, math.ceil(seconds / every))
+            shaken = trained(config_of(plan, steps, 10_000), folder / f"shaken-{number}", killer)
+            row = row_of(plan, calm, shaken, is_equal=not differences(calm.folder, shaken.folder))
+            into.rows.append(row)
+            print(line(row.cells()), flush=True)
 
 
-def measure(plan: str, steps: int, every: float, folder: Path) -> Row:
-    """The row of a plan."""
-    name = plan.replace(" ", "_").replace(":", "-")
-    calm = folder / f"calm-{name}"
-    shaken = folder / f"shaken-{name}"
-    calm_seconds, undisturbed = trained(config_of(plan, steps, 1), calm, 0.0, 0)
-    seconds, result = trained(config_of(plan, steps, 10_000), shaken, every, 1)
-    recoveries = result["recoveries"]
+def row_of(plan: str, calm: Trained, shaken: Trained, *, is_equal: bool) -> Row:
+    """The row of a disturbed run beside an undisturbed one."""
+    recoveries = shaken.result["recoveries"]
     moved = [one["seconds"] for one in recoveries if one["seconds"] is not None]
-    step_seconds = undisturbed["step_seconds_median"]
-    snapshot, checkpoint = (
-        undisturbed[what]["seconds"] / max(1, undisturbed[what]["count"]) / step_seconds
-        for what in ("snapshots", "checkpoints")
-    )
+    repeated = [one["steps_repeated"] or 0 for one in recoveries]
     return Row(
         plan,
-        calm_seconds / seconds,
+        calm.seconds / shaken.seconds,
         len(recoveries),
-        statistics.median(moved) if moved else 0.0,
-        sum(one["steps_repeated"] or 0 for one in recoveries),
-        snapshot,
-        checkpoint,
-        not differences(calm, shaken),
+        len(recoveries) / shaken.seconds * 3600,
+        tuple(moved),
+        max(repeated, default=0),
+        calm.waited("snapshots"),
+        calm.waited("checkpoints"),
+        is_equal,
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def lose_half(seconds: float, into: Results) -> None:
+    """Half of four ranks are lost for good."""
+    with tempfile.TemporaryDirectory() as name:
+        probe = trained(config_of(PLANS[0], PROBE_STEPS, 1), Path(name) / "probe")
+        steps = max(PROBE_STEPS, round(seconds / probe.step_seconds / 4))
+        config = config_of(PLANS[0], steps, 0, replan="auto")
+        run = trained(config, Path(name) / "half", KillOnce((1, 3), at_step=PROBE_STEPS // 2))
+    recoveries = run.result["recoveries"]
+    into.new_plan_seconds = max(one["seconds"] or 0.0 for one in recoveries)
+    into.new_plan = run.result["plan"]
+
+
+def weigh_doctor(seconds: float, into: Results) -> None:
+    """Two ranks with and without records, in turns."""
+    plan = "dp2"
+    found: dict[bool, list[float]] = {True: [], False: []}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        probe = trained(config_of(plan, PROBE_STEPS, 0), folder / "probe")
+        steps = max(PROBE_STEPS, round(seconds / probe.step_seconds / 4))
+        for number in range(DOCTOR_PAIRS):
+            for has_doctor in (True, False):
+                main = kept.run if has_doctor else without_doctor
+                out = folder / f"{number}-{has_doctor}"
+                run = trained(config_of(plan, steps, 0), out, main=main)
+                found[has_doctor].append(run.step_seconds)
+    into.doctor_fraction = min(found[True]) / min(found[False]) - 1
+
+
+def line(cells: tuple[str, ...]) -> str:
+    """A line of a table."""
+    return "| " + " | ".join(cells) + " |"
+
+
+def conclude(results: Results, out: Path) -> None:
+    """Print what was measured beside its aims, and draw the picture."""
+    if not results.rows:
+        return
+    rows = results.rows
+    moved = [seconds for row in rows for seconds in row.recovery_seconds]
+    least = min(row.useful_fraction for row in rows)
+    equal = sum(row.is_equal for row in rows)
+    found = [
+        ("useful fraction, least of all runs", "0.8 at one kill in 15 s", f"{least:.2f}"),
+        ("disturbed runs with equal bits", "all", f"{equal} of {len(rows)}"),
+        ("steps lost by a kill, most", "1", str(max(row.most_repeated for row in rows))),
+        ("stall of a snapshot", "3 % of a step", f"{max(r.snapshot_fraction for r in rows):.1%}"),
+        (
+            "stall of a checkpoint",
+            "1 % of a step",
+            f"{max(r.checkpoint_fraction for r in rows):.1%}",
+        ),
+    ]
+    if moved:
+        shown = f"{statistics.median(moved):.2f} s, at most {max(moved):.2f} s"
+        found.insert(3, ("from a kill to the next finished step, 4 ranks", "3 s", shown))
+    if results.new_plan_seconds is not None:
+        shown = f"{results.new_plan_seconds:.2f} s, to a step of '{results.new_plan}'"
+        found.append(("half of 4 ranks never come back: a new plan", "5 s", shown))
+    if results.doctor_fraction is not None:
+        found.append(("the doctor's records, 2 ranks", "1 %", f"{results.doctor_fraction:+.1%}"))
+    print("\n" + line(("what", "aim", "measured")) + "\n" + "|---" * 3 + "|")
+    for cells in found:
+        print(line(cells))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / PICTURE).write_text(picture(rows))
+    print(f"\n{out / PICTURE}", flush=True)
+
+
+def picture(rows: list[Row]) -> str:
+    """The useful fraction against failures an hour, a line for each plan."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        points = series.setdefault(row.plan, [(0.0, 1.0)])
+        points.append((row.failures_an_hour, row.useful_fraction))
+    drawn = {plan: sorted(points) for plan, points in series.items()}
+    return lines(drawn, "A run whose ranks are killed", "failures an hour", "useful fraction")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--plans", nargs="+", default=list(PLANS))
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--seconds", type=float, default=24.0, help="of an undisturbed run")
     parser.add_argument("--every", type=float, default=15.0, help="seconds between two kills")
+    parser.add_argument("--long", action="store_true", help="100 kills of the first plan")
+    parser.add_argument("--out", type=Path, default=Path("recovery"), help="for the picture")
     words = parser.parse_args()
     announce()
-    head = (
-        "plan",
-        "useful",
-        "kills",
-        "recovery s",
-        "repeated",
-        "snapshot/step",
-        "checkpoint/step",
-        "equal bits",
-    )
-    print("| " + " | ".join(head) + " |")
-    print("|" + "---|" * len(head))
-    with tempfile.TemporaryDirectory() as folder:
-        for plan in words.plans:
-            row = measure(plan, words.steps, words.every, Path(folder))
-            cells = (
-                row.plan,
-                f"{row.useful_fraction:.2f}",
-                str(row.num_kills),
-                f"{row.recovery_seconds:.2f}",
-                str(row.steps_repeated),
-                f"{row.snapshot_fraction:.1%}",
-                f"{row.checkpoint_fraction:.1%}",
-                "yes" if row.is_equal else "NO",
-            )
-            print("| " + " | ".join(cells) + " |", flush=True)
+    print(line(HEAD) + "\n" + "|---" * len(HEAD) + "|", flush=True)
+    results = Results()
+    code = 0
+    try:
+        if words.long:
+            measure(words.plans[0], LONG_KILLS * words.every, (words.every,), results)
+        else:
+            for number, plan in enumerate(words.plans):
+                rates = PICTURE_RATES if number == 0 else PICTURE_RATES[:1]
+                measure(plan, words.seconds, tuple(words.every / rate for rate in rates), results)
+        lose_half(words.seconds, results)
+        weigh_doctor(words.seconds, results)
+    except CutShort as cut:
+        print(f"\ncut short by signal {cut.number}; what was measured until then:", flush=True)
+        code = 128 + cut.number
+    conclude(results, words.out)
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
