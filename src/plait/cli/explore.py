@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import threading
 import traceback
 from collections.abc import Callable
@@ -58,6 +59,8 @@ def run(arguments: argparse.Namespace) -> Answer:
     server = PageServer(site, arguments.host, arguments.port)
 
     def serve() -> None:
+        gc.freeze()  # what is imported stays; a search makes many records that live as long
+        gc.set_threshold(100_000)
         if not opening.is_local:  # a machine is measured when it is asked for
             threading.Thread(target=site.answer, args=("/plan.json", FIRST), daemon=True).start()
         server.run()

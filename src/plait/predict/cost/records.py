@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from plait.plan import Plan
 from plait.predict.cost import bars
+from plait.predict.cost.kept_hash import keeps_hash
 from plait.predict.cost.memory.rank_memory import Numerics, RankMemory
 from plait.predict.cost.model.operations import Model
 from plait.predict.cost.runtime import Runtime
@@ -23,6 +24,7 @@ One that is not known is taken to keep as many as AdamW. Muon keeps one less for
 GIB = 2.0**30
 
 
+@keeps_hash
 @dataclass(frozen=True)
 class Job:
     """The work of an estimate: model, samples a step, optimizer, and the runtime."""

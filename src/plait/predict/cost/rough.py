@@ -9,12 +9,12 @@ the full estimate.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from plait.plan import PipelineAxis, Plan
 from plait.plan.facts import SCHEDULES
-from plait.predict.cost.layout import rank_state
+from plait.predict.cost.layout import RankState, rank_state
 from plait.predict.cost.memory.offload import overfull
 from plait.predict.cost.model.operations import Model
 from plait.predict.cost.ranks import Question, Rank, rank_memory, work_floor
@@ -68,43 +68,82 @@ def kinds(
     return tuple(RankKind(key, count, most) for key, (count, most) in seen.items())
 
 
+@dataclass(frozen=True, eq=False)
+class RoughPlan:
+    """A plan whose memory and time are roughly known, each from when it is asked for on.
+
+    Most plans of a search are asked for their memory alone, which is the cheaper of the two.
+    """
+
+    job: Job
+    asked: Plan
+    machine: Machine
+
+    @cached_property
+    def question(self) -> Question:
+        """The plan as the machine places it."""
+        job = self.job
+        plan = self.machine.memory.placed(self.asked)
+        samples = job.largest_micro_batch(plan)
+        shard = sharding(plan, job.model.seq_len, float(samples), job.runtime)
+        return Question(job, plan, self.machine, shard)
+
+    @cached_property
+    def ranks(self) -> tuple[tuple[RankKind, RankState], ...]:
+        """The kinds of ranks, and what each holds. Errors: `PlanError` for too many stages."""
+        plan = self.question.plan
+        pp = plan.pp
+        # Beyond this many the live micro-batches no longer grow, except where all of them live.
+        shown = plan.micro_batches
+        if not SCHEDULES[pp.schedule].holds_all:
+            shown = min(shown, 4 * pp.size)
+        inner = _inner(plan.dp, plan.tp, plan.cp, pp.size, plan.ep, plan.precision)
+        sizes = (pp.size, pp.virtual, shown)
+        found = kinds(self.job.model, pp.schedule, sizes, self.job.runtime.balanced_stages)
+        return tuple((kind, rank_state(kind.stages, inner, self.job)) for kind in found)
+
+    @cached_property
+    def memory_bytes(self) -> float:
+        """The fullest rank's memory; more than there is where the host of a node is too full."""
+        memory = host = 0.0
+        ranks = self.question.plan.world_size
+        for kind, state in self.ranks:
+            live = tuple(zip(kind.stages, kind.live, strict=True))
+            memory = max(memory, rank_memory(self.question, state, live).total)
+            host = max(host, overfull(self.machine, ranks, state.host_bytes))
+        if host > 1.0:
+            memory = max(memory, host * self.machine.memory_bytes)
+        return memory
+
+    @cached_property
+    def guess(self) -> Guess:
+        """Memory and time."""
+        question = self.question
+        plan = question.plan
+        m = plan.micro_batches
+        send = question.send_seconds()
+        slowest = total = tail = 0.0
+        for kind, state in self.ranks:
+            rank = Rank(question, state, tuple(question.passes(kind.stages)))
+            busy = sum(stage.total for stage in rank.stage_costs(send))
+            slowest = max(slowest, busy)
+            total += busy * kind.count
+            tail = max(tail, sum(rank.tail_seconds()))
+        sizes = (plan.pp.size, plan.pp.virtual, m)
+        seconds = closed_seconds(plan.pp.schedule, sizes, slowest, total, send)
+        fixed = self.machine.efficiency.step_seconds
+        work = m * total + plan.pp.size * (tail + fixed)
+        return Guess(
+            plan=self.asked,
+            step_seconds=max(seconds + tail + fixed, work_floor(question, work)),
+            bubble_seconds=seconds - m * slowest,
+            memory_bytes=self.memory_bytes,
+        )
+
+
 def rough_estimate(job: Job, plan: Plan, machine: Machine) -> Guess:
     """Rough time and memory of a plan."""
-    asked = plan
-    plan = machine.memory.placed(plan)
-    m = plan.micro_batches
-    samples = job.largest_micro_batch(plan)
-    shard = sharding(plan, job.model.seq_len, float(samples), job.runtime)
-    question = Question(job, plan, machine, shard)
-    # Beyond this many the live micro-batches no longer grow, except where all of them live.
-    shown = m if SCHEDULES[plan.pp.schedule].holds_all else min(m, 4 * plan.pp.size)
-    sizes = (plan.pp.size, plan.pp.virtual, shown)
-    send = question.send_seconds()
-    inner = _inner(plan.dp, plan.tp, plan.cp, plan.pp.size, plan.ep, plan.precision)
-    slowest = total = tail = host = memory = 0.0
-    for kind in kinds(job.model, plan.pp.schedule, sizes, job.runtime.balanced_stages):
-        state = rank_state(kind.stages, inner, job)
-        rank = Rank(question, state, tuple(question.passes(kind.stages)))
-        busy = sum(stage.total for stage in rank.stage_costs(send))
-        slowest = max(slowest, busy)
-        total += busy * kind.count
-        tail = max(tail, sum(rank.tail_seconds()))
-        host = max(host, overfull(machine, plan.world_size, state.host_bytes))
-        live = tuple(zip(kind.stages, kind.live, strict=True))
-        memory = max(memory, rank_memory(question, state, live).total)
-    seconds = closed_seconds(
-        plan.pp.schedule, (plan.pp.size, plan.pp.virtual, m), slowest, total, send
-    )
-    fixed = machine.efficiency.step_seconds
-    work = m * total + plan.pp.size * (tail + fixed)
-    if host > 1.0:
-        memory = max(memory, host * machine.memory_bytes)
-    return Guess(
-        plan=asked,
-        step_seconds=max(seconds + tail + fixed, work_floor(question, work)),
-        bubble_seconds=seconds - m * slowest,
-        memory_bytes=memory,
-    )
+    return RoughPlan(job, plan, machine).guess
 
 
 @lru_cache(maxsize=65536)

@@ -28,7 +28,7 @@ from plait.plan.facts import (
     strategies_with,
 )
 from plait.predict.cost.records import Estimate, Job
-from plait.predict.cost.rough import Guess, rough_estimate
+from plait.predict.cost.rough import Guess, RoughPlan
 from plait.predict.cost.step import estimate_job
 from plait.predict.cost.time.machine import Machine
 from plait.predict.planner.search import SearchSettings, cheapest_that_fits, replay_work, score
@@ -66,6 +66,9 @@ class LocalSearch:
     seen: dict[Plan, Estimate] = field(default_factory=dict)
     work: int = 0
     """Micro-batches on stages that were replayed."""
+    cheapest: dict[Plan, Guess | None] = field(default_factory=dict)
+    """The cheapest that fits, by the plan from which it was looked for."""
+    guesses: dict[Plan, Guess] = field(default_factory=dict)
 
     def from_plans(self, starts: list[Estimate]) -> list[Estimate]:
         """The plans that were met, best first, those that fit alone."""
@@ -118,11 +121,18 @@ class LocalSearch:
         return self.seen[plan]
 
     def _guess(self, plan: Plan) -> Guess | None:
+        room = self.machine.memory.usable_bytes(plan)
+        if plan in self.guesses:
+            known = self.guesses[plan]
+            return known if known.memory_bytes <= room else None
+        rough = RoughPlan(self.job, plan, self.machine)
         try:
-            guess = rough_estimate(self.job, plan, self.machine)
+            if rough.memory_bytes > room:
+                return None
         except PlanError:
             return None
-        return guess if guess.memory_bytes <= self.machine.memory.usable_bytes(plan) else None
+        self.guesses[plan] = rough.guess
+        return rough.guess
 
     def _neighbours(self, plan: Plan) -> Iterator[Plan]:
         """The plans that differ in one thing, and those of other micro-batches, schedules and
@@ -155,9 +165,16 @@ class LocalSearch:
             if model.num_experts % ep == 0
         ]
         for other in self._valid([*others, *_moved(plan)]):
-            guess, _ = cheapest_that_fits(self.job, self.machine, other, self.settings)
+            guess = self._cheapest(other)
             if guess is not None:
+                self.guesses[guess.plan] = guess
                 yield guess.plan
+
+    def _cheapest(self, plan: Plan) -> Guess | None:
+        if plan not in self.cheapest:
+            found = cheapest_that_fits(self.job, self.machine, plan, self.settings)
+            self.cheapest[plan] = found[0]
+        return self.cheapest[plan]
 
     def _data(self, plan: Plan) -> Iterator[DataAxis]:
         size = plan.dp.size

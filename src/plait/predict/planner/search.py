@@ -9,7 +9,7 @@ bounds pass the plans already found.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from plait.errors import PlanError
@@ -19,7 +19,7 @@ from plait.plan.precisions import PRECISION
 from plait.predict.cost.frameworks import PLAIT, Framework
 from plait.predict.cost.ranks import stage_pass
 from plait.predict.cost.records import Estimate, Job
-from plait.predict.cost.rough import Guess, rough_estimate
+from plait.predict.cost.rough import Guess, RoughPlan
 from plait.predict.cost.sharding import sharding
 from plait.predict.cost.step import estimate_job
 from plait.predict.cost.time.machine import Machine
@@ -58,9 +58,20 @@ class SearchSettings:
         """Whether optimizer state may be on the host."""
         return self.framework is PLAIT
 
+    @property
+    def allows_all(self) -> bool:
+        """Whether every plan that is searched may be chosen."""
+        return self.framework is PLAIT and not self.runnable
+
     def allows(self, plan: Plan) -> bool:
         """Whether whoever runs the plan has all of its parts."""
         return self.framework.offers(plan) and (not self.runnable or is_runnable(plan))
+
+    def allowed_data(self, plan: Plan, axes: Iterable[DataAxis]) -> list[DataAxis]:
+        """The data axes that the plan may have."""
+        if self.allows_all:
+            return list(axes)
+        return [axis for axis in axes if self.allows(replace(plan, dp=axis))]
 
 
 @dataclass
@@ -157,7 +168,7 @@ def allowed(
     ):
         plan = _plan(combination, settings, 1)
         axes = (plan.dp, *(DataAxis(plan.dp.size, name) for name in settings.framework.data))
-        if any(settings.allows(replace(plan, dp=axis)) for axis in axes):
+        if settings.allowed_data(plan, axes):
             yield combination
 
 
@@ -181,8 +192,8 @@ def fits_somehow(job: Job, machine: Machine, num_devices: int, settings: SearchS
             plan = replace(_plan(combination, settings, count), dp=data, remat="full")
             if states_floor(job, combination, settings) > machine.memory_bytes:
                 return False
-            guess = rough_estimate(job, plan, machine)
-            if guess.memory_bytes <= machine.memory.usable_bytes(plan):
+            needed = RoughPlan(job, plan, machine).memory_bytes
+            if needed <= machine.memory.usable_bytes(plan):
                 return True
     return False
 
@@ -287,12 +298,12 @@ def cheapest_that_fits(
         node_ranks,
         offloads=settings.offloads,
     )
-    axes = [axis for axis in offered if settings.allows(replace(plan, dp=axis))]
-    known: dict[tuple[DataAxis, Remat], Guess] = {}
+    axes = settings.allowed_data(plan, offered)
+    known: dict[tuple[DataAxis, Remat], RoughPlan] = {}
 
-    def guessed(data: DataAxis, remat: Remat) -> Guess:
+    def guessed(data: DataAxis, remat: Remat) -> RoughPlan:
         if (data, remat) not in known:
-            known[data, remat] = rough_estimate(job, replace(plan, dp=data, remat=remat), machine)
+            known[data, remat] = RoughPlan(job, replace(plan, dp=data, remat=remat), machine)
             if found is not None:
                 found.num_guesses += 1
         return known[data, remat]
@@ -302,14 +313,14 @@ def cheapest_that_fits(
         plain = guessed(axes[0], REMATS[0])
         smallest = plain if plain.memory_bytes <= limit else guessed(axes[-1], REMATS[-1])
         if smallest.memory_bytes > limit or smallest is plain:
-            return (plain if smallest is plain else None), smallest.memory_bytes
+            return (plain.guess if smallest is plain else None), smallest.memory_bytes
         for data in axes:
             if best is not None and (best.plan.remat == "none" or data.offload):
                 break
             if guessed(data, REMATS[-1]).memory_bytes > limit:
                 continue
             fits = next(
-                one for remat in REMATS if (one := guessed(data, remat)).memory_bytes <= limit
+                one.guess for remat in REMATS if (one := guessed(data, remat)).memory_bytes <= limit
             )
             best = fits if best is None or fits.step_seconds < best.step_seconds else best
     except PlanError:

@@ -6,6 +6,7 @@ import pytest
 
 from plait.cluster import Cluster
 from plait.plan import Plan
+from plait.predict.cost import rough
 from plait.predict.cost.api import job_of
 from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.tables import config_tables
@@ -37,7 +38,16 @@ def test_a_plan_without_a_pipeline_is_guessed_as_it_is_estimated(
     plan = Plan.parse(text).check()
     job = job_of(config_tables(CONFIG), plan)
     machine = machine_of(cluster)
-    rough = rough_estimate(job, plan, machine)
+    guess = rough_estimate(job, plan, machine)
     exact = estimate_job(job, plan, machine)
-    assert rough.step_seconds == pytest.approx(exact.step_seconds, rel=1e-12)
-    assert rough.memory_bytes == pytest.approx(exact.memory.total, rel=1e-12)
+    assert guess.step_seconds == pytest.approx(exact.step_seconds, rel=1e-12)
+    assert guess.memory_bytes == pytest.approx(exact.memory.total, rel=1e-12)
+
+
+def test_memory_alone_is_known_without_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan.parse("pp2 dp2:zero1 mb4").check()
+    job = job_of(config_tables(CONFIG), plan)
+    machine = machine_of(CLUSTERS["accelerator"])
+    expected = rough_estimate(job, plan, machine).memory_bytes
+    monkeypatch.setattr(rough, "closed_seconds", None)
+    assert rough.RoughPlan(job, plan, machine).memory_bytes == expected

@@ -64,6 +64,7 @@ class WeightBytes:
         return self.dense + self.experts
 
 
+@lru_cache(maxsize=65536)
 def stage_weights(stages: tuple[StageBlocks, ...], shard: Sharding, tied: int) -> WeightBytes:
     """The weights of the stages of one rank; `tied` numbers are stored once when first and last
     stage share the rank.
@@ -80,6 +81,7 @@ def stage_weights(stages: tuple[StageBlocks, ...], shard: Sharding, tied: int) -
     return WeightBytes(dense, experts, largest)
 
 
+@lru_cache(maxsize=65536)
 def block_weights(block: Block, shard: Sharding) -> tuple[float, float]:
     """Numbers of one block on one rank: dense weights and expert weights."""
     own = held(block, shard)

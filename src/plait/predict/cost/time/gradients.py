@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from plait.plan import Plan
 from plait.plan.facts import STRATEGIES
@@ -19,6 +20,7 @@ from plait.predict.cost.time.messages import Message
 from plait.predict.cost.widths import BYTES
 
 
+@lru_cache(maxsize=4096)
 def num_tensors(block: Block) -> int:
     """Parameters of a block, each a tensor."""
     number = 0

@@ -12,9 +12,11 @@ from functools import lru_cache
 from itertools import accumulate
 
 from plait.errors import PlanError
+from plait.predict.cost.kept_hash import keeps_hash
 from plait.predict.cost.model.operations import Block, Model
 
 
+@keeps_hash
 @dataclass(frozen=True)
 class StageBlocks:
     """Runs of blocks, in order, and where the stage stands."""
