@@ -1,17 +1,19 @@
 """A tiny config of every family, derived from its config class: nothing is downloaded.
 
 Sizes are known by the names that configs give them, in nested configs too. A family whose config
-refuses a size is tried without the sizes that are the least usual.
+refuses a size is tried without the sizes that are the least usual. What still fails is repaired
+by hints (`hints.py`), as long as they lead to another failure.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from benchmarks.census import hints
 from plait.errors import ModelError
 from plait.models import hf
 
@@ -132,10 +134,9 @@ def _namesake(name: str, users: list[tuple[str, str]]) -> tuple[str, str]:
     return max(users, key=shared)
 
 
-def candidates(family: str) -> Iterator[dict[str, Any]]:
-    """Tables to try, the most complete first."""
-    known = hf.library().models.auto.configuration_auto.CONFIG_MAPPING[family]().to_dict()
-    table = {"model_type": family, **_small(known)}
+def candidates(known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Tables to try for a config with these defaults, the most complete first."""
+    table = {"model_type": known["model_type"], **_small(known)}
     yield table
     for left_out in UNSURE:
         if any(key in table for key in left_out):
@@ -150,11 +151,24 @@ def candidates(family: str) -> Iterator[dict[str, Any]]:
     }
 
 
+def defaults(family: str) -> dict[str, Any]:
+    """The config of a family as its class makes it, with nested configs that it accepts."""
+    config_class: Any = hf.library().models.auto.configuration_auto.CONFIG_MAPPING[family]
+    try:
+        known = config_class()
+    except Exception:  # its default nested config is none that it accepts
+        known = config_class(**hints.NESTED)
+    table: dict[str, Any] = known.to_dict()
+    return {**table, "model_type": family}
+
+
 def _small(known: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a config whose sizes are known, made small; nested configs too."""
     table: dict[str, Any] = {}
     for key, value in known.items():
-        if isinstance(value, Mapping) and key.endswith("config") and value:
+        if isinstance(value, Mapping) and (key.endswith("config") or "model_type" in value):
+            if not value:
+                continue
             table[key] = {**_kept(value), **_small(value)}
         elif key.endswith(DROPS) and isinstance(value, float):
             table[key] = 0.0
@@ -165,6 +179,8 @@ def _small(known: Mapping[str, Any]) -> dict[str, Any]:
             table[key] = [GROUPS] * len(value)
         elif key in SIZES and value is not None and not isinstance(value, (list, dict)):
             table[key] = SIZES[key]
+        elif key == "image_size" and isinstance(value, list):
+            table[key] = [SIZES[key]] * len(value)
     types = known.get("layer_types")
     if isinstance(types, list) and types and isinstance(types[0], str):
         kinds = list(dict.fromkeys(types))
@@ -177,29 +193,87 @@ def _kept(known: Mapping[str, Any]) -> dict[str, Any]:
     return {"model_type": known["model_type"]} if "model_type" in known else {}
 
 
+Attempt = Callable[[str, Mapping[str, Any]], None]
+
+
 def tiny(task: str, family: str) -> dict[str, Any]:
     """The first table from which the class can be made and run once on the host.
 
     Raises `ModelError` where none does.
     """
-    first: Exception | None = None
+    return _first(task, family, _run)
+
+
+def makeable(task: str, family: str) -> dict[str, Any]:
+    """The first table that runs, or else the first from which the class can be made at all."""
+    try:
+        return tiny(task, family)
+    except ModelError:
+        return _first(task, family, _make)
+
+
+def _first(task: str, family: str, attempt: Attempt) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for table in candidates(family):
-            try:
-                _try(task, table)
-            except Exception as failure:
-                first = first or failure
-            else:
+        known = defaults(family)
+        tables = list(candidates(known))
+        failures = []
+        for table in tables:
+            if not (failure := _failure(attempt, task, table)):
                 return table
-    raise ModelError(f"no tiny config runs: {type(first).__name__}: {first}") from first
+            failures.append(failure)
+        repaired = _repaired(tables[0], hints.of(task, known), lambda t: _failure(attempt, task, t))
+    if repaired is None:
+        raise ModelError(f"no tiny config runs: {failures[0]}")
+    return repaired
 
 
-def _try(task: str, table: Mapping[str, Any]) -> None:
+def _repaired(
+    table: dict[str, Any], known_hints: list[hints.Hint], failure_of: Callable[[Any], str]
+) -> dict[str, Any] | None:
+    """The table with hints, each kept that led to a failure not seen before; None where some
+    failure stays.
+    """
+    seen = {failure_of(table)}
+    left = list(known_hints)
+    kept = True
+    while kept:
+        kept = False
+        for hint in left:
+            changed = hint(table)
+            if changed == table:
+                continue
+            failure = failure_of(changed)
+            if not failure:
+                return changed
+            if failure not in seen:
+                seen.add(failure)
+                table = changed
+                left.remove(hint)
+                kept = True
+                break
+    return None
+
+
+def _failure(attempt: Attempt, task: str, table: Mapping[str, Any]) -> str:
+    """Why an attempt failed; empty where it did not."""
+    try:
+        attempt(task, table)
+    except Exception as failure:  # a family fails in its own way
+        return f"{type(failure).__name__}: {failure}"
+    return ""
+
+
+def _make(task: str, table: Mapping[str, Any]) -> hf.HuggingFace:
     model = hf.make(table, task=task)
     numel = sum(param.numel() for param in model.parameters())
     if numel > LARGEST:
         raise ModelError(f"its config has other names for its sizes: {numel} parameters")
+    return model
+
+
+def _run(task: str, table: Mapping[str, Any]) -> None:
+    model = _make(task, table)
     assert model.make_start is not None
     whole = model.make_start().double()
     logits = whole(example(task, table))
@@ -213,6 +287,7 @@ def example(task: str, table: Mapping[str, Any]) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     if task == "image":
         side = table.get("image_size", 32)
-        shape = (2, table.get("num_channels", 3), side, side)
+        sides = side if isinstance(side, list) else [side, side]
+        shape = (2, table.get("num_channels", 3), *sides)
         return torch.randn(shape, generator=generator, dtype=torch.float64)
     return torch.randint(0, VOCABULARY, (2, LENGTH), generator=generator)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 import torch
-from benchmarks.census.configs import classes, tiny
+from benchmarks.census.configs import classes, makeable
 from torch import Tensor, nn
 
 from plait.engine.state.init import Initializer, place_holders
@@ -21,7 +21,7 @@ SAMPLE = ["openai-gpt", "apertus", "gpt2", "llama", "qwen3_moe", "gpt_neox", "bl
 
 def start(family: str, task: str = "causal") -> dict[str, Tensor]:
     """Parameters and buffers of the family as an engine begins with them, by name."""
-    model = hf.make(tiny(task, family), task=task)
+    model = hf.make(makeable(task, family), task=task)
     cpu = torch.device("cpu")
     place_holders(model, torch.float32, cpu)
 
