@@ -29,8 +29,7 @@ points = torch.randn(110, 16)
 loader = DataLoader(TensorDataset(points, points[:, :4].argmax(1)), batch_size=32, shuffle=True)
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-engine = plait.build(model, "dp2", loss=F.cross_entropy, optimizer=optimizer)
-loader = engine.prepare(loader)
+engine, loader = plait.prepare(model, loader, "dp2", loss=F.cross_entropy, optimizer=optimizer)
 
 for _epoch in range(2):
     for inputs, targets in loader:

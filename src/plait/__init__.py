@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from plait.datasets.loader import Loader
     from plait.engine.build import Options, build
     from plait.engine.engine import Engine
+    from plait.engine.script import prepare
     from plait.engine.stages.cut import Cutting
     from plait.engine.step import StepResult
     from plait.launcher import launch
@@ -39,6 +40,7 @@ __all__ = [
     "estimate",
     "fit",
     "launch",
+    "prepare",
     "verify",
 ]
 
@@ -57,6 +59,7 @@ _ROOMS = {
     "estimate": "plait.predict.cost",
     "fit": "plait.run.loop",
     "launch": "plait.launcher",
+    "prepare": "plait.engine.script",
     "verify": "plait.verify",
 }
 

@@ -24,6 +24,7 @@ DOOR = [
     "estimate",
     "fit",
     "launch",
+    "prepare",
     "verify",
 ]
 
