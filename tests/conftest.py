@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 # Files whose tests start whole runs, or walk long tables: `python -m pytest -m long` runs them.
 LONG = frozenset(
     {
+        "tests/browser/test_static_page.py",
         "tests/cli/test_commands.py",
         "tests/cli/test_data.py",
         "tests/cli/test_live.py",

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,19 +16,10 @@ import pytest
 from plait.cli import main
 from plait.cli.explore import opening_of, site_of
 from plait.explore.server import PageServer
+from tests.browser.chromium import SCREENS, expect, opened
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="playwright is not installed: pip install playwright"
-)
-if CHROMIUM is None:
-    pytest.skip("there is no Chromium: apt-get install chromium", allow_module_level=True)
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-SCREENS = {
-    "light": {"viewport": {"width": 1280, "height": 690}, "color_scheme": "light"},
-    "dark": {"viewport": {"width": 1280, "height": 690}, "color_scheme": "dark"},
-    "narrow": {"viewport": {"width": 400, "height": 800}, "color_scheme": "light"},
-}
 CLUSTERS = (
     *("h100x8", "h100x16", "h200x4", "b200x2", "a100-80gbx16", "a100-40gbx3"),
     *("mi300x", "t4x4", "l40sx8", "rtx4090x1"),
@@ -48,36 +38,12 @@ def server() -> Iterator[PageServer]:
     one.server_close()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        one = started.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-lcd-text"]
-        )
-        yield one
-        one.close()
-
-
 @pytest.fixture(params=SCREENS)
 def page(request: pytest.FixtureRequest, browser: Any, server: PageServer) -> Iterator[Any]:
-    context = browser.new_context(**SCREENS[request.param])
-    one = context.new_page()
-    said: list[str] = []
-    one.on("console", lambda message: said.append(message.text))
-    one.on("pageerror", lambda error: said.append(str(error)))
-    one.on(
-        "request",
-        lambda asked: said.extend(
-            []
-            if asked.url.startswith("http://127.0.0.1:") or asked.url.startswith("data:")
-            else [asked.url]
-        ),
-    )
-    one.goto(server.url)
-    one.wait_for_selector("#plans tbody tr")
-    one.name = request.param
-    yield one
-    context.close()
+    with opened(browser, server.url, request.param) as (one, said):
+        one.wait_for_selector("#plans tbody tr")
+        one.name = request.param
+        yield one
     assert not [line for line in said if "status of 400" not in line], said
 
 
@@ -90,6 +56,8 @@ def test_the_page_shows_plans_at_every_width(page: Any, server: PageServer) -> N
     assert "h100x64, 64 devices" in headline(page)
     page.wait_for_selector("#scatter canvas")
     page.wait_for_selector("#grid[aria-label]")
+    page.wait_for_selector("#timeline canvas")
+    assert "bubble" in page.inner_text("#grid-cards")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     folder = os.environ.get("PLAIT_PICTURES")
     if folder:
@@ -128,7 +96,7 @@ def test_what_is_wrong_is_said_on_the_page_and_hostile_text_is_text(page: Any) -
     page.wait_for_selector("#error:not([hidden])")
     assert "<script>" in page.inner_text("#error") and page.title() == "plait explore"
     page.fill("#paste", '{"model_type": "llama"}')
-    playwright.expect(page.locator("#error")).to_contain_text("needs")
+    expect(page.locator("#error")).to_contain_text("needs")
 
 
 def test_a_plan_is_selected_by_keys_and_stands_in_the_address(
@@ -144,4 +112,15 @@ def test_a_plan_is_selected_by_keys_and_stands_in_the_address(
     page.wait_for_selector("#plans tbody tr")
     assert page.inner_text("#chosen") == plan
     page.select_option("#export", "deepspeed")
-    playwright.expect(page.locator("#exported pre")).to_contain_text("train_batch_size")
+    expect(page.locator("#exported pre")).to_contain_text("train_batch_size")
+
+
+def test_the_timeline_is_zoomed_by_keys(page: Any) -> None:
+    page.wait_for_selector("#timeline canvas")
+    canvas = page.locator("#timeline canvas").first
+    before = canvas.evaluate("(one) => one.toDataURL()")
+    canvas.focus()
+    page.keyboard.press("+")
+    assert canvas.evaluate("(one) => one.toDataURL()") != before
+    page.keyboard.press("0")
+    assert canvas.evaluate("(one) => one.toDataURL()") == before

@@ -23,13 +23,18 @@ class Answer:
     code 1.
 
     Without data nothing is printed: a rank of a world lets rank 0 speak. `serve` goes on after the
-    answer is printed, until it is stopped or has an answer of its own.
+    answer is printed, until it is stopped or has an answer of its own. A `view` that needs more
+    than plain text is a function, called where it is printed.
     """
 
     data: Json | None
-    view: RenderableType | None = None
+    view: RenderableType | Callable[[], RenderableType] | None = None
     ok: bool = True
     serve: Callable[[], Answer | None] | None = None
+
+    def shown(self) -> RenderableType | None:
+        """The view itself."""
+        return self.view() if callable(self.view) else self.view
 
 
 def to_json(data: Json) -> str:

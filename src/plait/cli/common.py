@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.cli.answer import Json
 from plait.cli.parser import UsageError
-from plait.errors import ConfigError, PlanError
+from plait.errors import ClusterError, ConfigError, PlanError
 from plait.launcher import joined_world
 from plait.plan import (
     Plan,
@@ -251,6 +252,11 @@ def measured(cluster: str | None) -> None:
     `ConfigError`.
     """
     if cluster is not None and cluster.strip() == "local":
+        if sys.platform == "emscripten":
+            raise ClusterError(
+                "a browser's tab cannot measure this machine; choose a preset such as h100x8, or "
+                "run plait explore --cluster local"
+            )
         from plait.predict.probe.kept import ensure_probe
 
         ensure_probe()

@@ -111,7 +111,9 @@ def _print(answer: Answer, json_to: TextIO | None) -> None:
         elif json_to is None and answer.view is not None:
             from rich.console import Console
 
-            show(answer.view, Console(highlight=False))
+            view = answer.shown()
+            if view is not None:
+                show(view, Console(highlight=False))
     except BrokenPipeError:  # the reader of stdout, such as head, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 

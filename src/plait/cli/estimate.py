@@ -12,9 +12,11 @@ from plait.errors import PlanError
 from plait.values import JsonMapping
 
 if TYPE_CHECKING:
+    from plait.cluster import Cluster
     from plait.plan import Plan
     from plait.predict.cost.frameworks import Framework
     from plait.predict.cost.model.operations import Model
+    from plait.predict.cost.records import Job
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plan", metavar="TEXT", help="the plan (default: the config's own)")
     common.add_cluster(parser)
     common.add_framework(parser)
+    parser.add_argument(
+        "--timeline",
+        action="store_true",
+        help="also list what each rank of one pipeline does when",
+    )
     common.add_overrides(parser, "train.global_batch=64 data.seq_len=4096")
 
 
@@ -57,7 +64,32 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
         "framework": runs.name,
         "notes": [*notes(job.model, guess.plan, runs), *open_keys],
     }
-    return Answer(data, _view(data), ok=guess.fits)
+    if not arguments.timeline:
+        return Answer(data, _view(data), ok=guess.fits)
+    machines = cluster_of(tables, arguments.cluster)
+    drawn, data["timeline"] = timeline(job, guess.plan, machines)
+    return Answer(data, f"{_view(data)}\n\n{drawn}", ok=guess.fits)
+
+
+def timeline(job: Job, plan: Plan, cluster: Cluster) -> tuple[str, list[Json]]:
+    """The step's timeline for a terminal, and its spans. Errors: `PlanError` for too long a one."""
+    from plait.predict.cost.machines import machine_of
+    from plait.predict.cost.step_timeline import check_drawable, step_timeline
+    from plait.trace.render import render
+
+    check_drawable(plan)
+    step = step_timeline(job, plan, machine_of(cluster))
+    spans = [
+        {
+            "rank": span.rank,
+            "name": span.name,
+            "kind": span.kind,
+            "start_seconds": span.start_seconds,
+            "seconds": span.seconds,
+        }
+        for span in step.spans
+    ]
+    return render(step), spans
 
 
 def notes(model: Model, plan: Plan, runs: Framework | None = None) -> list[str]:

@@ -93,14 +93,33 @@ def site_of(opening: Opening) -> Site:
     from plait.explore.server import Site
 
     html, policy = page(beginning(opening))
+    return Site(html, replies_of(opening), policy=policy)
+
+
+def replies_of(opening: Opening) -> dict[str, Callable[[Choices], WebReply]]:
+    """The data of the page by path."""
     answers: dict[str, Callable[[Choices], Answer]] = {
         "/plan.json": partial(_plan, opening),
         "/estimate.json": partial(_estimate, opening),
         "/schedule.json": _schedule,
         "/export.json": _export,
     }
-    replies = {path: partial(_reply, answer) for path, answer in answers.items()}
-    return Site(html, replies, policy=policy)
+    return {path: partial(_reply, answer) for path, answer in answers.items()}
+
+
+def in_a_tab() -> Callable[[str, str], str]:
+    """The answers of a page without a server: a function of a path and the query of its choices.
+
+    A browser's tab calls it, in which no compiled package is.
+    """
+    from urllib.parse import parse_qs
+
+    replies = replies_of(opening_of(None, None))
+
+    def answered(path: str, query: str) -> str:
+        return replies[path](parse_qs(query, keep_blank_values=True)).text
+
+    return answered
 
 
 def beginning(opening: Opening) -> JsonMapping:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +96,7 @@ def _plan(arguments: argparse.Namespace) -> Answer:
         _write(arguments.out, text)
     out = None if arguments.out is None else str(arguments.out)
     data = {"plan": str(plan), "out": out, **exported.as_dict()}
-    return Answer(data, _plan_view(data), ok=not exported.other_ranks)
+    return Answer(data, partial(_plan_view, data), ok=not exported.other_ranks)
 
 
 def _plan_and_batch(arguments: argparse.Namespace) -> tuple[Any, int | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING
 
 from plait.cli import common
@@ -118,7 +119,7 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
         )
     if arguments.explain is not None:
         data["explanation"] = _explanation(choice, named)
-    return Answer(data, _view(data))
+    return Answer(data, partial(_view, data))
 
 
 def _explanation(choice: Choice, named: list[Plan]) -> list[str]:

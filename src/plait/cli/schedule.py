@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,7 @@ def run(arguments: argparse.Namespace) -> Answer:
             arguments.svg.write_text(render.svg(drawn), encoding="utf-8")
         except OSError as error:
             raise ScheduleError(f"cannot write {arguments.svg}: {error.strerror}") from error
-    return Answer(as_dict(drawn, result), _view(drawn, result))
+    return Answer(as_dict(drawn, result), partial(_view, drawn, result))
 
 
 def _schedules(arguments: argparse.Namespace) -> tuple[Schedule, Schedule]:

@@ -19,6 +19,9 @@ STYLES: Final = ("uplot/uPlot.min.css", "colours.css", "page.css")
 CHARTS: Final = ("uplot/uPlot.iife.min.js", "words.js", "charts.js")
 
 
+POLICY: Final = 'http-equiv="Content-Security-Policy"'
+
+
 @dataclass(frozen=True)
 class PageFiles:
     """The files of one page: its HTML, and scripts beside those that all pages have."""
@@ -27,7 +30,8 @@ class PageFiles:
     scripts: tuple[str, ...]
 
 
-EXPLORE: Final = PageFiles("page.html", ("grid.js", "page.js"))
+EXPLORE: Final = PageFiles("page.html", ("timeline.js", "grid.js", "page.js"))
+TAB: Final = PageFiles("page.html", ("timeline.js", "grid.js", "tab.js", "page.js"))
 LIVE: Final = PageFiles("live.html", ("curves.js", "live.js"))
 
 
@@ -43,16 +47,22 @@ def page(beginning: JsonMapping, files: PageFiles = EXPLORE) -> tuple[str, str]:
     )
     data = json.dumps(beginning).replace("<", "\\u003c")
     html = folder.joinpath(files.html).read_text("utf-8")
+    policy = (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    if files is TAB:  # which has no server to send a header
+        html = html.replace("<head>", f'<head>\n<meta {POLICY} content="{_of_tab(policy)}">', 1)
     for mark, text in (("/*STYLE*/", style), ("/*SCRIPT*/", script), ("/*DATA*/", data)):
         before, found, after = html.partition(mark)
         assert found, mark
         html = f"{before}{text}{after}"
-    policy = (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
-        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
-    )
-    return html, policy
+    return html, f"{policy}; frame-ancestors 'none'"
+
+
+def _of_tab(policy: str) -> str:
+    """The policy of a page whose Python runs in a worker from beside it."""
+    return policy.replace("script-src ", "worker-src 'self'; script-src 'wasm-unsafe-eval' ", 1)
 
 
 def curves(steps: Sequence[JsonMapping]) -> tuple[str, str]:

@@ -41,7 +41,7 @@ OPTIONS: Final = {
     "plan": "--plan",
 }
 """Choices that are options of a verb."""
-NAMES: Final = ("model", *OVERRIDES, *OPTIONS, "explain")
+NAMES: Final = ("model", *OVERRIDES, *OPTIONS, "explain", "timeline")
 FIRST_CLUSTER: Final = "h100x64"
 """The cluster of a page that is opened without a config."""
 
@@ -89,6 +89,8 @@ class Opening:
                 words.append(f"{OPTIONS[name]}={value}")
         if "explain" in choices:
             words += ["--explain", *(text for text in choices["explain"] if text not in {"", "1"})]
+        if "timeline" in choices:
+            words.append("--timeline")
         return words
 
     def _cluster(self, value: str | None) -> str | None:

@@ -11,17 +11,13 @@ from pathlib import Path
 
 from plait.errors import ConfigError, PlaitError
 from plait.mesh import Mesh
-from plait.parallel.pipeline.actions import Kind, Schedule
 from plait.parallel.pipeline.lower import lower
 from plait.parallel.pipeline.observed import (
-    Messages,
-    StageCosts,
     median_step,
     observed_bubble,
     observed_costs,
     simulated_step,
 )
-from plait.parallel.pipeline.schedules import make
 from plait.parallel.pipeline.text import load
 from plait.plan import Plan
 from plait.run.rundir import RunFolder
@@ -104,6 +100,8 @@ def read_run(path: Path) -> RunData:
             f"{folder.trace} has no steps to draw; train with this version, at least one step"
         )
     metrics = metrics_of(folder.metrics)
+    from plait.predict.cost.step_timeline import schedule_of
+
     own = load(folder.schedule) if folder.schedule.exists() else None
     prediction, why = (
         predict(folder.config, plan)
@@ -118,49 +116,21 @@ def read_run(path: Path) -> RunData:
     )
 
 
-def schedule_of(plan: Plan, num_steps: int) -> Schedule:
-    """The schedule of a pipeline: one step, or a stretch of an asynchronous stream."""
-    schedule = make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
-    if schedule.asynchronous:
-        return make(
-            plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual, num_steps=num_steps
-        )
-    return lower(schedule)
-
-
 def predict(config: Path, plan: Plan) -> tuple[Prediction | None, str]:
     """The cost model's step on the config's cluster; None and the reason where it has no answer."""
     from plait.predict.cost.api import cluster_of, estimate, job_of
     from plait.predict.cost.machines import machine_of
     from plait.predict.cost.model.tables import read_config
-    from plait.predict.cost.step import pass_costs
+    from plait.predict.cost.step_timeline import step_timeline
 
     try:
         known = read_config(config)
         cluster = cluster_of(known, None)
         guess = estimate(known, plan, cluster)
-        stages, tails = pass_costs(job_of(known, plan), plan, machine_of(cluster))
+        timeline = step_timeline(job_of(known, plan), plan, machine_of(cluster))
     except PlaitError as error:
         return None, str(error)
-    schedule = schedule_of(plan, 1)
-    costs: dict[tuple[Kind, int], float] = {}
-    for stage, seconds in enumerate(stages):
-        costs[Kind.FORWARD, stage], costs[Kind.BACKWARD, stage] = seconds.forward, seconds.backward
-        costs[Kind.INPUT_GRAD, stage], costs[Kind.WEIGHT_GRAD, stage] = (
-            seconds.input_grad,
-            seconds.weight_grad,
-        )
-    for rank, tail in enumerate(tails):
-        own = schedule.stages(rank)
-        costs.update({(Kind.UPDATE, stage): tail / len(own) for stage in own})
-    timeline = simulated_step(
-        schedule, _known(costs), Messages(max(stage.send for stage in stages))
-    )
     return Prediction(cluster.name, timeline, guess.as_dict()), ""
-
-
-def _known(costs: StageCosts) -> StageCosts:
-    return {key: seconds for key, seconds in costs.items() if seconds > 0}
 
 
 def lines_of(plan: Plan) -> tuple[int, ...]:

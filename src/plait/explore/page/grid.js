@@ -1,7 +1,5 @@
 // A schedule's grid, as `plait schedule` gives it, on a canvas: ranks down, time across.
 "use strict";
-const COLOURS = { F: "#5b8fc7", B: "#f2954c", I: "#eeca3b", W: "#63b05c" };
-const MEANING = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient" };
 const ROW = 22;
 const LEFT = 34;
 
@@ -38,7 +36,7 @@ class Grid {
     this.cells = cellsOf(answer.grid);
     this.slots = Math.max(1, ...this.cells.map((cell) => cell.start + cell.width));
     this.until = Infinity;
-    const kinds = Object.keys(MEANING).filter((kind) => this.cells.some((cell) => cell.kind === kind));
+    const kinds = ["F", "B", "I", "W"].filter((kind) => this.cells.some((cell) => cell.kind === kind));
     this.note.textContent = `${kinds.map((kind) => `${kind} ${MEANING[kind]}`).join(", ")}; the number is the micro-batch. ` +
       "Paler cells belong to later stages of a rank; a dark edge is an update.";
     this.canvas.setAttribute("aria-label", `${answer.name}: ${answer.ranks} ranks, ${answer.micro_batches} ` +

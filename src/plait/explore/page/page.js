@@ -20,6 +20,7 @@ let showAll = false;
 async function ask(path, choices, signal) {
   const body = new URLSearchParams();
   for (const [name, value] of Object.entries(choices)) if (value !== "" && value != null) body.set(name, value);
+  if (BEGINNING.tab) return answered(await askTab(path, body.toString(), signal));
   let reply;
   try {
     reply = await fetch(path, { method: "POST", body, signal, headers: { "X-Plait-Token": TOKEN } });
@@ -27,7 +28,10 @@ async function ask(path, choices, signal) {
     if (error.name === "AbortError") throw error;
     throw new Error("plait explore does not answer; is it still running?");
   }
-  const text = await reply.text();
+  return answered(await reply.text());
+}
+
+function answered(text) {
   let data;
   try { data = JSON.parse(text); } catch { throw new Error(text); }
   if (data.error) throw new Error(data.error);
@@ -58,6 +62,7 @@ async function look() {
   byId("results").classList.add("waiting");
   const began = performance.now();
   const clock = setInterval(() => {
+    if (BEGINNING.tab && !tabIsReady) return; // its own progress stands there
     const first = state.cluster === "local" ? "Measuring this machine (once), then looking" : "Looking";
     byId("headline").textContent = `${first} for plans ... ${Math.round((performance.now() - began) / 1000)} s`;
   }, 1000);
@@ -222,6 +227,7 @@ function render() {
   list("notes", [...(answer.notes || []), `${answer.searched.plans} plans of ${answer.searched.combinations} ways to split were looked at`,
     "every number is predicted; nothing was run"]);
   planGrid(one);
+  drawTimeline(one);
   if (byId("scaling-box").open) drawScaling();
 }
 
@@ -320,6 +326,30 @@ function renderBars(one) {
     element("p", { class: "hint" }, "Seconds of the slowest rank by cause; what is hidden behind computing does not count."));
 }
 
+// ---- the timeline of a step -----------------------------------------------------------------------
+
+const MOST_LANES = 16;
+let timelineQuestion = "";
+
+async function drawTimeline(one) {
+  const choices = { ...changed("model", "batch", "sequence", "framework"), cluster: clusterText(answer.num_devices), plan: one.plan, timeline: "1" };
+  const asked = JSON.stringify(choices);
+  if (asked === timelineQuestion) return;
+  timelineQuestion = asked;
+  try {
+    const found = await ask("/estimate.json", choices);
+    if (timelineQuestion !== asked) return;
+    const lanes = lanesOf(found.timeline);
+    drawTimelines(byId("timeline"), [{ caption: `one pipeline of ${lanes.length} ranks, as predicted`, lanes: lanes.slice(0, MOST_LANES) }]);
+    const more = lanes.length > MOST_LANES ? `The first ${MOST_LANES} of ${lanes.length} ranks. ` : "";
+    byId("timeline-note").textContent = `${more}Drag to zoom in, click twice for all; with the keyboard: + - 0 and the arrows.`;
+  } catch (error) {
+    if (timelineQuestion !== asked) return;
+    byId("timeline").replaceChildren();
+    byId("timeline-note").textContent = error.message;
+  }
+}
+
 // ---- the grid of the pipeline ---------------------------------------------------------------------
 
 const grid = new Grid(byId("grid"), byId("grid-note"));
@@ -361,7 +391,12 @@ async function drawGrid() {
     grid.show(found);
     const drawn = micro < wanted ? `drawn with ${micro} of ${wanted} micro-batches; ` : "";
     const of = (values) => (new Set(values).size === 1 ? String(digits(values[0])) : values.slice(0, 16).map((value) => digits(value)).join(" ") + (values.length > 16 ? " ..." : ""));
-    byId("grid-numbers").textContent = `${drawn}bubble ${percent(found.bubble_fraction)}; live activations by stage, in micro-batches: ` +
+    byId("grid-cards").replaceChildren(
+      card("bubble", percent(found.bubble_fraction), "idle time of a step"),
+      card("live activations", digits(Math.max(...found.peak_activations_per_rank)), "micro-batches, fullest rank"),
+      card("weight versions", digits(Math.max(...found.weight_versions)), "of the fullest stage"),
+      card("staleness", digits(Math.max(...found.staleness)), "updates, at most"));
+    byId("grid-numbers").textContent = `${drawn}live activations by stage, in micro-batches: ` +
       `${of(found.peak_activations)}; weight versions: ${of(found.weight_versions)}`;
   } catch (error) {
     if (gridQuestion === asked) byId("grid-numbers").textContent = error.message;
@@ -467,6 +502,8 @@ function redraw() {
   if (!answer) return;
   scatter(byId("scatter"), answer.plans, answer.pareto, () => state.plan, select);
   grid.draw();
+  timelineQuestion = "";
+  if (chosenPlan()) drawTimeline(chosenPlan());
 }
 
 let resized = null;

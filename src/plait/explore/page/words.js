@@ -39,6 +39,7 @@ function seconds(value) {
 }
 
 function count(value) {
+  if (value >= 1e12) return `${digits(value / 1e12)} T`;
   if (value >= 1e9) return `${digits(value / 1e9)} G`;
   if (value >= 1e6) return `${digits(value / 1e6)} M`;
   return value >= 1e4 ? `${digits(value / 1e3)} k` : digits(value);

@@ -9,6 +9,7 @@ without code here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from plait import reference
@@ -17,6 +18,7 @@ from plait.errors import ConfigError, nearest
 from plait.plan import Plan
 from plait.predict.cost.model.describe import ALIASES, DESCRIBED
 from plait.predict.cost.model.families import is_known
+from plait.predict.cost.model.plain import plain_faults
 from plait.toml import parse_json, parse_value, read_toml
 from plait.values import JsonMapping, JsonValue
 
@@ -109,10 +111,20 @@ def check_tables(tables: JsonMapping) -> None:
     """Refuse what nothing reads and what cannot be. Raises `ConfigError` with a sentence for each
     fault.
     """
+    faults = [] if "model" in tables else ["the section [model] is missing"]
+    if find_spec("pydantic") is None:
+        faults += plain_faults(tables)
+    else:
+        faults += _schema_faults(tables)
+    if faults:
+        raise ConfigError(faults[0] if len(faults) == 1 else "\n  ".join(["config:", *faults]))
+
+
+def _schema_faults(tables: JsonMapping) -> list[str]:
     from plait.config import read
     from plait.config.sections import SCHEMAS
 
-    faults = [] if "model" in tables else ["the section [model] is missing"]
+    faults: list[str] = []
     for section, table in tables.items():
         if section not in read.SECTIONS:
             faults.append(read.unknown_section(str(section)))
@@ -124,8 +136,7 @@ def check_tables(tables: JsonMapping) -> None:
             read.read_section(section, SCHEMAS[section], table, faults)
         elif section != "model" or not hasattr(table, "named_modules"):
             faults.append(f"[{section}] must be a table of keys, not {table!r}")
-    if faults:
-        raise ConfigError(faults[0] if len(faults) == 1 else "\n  ".join(["config:", *faults]))
+    return faults
 
 
 def _check_model(table: JsonMapping, faults: list[str]) -> None:
@@ -196,13 +207,14 @@ def global_batch(tables: JsonMapping, num_devices: int, plan: Plan | None = None
 
 def with_lengths(tables: JsonMapping) -> JsonMapping:
     """The tables with the length of a sequence as `plait train` reads a [data] that has none."""
+    model = tables["model"]
+    data = tables.get("data")
+    if data is None or data.get("seq_len") or "python" in data or "name" not in model:
+        return tables
     from plait.config.model import LANGUAGE_MODELS
     from plait.config.read import SEQ_LEN
 
-    model = tables["model"]
-    data = tables.get("data")
-    named = isinstance(model, Mapping) and model.get("name") in LANGUAGE_MODELS
-    if data is None or data.get("seq_len") or "python" in data or not named:
+    if model["name"] not in LANGUAGE_MODELS:
         return tables
     longest = model.get("max_position_embeddings") or SEQ_LEN
     return {**tables, "data": {**data, "seq_len": min(SEQ_LEN, longest)}}
