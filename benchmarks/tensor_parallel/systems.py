@@ -39,9 +39,9 @@ def plait(plan: str) -> Callable[[World], Step]:
     return make
 
 
-def ddp(world: World) -> Step:
-    made = nn.parallel.DistributedDataParallel(CASE.model(), gradient_as_bucket_view=True)
-    inputs, targets = (part.tensor_split(world.size)[world.rank] for part in CASE.batch())
+def ddp(world: World, case: Case = CASE) -> Step:
+    made = nn.parallel.DistributedDataParallel(case.model(), gradient_as_bucket_view=True)
+    inputs, targets = (part.tensor_split(world.size)[world.rank] for part in case.batch())
     optimizer = adamw(made.parameters())
 
     def step() -> None:
