@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,9 @@ class Case:
         return Config.load(tables)
 
 
-def trained(case: Case, folder: Path, kills: tuple[Kill, ...]) -> dict[str, Any]:
+def trained(
+    case: Case, folder: Path, kills: tuple[Kill, ...], main: Callable[..., Any] = kept.run
+) -> dict[str, Any]:
     """The summary of a run into a folder, whose ranks are killed meanwhile."""
     config = case.config()
     plan = Plan.parse(case.plan)
@@ -114,7 +117,7 @@ def trained(case: Case, folder: Path, kills: tuple[Kill, ...]) -> dict[str, Any]
     try:
         layout = LaunchPlan(str(plan), plan.world_size)
         result: dict[str, Any] = keep(
-            kept.run, (job,), layout, replanning.policy(config, plan)
+            main, (job,), layout, replanning.policy(config, plan)
         ).results[0]
     finally:
         ended.set()
@@ -144,6 +147,7 @@ def living_process(rank: int) -> Any:
 
 
 def _steps_done(folder: Path) -> int:
+    """The steps that a run has told of, those that were repeated counted again."""
     try:
         return (folder / "metrics.jsonl").read_text().count("\n")
     except OSError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fault.kills import Case, Judge, Kill
+from tests.fault.kills import STEPS, Case, Judge, Kill
 
 SAMPLE = (
     Case(0, "dp2:zero3", (Kill(1, 2, 0.01),)),
@@ -27,6 +27,8 @@ def test_a_run_whose_ranks_are_killed_ends_with_equal_bits(case: Case, judge: Ju
     for recovery in result["recoveries"]:
         assert recovery["steps_repeated"] <= 1
         assert "was killed by SIGKILL" in recovery["cause"]
+    repeated = sum(recovery["steps_repeated"] for recovery in result["recoveries"])
+    assert STEPS <= result["snapshots"]["count"] <= STEPS + repeated
 
 
 @pytest.mark.long

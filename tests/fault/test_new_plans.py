@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +14,15 @@ import torch
 from plait.checkpoint import Checkpoint
 from plait.config import Config
 from plait.errors import RankFailed
+from plait.launcher import keeper
+from plait.launcher.seat import Note, Seat
+from plait.run import kept
+from plait.run.job import TrainingRun
 from tests.fault import kills
 from tests.fault.kills import LIMIT_SECONDS, Case, Kill, trained
 
 TOLERANCE = 1e-10
+AWAY = range(2, 4)  # the steps between which the lost rank is away
 SMALLEST = 1e-8  # the bias of keys has no gradient, and what it holds is rounding of 1e-22
 
 
@@ -69,6 +76,67 @@ def test_half_of_the_ranks_never_come_back(replan: Any, one_device: Path, tmp_pa
     assert result["plan"] == plans[-1] != result["recoveries"][0]["plan_before"]
     assert largest_difference(tmp_path, one_device) < TOLERANCE
     assert torch.isfinite(torch.tensor(result["first_loss"]))
+
+
+def comes_late(seat: Seat, job: TrainingRun) -> None:
+    """A rank of a run; one that is started again comes when the others are at the end of `AWAY`.
+
+    They wait for it there, so that they have steps left when it comes.
+    """
+    assert job.folder is not None
+    mark = job.folder / f"begun-{seat.number}"
+    awaited = job.folder / "awaited"
+    while mark.exists() and not awaited.exists():
+        time.sleep(0.005)
+    mark.touch()
+    ends_before = Seat.ends_before
+
+    def waits(own: Seat, step: int) -> bool:
+        while own._generation == 1 and step == AWAY.stop and not own.is_recalled:
+            awaited.touch()
+            time.sleep(0.005)
+        return ends_before(own, step)
+
+    Seat.ends_before = waits  # type: ignore[method-assign]
+    kept.run(seat, job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [0, 5], ids=["by a checkpoint", "by a snapshot"])
+def test_a_rank_that_comes_back_brings_the_old_plan_back(
+    every: int, one_device: Path, tmp_path: Path
+) -> None:
+    recovery = {"replan": ["dp2 precision:float64"], "restarts": 1, "snapshot_every": every}
+    lost = Kill(3, AWAY.start, 0.0)
+    case = case_of("dp4:zero1 precision:float64", lost, wait_seconds=0.0, **recovery)
+    result = trained(case, tmp_path, case.kills, comes_late)
+    left, returned = result["recoveries"]
+    assert left["plan_after"] == returned["plan_before"] == "dp2 precision:float64"
+    assert left["plan_before"] == returned["plan_after"] == result["plan"]
+    assert (left["lost_ranks"], returned["lost_ranks"]) == ([3], [])
+    assert returned["cause"] == "a rank is back"
+    assert (returned["step"], returned["steps_repeated"]) == (AWAY.stop, 0)
+    assert largest_difference(tmp_path, one_device) < TOLERANCE
+
+
+def test_ranks_at_work_are_not_awaited_by_one_that_a_plan_leaves_over() -> None:
+    killed: list[int] = []
+    run: Any = object.__new__(keeper._Run)
+    run._generation = 1
+    run._members = (0, 1)
+    run._lost = []
+    run._policy = keeper.Policy()
+    run._first_note = -1e9
+    run._notes = {2: Note()}
+    run._ranks = {
+        seat: SimpleNamespace(has_come=True, process=SimpleNamespace(kill=lambda: killed.append(1)))
+        for seat in range(3)
+    }
+    run._look_at_the_silent()
+    assert not killed
+    run._notes[0] = Note("its connection broke")
+    run._look_at_the_silent()
+    assert killed
 
 
 @pytest.mark.slow

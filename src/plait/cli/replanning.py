@@ -12,7 +12,7 @@ from plait.plan.fit import check_config, check_fixed_order
 
 if TYPE_CHECKING:
     from plait.config import Config
-    from plait.launcher.keeper import Policy
+    from plait.launcher.policy import Policy
     from plait.launcher.seat import LaunchPlan
 
 
@@ -67,7 +67,7 @@ def fitting(config: Config, plan: Plan, first: Plan) -> Plan:
 
 def policy(config: Config, plan: Plan) -> Policy:
     """The treatment of lost ranks that a config asks for."""
-    from plait.launcher.keeper import Policy
+    from plait.launcher.policy import Policy
 
     recovery = config.recovery
 

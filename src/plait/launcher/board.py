@@ -3,7 +3,7 @@
 It lies in a file without a name, which every process of the run maps. Each number is one aligned
 word with one writer, so no lock is needed. A rank that is killed leaves it whole.
 
-    signal | void | resumed, moved | for each seat: begun, waiting, done
+    signal | void | recalled, decided | waits | resumed, moved | for each seat: begun, waiting, done
 """
 
 from __future__ import annotations
@@ -12,13 +12,22 @@ import mmap
 import os
 import tempfile
 import time
+from enum import IntEnum
 from pathlib import Path
 
-SIGNAL, VOID, RESUMED, MOVED, SEATS = range(5)
+SIGNAL, VOID, RECALLED, DECIDED, WAITS = range(5)
+RESUMED, MOVED, SEATS = range(9, 12)
 BEGUN, WAITING, DONE = range(3)
 WORDS_A_SEAT = 3
 WORD_BYTES = 8
 NOTHING = -1
+
+
+class Waited(IntEnum):
+    """The things that steps wait for."""
+
+    SNAPSHOTS = 0
+    CHECKPOINTS = 1
 
 
 class Files:
@@ -62,7 +71,7 @@ class Board:
         self._words = memoryview(self._map).cast("q")
         self._num_seats = num_seats
         if is_new:
-            self._words[VOID] = NOTHING
+            self._words[VOID] = self._words[RECALLED] = NOTHING
             self.clear()
 
     @property
@@ -84,9 +93,40 @@ class Board:
         """Tell the ranks of a generation that one of them is lost."""
         self._words[VOID] = max(self._words[VOID], generation)
 
+    @property
+    def recalled(self) -> int:
+        """The newest generation whose ranks are to meet between two steps."""
+        return self._words[RECALLED]
+
+    def recall(self, generation: int) -> None:
+        """Have the ranks of a generation meet between two steps."""
+        self._words[RECALLED] = generation
+
+    @property
+    def decided(self) -> int:
+        """The signal by which a generation ends, as its first rank has decided; 0 for a recall.
+        `NOTHING` before that.
+        """
+        return self._words[DECIDED]
+
+    def decide(self, number: int) -> None:
+        """Say for all why this generation ends between two steps."""
+        self._words[DECIDED] = number
+
+    def add_wait(self, what: Waited, seconds: float, count: int) -> None:
+        """Note that the first rank's steps waited, for so many of it. It is never forgotten."""
+        place = WAITS + 2 * what
+        self._words[place] += count
+        self._words[place + 1] += round(seconds * 1e9)
+
+    def waits(self, what: Waited) -> tuple[int, float]:
+        """The number of them, and the seconds that steps waited for them."""
+        place = WAITS + 2 * what
+        return self._words[place], self._words[place + 1] / 1e9
+
     def clear(self) -> None:
         """Forget all steps, before a generation begins."""
-        self._words[RESUMED] = self._words[MOVED] = NOTHING
+        self._words[RESUMED] = self._words[MOVED] = self._words[DECIDED] = NOTHING
         for seat in range(self._num_seats):
             for word in (BEGUN, WAITING, DONE):
                 self._set(seat, word, NOTHING)

@@ -4,6 +4,9 @@ The other launchers either end all ranks (`agent`) or let each go its own way (`
 ranks step together, so all of them go back together. Whoever is left comes to a meeting, and gets a
 rank of the next *generation*, in a new process group. This process also holds the memory
 that outlives any rank: the board, and the snapshots.
+
+A rank that was started again and has not come in time is a *newcomer*. The others go on without it
+under another plan. When it comes they are recalled between two steps, and return to the first plan.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -20,14 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from plait.comm.network import LOOPBACK, listening_store
-from plait.comm.shm.snapshot_head import newest_whole
 from plait.errors import PlaitError, RankFailed, RunError
 from plait.launcher.board import Board, Files
 from plait.launcher.failure import died_silently, read_failures
 from plait.launcher.kept_process import KeptProcess, RunFacts, start_process
 from plait.launcher.leftovers import leftovers
 from plait.launcher.main_process import say
+from plait.launcher.policy import Layouts, Policy
 from plait.launcher.seat import SIGNALS, Assignment, LaunchPlan, Note, RankLoss
+from plait.launcher.snapshot_files import SnapshotFiles
 
 Main = Callable[..., Any]
 LOOK_SECONDS = 0.1
@@ -35,30 +40,7 @@ SILENT_SECONDS = 10.0
 BUSY_SECONDS = 120.0
 START_SECONDS = 60.0
 FAREWELL_SECONDS = 5.0
-FILES_A_RANK = 2
 STOPPED = "; the other ranks were stopped"  # at the end of an error, where they go on
-
-
-@dataclass(frozen=True)
-class Policy:
-    """The treatment of a run whose ranks are lost, or which a signal is to end.
-
-    Attributes:
-        restarts: lost ranks that are started again, in all.
-        choose: the layout for so many ranks, None where there is none; None ends the run.
-        wait_seconds: for a rank that is started again, before its seat counts as lost.
-        deadline_seconds: to end after a signal.
-    """
-
-    restarts: int = 0
-    choose: Callable[[int], LaunchPlan | None] | None = None
-    wait_seconds: float = 10.0
-    deadline_seconds: float = 60.0
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the run goes on without a rank that is lost."""
-        return self.restarts > 0 or self.choose is not None
 
 
 @dataclass(frozen=True)
@@ -105,8 +87,12 @@ class _Run:
         self._members: tuple[int, ...] = tuple(range(layout.size))
         self._generation = -1
         self._restarts = policy.restarts
-        self._parts = self._make_parts(layout)
-        self._snapshot: tuple[Path, ...] = ()
+        self._layouts = Layouts(layout, policy.choose)
+        self._snapshots = SnapshotFiles(self._files, layout.size)
+        self._retries: dict[int, float] = {}
+        self._failed_starts: Counter[int] = Counter()
+        self._met: set[int] = set()
+        self._is_recalled = False
         self._lost: list[int] = []
         self._cause = ""
         self._lost_at = 0.0
@@ -130,9 +116,11 @@ class _Run:
             self._listen()
             self._look_at_signals()
             self._look_at_the_silent()
-            if self._ranks.keys() == self._notes.keys():
-                if self._is_done():
-                    return Kept(self._results(), self._board.signal)
+            self._start_due()
+            self._look_at_the_returned()
+            if self._is_done():
+                return Kept(self._results(), self._board.signal)
+            if self._is_ready():
                 self._hold_meeting()
 
     def end(self) -> None:
@@ -161,9 +149,15 @@ class _Run:
             except (EOFError, OSError):
                 self._lose(seat)
                 continue
-            if not self._notes:
+            if seat in self._members and not self._come():
                 self._first_note = time.monotonic()
+            self._ranks[seat].has_come = True
+            self._failed_starts[seat] = 0
             self._notes[seat] = note
+
+    def _come(self) -> list[int]:
+        """The members of this generation that have come to the next meeting."""
+        return [seat for seat in self._members if seat in self._notes]
 
     def _lose(self, seat: int) -> None:
         """A process is gone: start it again, or do without. Raises what cannot be cured."""
@@ -182,17 +176,30 @@ class _Run:
         if seat in self._members:
             cause = str(error).partition("\n")[0].removesuffix(STOPPED)
             self._note_loss(seat, cause, moment)
-        if self._restarts:
-            self._restarts -= 1
+        if not self._restarts:
+            if self._policy.choose is None:
+                raise error
+            return
+        self._restarts -= 1
+        self._failed_starts[seat] += not rank.has_come
+        is_refused = self._failed_starts[seat] > 1
+        self._retries[seat] = moment + self._policy.wait_seconds * is_refused
+        self._start_due()
+
+    def _start_due(self) -> None:
+        """Start the seats again whose time has come: at once, but after two starts that failed."""
+        now = time.monotonic()
+        for seat in [seat for seat, moment in self._retries.items() if moment <= now]:
+            del self._retries[seat]
             self._start(seat)
-        elif self._policy.choose is None:
-            raise error
 
     def _note_loss(self, seat: int, cause: str, moment: float) -> None:
+        number = self._members.index(seat)
         if not self._lost:
             self._cause = cause
             self._lost_at = moment
-        self._lost.append(self._members.index(seat))
+        if number not in self._lost:
+            self._lost.append(number)
         self._board.make_void(self._generation)
 
     def _error_of(self, seat: int, code: int) -> PlaitError:
@@ -235,21 +242,35 @@ class _Run:
             )
 
     def _look_at_the_silent(self) -> None:
-        """End ranks that do not come to a meeting for which the others wait."""
-        now = time.monotonic()
-        absent = [seat for seat in self._ranks if seat not in self._notes]
-        is_first = self._generation < 0 or all(note.is_done for note in self._notes.values())
-        if not self._notes or is_first:
+        """End ranks that do not come to a meeting for which the others wait, or do not start."""
+        if self._generation < 0:
             return
+        now = time.monotonic()
+        come = self._come()
+        waits = bool(come) and not all(self._notes[seat].is_done for seat in come)
         patience = BUSY_SECONDS if self._lost else SILENT_SECONDS
-        for seat in absent:
-            rank = self._ranks[seat]
-            is_new = rank.started > self._lost_at and bool(self._lost)
-            limit = rank.started + START_SECONDS + self._policy.wait_seconds
-            if not is_new:
-                limit = self._first_note + patience
-            if seat in self._members and now > limit:
+        for seat, rank in self._ranks.items():
+            if not rank.has_come:
+                is_late = now > rank.started + START_SECONDS + self._policy.wait_seconds
+            else:
+                is_absent = waits and seat in self._members and seat not in self._notes
+                is_late = is_absent and now > self._first_note + patience
+            if is_late:
                 rank.process.kill()
+
+    def _look_at_the_returned(self) -> None:
+        """Have the members come, where those that have come since allow for more of them."""
+        is_settled = self._generation >= 0 and not self._lost and not self._come()
+        if self._is_recalled or not is_settled or self._board.signal:
+            return
+        num_back = len(self._notes.keys() - self._met)
+        layout = self._layouts.of(len(self._members) + len(self._notes)) if num_back else None
+        if layout is None or layout.size <= self._layout.size:
+            return
+        self._is_recalled = True
+        self._cause = "a rank is back" if num_back == 1 else f"{num_back} ranks are back"
+        self._lost_at = time.monotonic()
+        self._board.recall(self._generation)
 
     # -- meetings
     # ------------------------------------------------------------------------------------------
@@ -257,7 +278,22 @@ class _Run:
     def _is_done(self) -> bool:
         if self._generation < 0 or self._lost:
             return False
-        return all(self._notes[seat].is_done for seat in self._members)
+        come = self._come()
+        return len(come) == len(self._members) and all(self._notes[seat].is_done for seat in come)
+
+    def _is_ready(self) -> bool:
+        """Whether the next generation begins: nobody else is awaited, or they have had their time.
+
+        Those that were at work are always awaited; a rank that starts is for `wait_seconds`.
+        """
+        absent = [rank for seat, rank in self._ranks.items() if seat not in self._notes]
+        if any(rank.has_come for rank in absent):
+            return False
+        if not absent and not self._retries:
+            return True
+        if self._generation < 0 or time.monotonic() < self._lost_at + self._policy.wait_seconds:
+            return False
+        return bool(self._notes) and self._layouts.of(len(self._notes)) is not None
 
     def _results(self) -> list[Any]:
         """Let every process end, and give the results by rank."""
@@ -265,6 +301,8 @@ class _Run:
             with suppress(OSError):
                 rank.line.send(None)
         for rank in self._ranks.values():
+            if not rank.has_come:
+                rank.process.kill()
             rank.process.join(FAREWELL_SECONDS)
         return [self._notes[seat].result for seat in self._members]
 
@@ -275,7 +313,9 @@ class _Run:
         self._generation += 1
         self._lost.clear()
         self._cause = ""
-        self._members = tuple(sorted(self._ranks)[: self._layout.size])
+        self._is_recalled = False
+        self._met = set(self._notes)
+        self._members = tuple(sorted(self._notes)[: self._layout.size])
         self._board.clear()
         for rank, seat in enumerate(self._members):
             del self._notes[seat]
@@ -297,9 +337,11 @@ class _Run:
             self._layout.text,
         )
         self._losses.append(loss)
-        self._take_snapshot(before)
+        self._snapshots.find()
+        if self._layout != before:
+            self._snapshots.change(self._layout.size)
         new = "" if self._layout == before else f" under {self._layout.text}"
-        say(f"plait: {self._cause}; {len(self._ranks)} ranks go on{new}")
+        say(f"plait: {self._cause}; {len(self._notes)} ranks go on{new}")
 
     def _complete_last_loss(self) -> None:
         """Note how the generation that ends now had gone on after the loss before it."""
@@ -310,7 +352,7 @@ class _Run:
     def _count_failure(self) -> None:
         """A meeting without a loss is a restart too, so that their number is bounded."""
         self._steps_done = max(self._board.done(seat) for seat in range(self._num_seats))
-        if self._lost:
+        if self._lost or self._is_recalled:
             return
         reason = next(note.reason for note in self._notes.values() if note.reason)
         if not self._restarts:
@@ -320,35 +362,13 @@ class _Run:
         self._lost_at = time.monotonic()
 
     def _choose_layout(self) -> None:
-        if len(self._ranks) >= self._layout.size:
-            return
-        assert self._policy.choose is not None
-        chosen = self._policy.choose(len(self._ranks))
+        chosen = self._layouts.of(len(self._notes))
         if chosen is None:
             raise RankFailed(
-                f"{self._cause}; no plan of [recovery] replan fits the {len(self._ranks)} ranks "
+                f"{self._cause}; no plan of [recovery] replan fits the {len(self._notes)} ranks "
                 "that are left"
             )
         self._layout = chosen
-
-    def _take_snapshot(self, before: LaunchPlan) -> None:
-        """Find the newest whole snapshot; another layout writes its own into other files."""
-        newest = newest_whole(self._parts)
-        if newest:
-            for path in self._snapshot:
-                if path not in newest and not any(path in files for files in self._parts):
-                    self._files.drop(path)
-            self._snapshot = newest
-        if self._layout != before:
-            for path in (path for files in self._parts for path in files):
-                if path not in self._snapshot:
-                    self._files.drop(path)
-            self._parts = self._make_parts(self._layout)
-
-    def _make_parts(self, layout: LaunchPlan) -> tuple[tuple[Path, ...], ...]:
-        return tuple(
-            tuple(self._files.make() for _ in range(FILES_A_RANK)) for _ in range(layout.size)
-        )
 
     def _assignment(self, rank: int) -> Assignment:
         return Assignment(
@@ -357,8 +377,8 @@ class _Run:
             self._layout,
             self._members,
             (LOOPBACK, self._store.port),
-            self._parts,
-            self._snapshot,
+            self._snapshots.parts,
+            self._snapshots.newest,
             tuple(self._losses),
         )
 

@@ -37,11 +37,12 @@ class RunFacts:
 
 @dataclass
 class KeptProcess:
-    """One process, the connection to it, and when it was started."""
+    """One process, the connection to it, when it was started, and whether it has come since."""
 
     process: Any
     line: Connection
     started: float = field(default_factory=time.monotonic)
+    has_come: bool = False
 
 
 def start_process(start: RunFacts, main: Main, args: tuple[object, ...], seat: int) -> KeptProcess:

@@ -151,14 +151,19 @@ class Seat:
         """Whether a rank of this generation is lost."""
         return self.board.void >= self._generation
 
+    @property
+    def is_recalled(self) -> bool:
+        """Whether the ranks of this generation are to meet between two steps."""
+        return self.board.recalled >= self._generation
+
     def ends_before(self, step: int) -> bool:
-        """Whether all ranks end before this step, because a signal asks for it.
+        """Whether all ranks end before this step, because a signal or the launcher asks for it.
 
         A rank either begins a step or says that it would end before it, never both. So all end
         before the same step, or one has begun it and the others follow.
         """
         board = self.board
-        if not board.signal:
+        if not board.signal and not self.is_recalled:
             board.begin(self.number, step)
             return False
         board.wait_at(self.number, step)
@@ -168,6 +173,18 @@ class Seat:
                 return False
             time.sleep(POLITE_SECONDS)
         return True
+
+    def reason_of_end(self) -> int:
+        """The signal for which all ranks have ended before a step; 0 where they are recalled.
+
+        The first rank decides, since a signal may come meanwhile.
+        """
+        board = self.board
+        if self.number == self._members[0]:
+            board.decide(0 if self.is_recalled else board.signal)
+        while board.decided == NOTHING and not self.is_void:
+            time.sleep(POLITE_SECONDS)
+        return max(0, board.decided)
 
 
 def _variables(assignment: Assignment) -> dict[str, str]:

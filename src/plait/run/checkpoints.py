@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from plait.checkpoint.folder import keep_newest
 from plait.doctor.findings import say
 from plait.doctor.flight import Phase
+from plait.launcher.board import Waited
+from plait.run.costs import WaitedFor
 from plait.run.hooks import Hook, RunStart, StepDone
 from plait.run.rundir import RunFolder
 from plait.values import JsonObject
@@ -26,19 +28,24 @@ class Checkpoints(Hook):
     all ranks.
 
     Of the checkpoints the `keep` newest stay (0: all). With `saves_start` there is one before the
-    first step, too.
+    first step, too. `waited` is where the time is noted that steps wait for them.
     """
 
     def __init__(
-        self, folder: RunFolder, every: int = 0, keep: int = 0, *, saves_start: bool = False
+        self,
+        folder: RunFolder,
+        every: int = 0,
+        keep: int = 0,
+        *,
+        saves_start: bool = False,
+        waited: WaitedFor | None = None,
     ) -> None:
         self.folder = folder
         self.every = every
         self.keep = keep
         self._saves_start = saves_start
         self._saved = 0
-        self._num = 0
-        self._seconds = 0.0
+        self._waited = waited or WaitedFor(Waited.CHECKPOINTS)
         self._pending: BackgroundSave | None = None
 
     def on_start(self, start: RunStart) -> None:
@@ -82,7 +89,7 @@ class Checkpoints(Hook):
 
     def numbers(self) -> JsonObject:
         """The number of checkpoints, and the seconds that steps of this rank waited for them."""
-        return {"checkpoints": {"count": self._num, "seconds": self._seconds}}
+        return {"checkpoints": {"count": self._waited.count, "seconds": self._waited.seconds}}
 
     def _joined_late(self) -> bool:
         membership = self._start.engine.world.membership
@@ -134,8 +141,7 @@ class Checkpoints(Hook):
 
     def _note(self, began: float) -> None:
         self._saved = self._step
-        self._num += 1
-        self._seconds += time.perf_counter() - began
+        self._waited.add(time.perf_counter() - began)
 
     def _await(self) -> str | None:
         """Wait for what this rank is writing. A checkpoint that failed is one line, told here."""
@@ -159,7 +165,7 @@ class Checkpoints(Hook):
         began = time.perf_counter()
         failure = self._await()
         told: list[str | None] = self._start.engine.world.axis("world").gather_objects(failure)
-        self._seconds += time.perf_counter() - began
+        self._waited.add(time.perf_counter() - began, count=0)
         return told[0] is None
 
     def _sweep(self) -> None:

@@ -77,7 +77,7 @@ def run(job: TrainingRun, place: RankContext | None = None, by_peers: bool = Fal
     from plait.run.place import closing
 
     plan = Plan.parse(job.plan)
-    ending: Ending | None = place
+    ending: Ending | None = None
     peers = EndByPeers(job.config.recovery.deadline_seconds) if by_peers else None
     join = join_world if place is None else place.join
     world = join(plan, job.supervision.silent_seconds, backend=job.config.cluster.backend)
@@ -166,12 +166,13 @@ def _trained(
     hooks = [
         tally,
         watch,
-        *_hooks(job, world, folder, training, place is not None),
+        *_hooks(job, world, folder, training, place),
         *observers.hooks(),
     ]
     every = job.config.recovery.steps_between_snapshots
     goes_back = job.config.recovery.on_nan == "back"
     progress = [] if place is None else [place.hook(every, keeps_start=goes_back)]
+    ending = next(iter(progress), ending)
     rollback = Rollback(job.folder, place)
     hooks += [*progress, rollback]
 
@@ -316,9 +317,10 @@ def _hooks(
     world: World,
     folder: RunFolder | None,
     training: Training,
-    is_kept: bool,
+    place: RankContext | None,
 ) -> list[Hook]:
     from plait.doctor.findings import tell
+    from plait.launcher.board import Waited
     from plait.run.checkpoints import Checkpoints
     from plait.run.metrics import MetricsFile
     from plait.run.profile import ProfileStep
@@ -338,7 +340,8 @@ def _hooks(
                 folder,
                 job.config.train.checkpoint_every,
                 recovery.keep,
-                saves_start=recovery.on_nan == "back" and not is_kept,
+                saves_start=recovery.on_nan == "back" and place is None,
+                waited=None if place is None else place.waited_for(Waited.CHECKPOINTS),
             )
         )
     if folder is not None and job.profiled_step is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from plait.errors import PlaitError, RankFailed
 from plait.launcher.seat import Assignment, Note, Seat
 from plait.run import job as jobs
-from plait.run.place import RankContext
+from plait.run.place import RANKS_ARE_BACK, RankContext
 
 if TYPE_CHECKING:
     from plait.comm.severance import Severance
@@ -38,13 +38,16 @@ def _live_through(seat: Seat, assignment: Assignment, job: jobs.TrainingRun) -> 
     own = replace(job, plan=assignment.layout.text)
     with seat.watching(severance.cut):
         try:
-            return Note(result=jobs.run(own, place), is_done=True)
+            result = jobs.run(own, place)
         except Exception as error:
             if not seat.goes_on or not _is_of_a_loss(error, severance):
                 raise
             return Note(reason=f"{error}")
         finally:
             severance.forget()
+    if result.get("signal") == 0:
+        return Note(reason=RANKS_ARE_BACK)
+    return Note(result=result, is_done=True)
 
 
 def _is_of_a_loss(error: Exception, severance: Severance) -> bool:

@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from plait.errors import RankFailed
+from plait.launcher.board import Waited
 from plait.launcher.seat import Assignment, Seat
+from plait.run.costs import WaitedFor
 from plait.run.hooks import Hook, RunStart, StepDone
 from plait.values import JsonObject
 
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from plait.engine.engine import Engine
     from plait.plan import Plan
 
+RANKS_ARE_BACK = "lost ranks are back"
+
 
 @dataclass(frozen=True)
 class RankContext:
@@ -26,15 +31,6 @@ class RankContext:
     seat: Seat
     assignment: Assignment
     severance: Severance
-
-    @property
-    def signal(self) -> int:
-        """The signal that asks for the end; 0 for none."""
-        return self.seat.board.signal
-
-    def ends_before(self, step: int) -> bool:
-        """See `Seat.ends_before`."""
-        return self.seat.ends_before(step)
 
     def join(self, plan: Plan, silent_seconds: float, backend: str = "auto") -> World:
         """The world of this generation, by a backend of `comm.init`. Collective."""
@@ -62,6 +58,11 @@ class RankContext:
         It takes a snapshot every so many steps, and with `keeps_start` before the first.
         """
         return RankProgress(self, every, keeps_start=keeps_start and not self._has_snapshot)
+
+    def waited_for(self, what: Waited) -> WaitedFor:
+        """The account of what the first rank's steps wait for, over all generations."""
+        is_first_rank = self.assignment.rank == 0
+        return WaitedFor(what, self.seat.board if is_first_rank else None)
 
     @property
     def _has_snapshot(self) -> bool:
@@ -96,15 +97,19 @@ class RankContext:
 class RankProgress(Hook):
     """Tells the launcher of every step that is done, and keeps its state.
 
-    The snapshot comes first: a step that counts as done can be gone on from.
+    The snapshot comes first: a step that counts as done can be gone on from. It is also the judge
+    of the run's end (`plait.run.ending`).
+
+    Attributes:
+        signal: the signal that has ended the run; 0 for none.
     """
 
     def __init__(self, place: RankContext, every: int, *, keeps_start: bool) -> None:
+        self.signal = 0
         self._keeps_start = keeps_start
         self._seat = place.seat
         self._every = every
-        self._num = 0
-        self._seconds = 0.0
+        self._waited = place.waited_for(Waited.SNAPSHOTS)
         self._bytes = 0
         self._paths = place.assignment.parts[place.assignment.rank]
 
@@ -119,6 +124,21 @@ class RankProgress(Hook):
         if self._every and self._keeps_start:
             self._take(start.first_step - 1)
 
+    def ends_before(self, step: int) -> bool:
+        """Whether all ranks end before this step. Raises `RankFailed` where they go on together
+        with ranks that have come back.
+
+        Without snapshots they end with a checkpoint, to go on from.
+        """
+        if not self._seat.ends_before(step):
+            return False
+        self.signal = self._seat.reason_of_end()
+        if self.signal or not self._every:
+            return True
+        if step % self._every:
+            self._take(step)
+        raise RankFailed(RANKS_ARE_BACK)
+
     def on_step(self, done: StepDone) -> None:
         """Keep the state of the step, and say that it is done."""
         if self._every and done.step % self._every == 0:
@@ -128,16 +148,16 @@ class RankProgress(Hook):
     def _take(self, step: int) -> None:
         began = time.perf_counter()
         meta = {"loader": self._loader.state_dict()}
-        turn = step // self._every
+        turn = -(-step // self._every)  # one that is out of turn may not lie on the one before
         self._bytes = self._snapshots.take(self._engine, turn, meta)
-        self._seconds += time.perf_counter() - began
-        self._num += 1
+        self._waited.add(time.perf_counter() - began)
 
     def numbers(self) -> JsonObject:
-        """The cost of the snapshots of this generation."""
+        """The cost of the snapshots of the run."""
         if not self._every:
             return {}
-        cost = {"count": self._num, "seconds": self._seconds, "bytes": self._bytes}
+        waited = self._waited
+        cost = {"count": waited.count, "seconds": waited.seconds, "bytes": self._bytes}
         return {"snapshots": cost}
 
 
