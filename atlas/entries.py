@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,14 +18,18 @@ from plait.verify.outside.source import FunctionSource, parse
 from plait.verify.outside.task import Trial
 
 ROOT = Path(__file__).parent
+PACKAGES = Path(os.environ.get("PLAIT_ATLAS_PACKAGES", ROOT.parent / "build" / "atlas"))
+"""Where packages of old versions lie, each in a folder of its own."""
 STEPS = 2
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One public error. `package` is the installed package that errs; empty for own words.
+    """One public error. `package` is the package that errs; empty for own words.
 
-    `causes` are causes of which verify must name one, `words` must stand in its findings.
+    `wheels` are requirements that are put into a folder of their own, where the error is in another
+    version than the installed one. `causes` are causes of which verify must name one, `words` must
+    stand in its findings.
     """
 
     name: str
@@ -32,10 +41,46 @@ class Entry:
     causes: tuple[str, ...]
     words: str
     nproc: int = 2
+    wheels: tuple[str, ...] = ()
 
     def source(self, function: str) -> FunctionSource:
-        """The step `broken` or `fixed`."""
-        return parse(f"{ROOT / self.name / 'steps.py'}:{function}")
+        """The step `broken` or `fixed`: a function of `steps.py`, or a file of that name."""
+        own = ROOT / self.name / f"{function}.py"
+        return parse(str(own)) if own.is_file() else parse(f"{own.parent / 'steps.py'}:{function}")
+
+    @property
+    def folder(self) -> Path:
+        """Where the wheels lie."""
+        return PACKAGES / self.wheels[0].replace("==", "-")
+
+    @property
+    def version(self) -> str:
+        """The package with its version, as the table shows it."""
+        if self.wheels:
+            return self.wheels[0].replace("==", " ")
+        return f"{self.package} {importlib.metadata.version(self.package).split('+')[0]}"
+
+    @property
+    def missing(self) -> str:
+        """What to type so that the package is there; empty where it is."""
+        if self.wheels:
+            wanted = " ".join(self.wheels)
+            command = f"pip install --no-deps --target {self.folder} {wanted}"
+            return "" if self.folder.is_dir() else command
+        there = not self.package or importlib.util.find_spec(self.package) is not None
+        return "" if there else f"pip install {self.package}"
+
+    @contextmanager
+    def on_path(self) -> Iterator[None]:
+        """Let ranks that start in here find the wheels first."""
+        if not self.wheels:
+            yield
+            return
+        sys.path.insert(0, str(self.folder))
+        try:
+            yield
+        finally:
+            sys.path.remove(str(self.folder))
 
 
 @dataclass(frozen=True)
@@ -55,22 +100,26 @@ def entries() -> list[Entry]:
     found = []
     for path in sorted(ROOT.glob("*/entry.toml")):
         keys = read_toml(path, ConfigError)
-        keys["causes"] = tuple(keys["causes"])
+        for key in ("causes", "wheels"):
+            keys[key] = tuple(keys.get(key, ()))
         found.append(Entry(path.parent.name, **keys))
     return found
 
 
 def verdict(entry: Entry, judge: Judge) -> Verdict:
     """Both steps of an entry, judged."""
-    broken = judge(Trial(entry.source("broken"), STEPS), entry.nproc)
-    fixed = judge(Trial(entry.source("fixed"), STEPS), entry.nproc)
+    with entry.on_path():
+        broken = judge(Trial(entry.source("broken"), STEPS), entry.nproc)
+        fixed = judge(Trial(entry.source("fixed"), STEPS), entry.nproc)
     says = "; ".join(one.text for one in broken.findings[:2])
-    causes = [one.cause for one in broken.findings]
+    named = [one for one in broken.findings if one.cause in entry.causes]
+    if named and named[0] not in broken.findings[:2]:
+        says = f"{named[0].text}; {says}"
     wrong = ""
     if not fixed.ok:
         wrong = f"a false alarm on the control: {fixed.text()}"
     elif broken.ok:
         wrong = "the error passed"
-    elif entry.words not in says or not set(causes) & set(entry.causes):
-        wrong = f"the cause is not named: {causes}: {says}"
+    elif not named or entry.words not in says:
+        wrong = f"the cause is not named: {[one.cause for one in broken.findings]}: {says}"
     return Verdict(entry, says, wrong)

@@ -60,6 +60,7 @@ LONG = frozenset(
         "tests/parity/test_shares.py",
         "tests/parity/test_tensor_parallel.py",
         "tests/parity/test_verify_float32_parts.py",
+        "tests/parity/test_whole_atlas.py",
         "tests/test_examples.py",
     }
 )

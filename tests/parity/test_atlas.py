@@ -1,4 +1,4 @@
-"""Every error of the atlas is named, and no control raises an alarm."""
+"""A sample of the atlas: its errors are named, and its controls raise no alarm."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from plait.verify import Report
 from plait.verify.outside.task import Trial
 from plait.verify.outside.trial import on_ranks
 
+SAMPLE = ("torchtitan-649", "NeMo-RL-3788", "torchtitan-2387")
 
-def _judge(world: Any, trial: Trial) -> Report:
+
+def judge_in_pool(world: Any, trial: Trial) -> Report:
+    """The report of ranks that are there already."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return on_ranks(world, trial)
 
 
-@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
+@pytest.mark.parametrize(
+    "entry", [one for one in entries() if one.name in SAMPLE], ids=lambda entry: entry.name
+)
 def test_the_error_is_named_and_the_control_is_silent(ranks, entry: Entry) -> None:
-    found = verdict(entry, lambda trial, nproc: ranks(nproc, _judge, trial)[0])
+    found = verdict(entry, lambda trial, nproc: ranks(nproc, judge_in_pool, trial)[0])
     assert not found.wrong, found.wrong

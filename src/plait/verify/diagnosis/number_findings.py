@@ -4,7 +4,7 @@ clipping.
 
 from __future__ import annotations
 
-from plait.verify.diagnosis.finding import Finding, dot, fit_scale
+from plait.verify.diagnosis.finding import Finding, dot, fit_scale, list_names
 from plait.verify.diagnosis.view import View
 from plait.verify.record.compare import relative_number
 
@@ -23,7 +23,7 @@ def norm_alone(view: View, kinds: set[str]) -> list[Finding]:
             "or left out"
         )
         return [Finding("norm", axis, text, 0.85)]
-    other = _norm_of_one_parameter(view)
+    other = _norm_of_replicas(view) or _norm_of_one_parameter(view)
     if other:
         return [other]
     text = f"the gradient norm is {view.mine.grad_norm:.10g} instead of {view.truth.grad_norm:.10g}"
@@ -54,6 +54,33 @@ def norm_of_one_rank(view: View, kinds: set[str]) -> list[Finding]:
             )
             return [Finding("norm", "dp", text, 0.96)]
     return []
+
+
+def _norm_of_replicas(view: View) -> Finding | None:
+    """A norm that counts parameters once for every rank that holds a copy."""
+    total = dot(view.truth.grads, view.truth.grads)
+    if not view.mine.grad_norm or not view.truth.grad_norm or total == 0.0:
+        return None
+    holders = {
+        name: sum(1 for seen in view.mine.ranks.values() if seen.grads.get(name) is not None)
+        for name in view.truth.grads
+    }
+    size = max(holders.values(), default=0)
+    copied = {
+        name: grad
+        for name, grad in view.truth.grads.items()
+        if holders[name] == size and grad is not None
+    }
+    share = (view.mine.grad_norm / view.truth.grad_norm) ** 2 - 1
+    part = dot(copied, copied) / total * (size - 1)
+    if size < 2 or len(copied) == len(view.truth.grads) or abs(share - part) > 1e-7 * abs(share):
+        return None
+    names = tuple(copied)
+    text = (
+        f"the gradient norm counts {list_names(names)} {size} times, once for every rank that has "
+        "a copy"
+    )
+    return Finding("norm", "tp", text, 0.96, names)
 
 
 def _norm_of_one_parameter(view: View) -> Finding | None:

@@ -88,7 +88,7 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
             notes = (*notes, lowered.note(limits))
     found = list(report.findings)
     if not report.ok:
-        found = [*_causes(ranks, readings, names, settings), *found]
+        found = [*_causes(ranks, readings, names, settings), *_norms_apart(ranks, truth), *found]
         errors = _module_errors(ranks, plain, batches[0], loss)
         if any(one.step == 0 for one in report.failed):
             found += first_wrong(errors)
@@ -199,6 +199,24 @@ def _without_local_loss(
         "compared"
     )
     return Record(record.start, steps), (note,) if local else ()
+
+
+def _norms_apart(ranks: Sequence[RankSteps], truth: Record) -> list[Finding]:
+    """Ranks that clip by norms of their own, where one norm is that of all gradients."""
+    for step, right in enumerate(truth.steps):
+        seen = [rank.updates[step].norms for rank in ranks]
+        own = {rank: norms[-1][1] for rank, norms in enumerate(seen) if norms}
+        first = next(iter(own.values()), 0.0)
+        if all(abs(norm - first) <= 1e-9 * abs(first) for norm in own.values()):
+            continue
+        shown = ", ".join(f"{norm:.6g} on rank {rank}" for rank, norm in own.items())
+        whole = math.sqrt(sum(norm**2 for norm in own.values()))
+        why = ""
+        if right.grad_norm and abs(whole - right.grad_norm) <= 1e-6 * whole:
+            why = "; the square of the right norm is the sum of their squares"
+        text = f"ranks clip by different norms, {shown}: each knows its own gradients alone{why}"
+        return [Finding("norm", "clip", text, 0.97)]
+    return []
 
 
 def _causes(
