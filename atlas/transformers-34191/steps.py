@@ -42,6 +42,7 @@ def train(kind, model, batches):
             max_steps=len(batches),
             learning_rate=1e-2,
             adam_epsilon=1e-5,
+            max_grad_norm=0,
             use_cpu=True,
             report_to=[],
             save_strategy="no",

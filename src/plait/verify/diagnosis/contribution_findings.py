@@ -245,10 +245,23 @@ def _mean_of_means(weights: Coefficients, facts: Facts) -> list[Finding] | None:
         ) <= 1e-3 * abs(max(products)):
             text = (
                 f"a mean of means: the {parts} hold unequal numbers of unmasked targets and each "
-                "is divided by its own"
+                f"is divided by its own{_times(every, products[0], count, facts)}"
             )
             return [Finding("mean-of-means", axis, text, 0.96)]
     return None
+
+
+def _times(
+    every: Sequence[tuple[Contribution, float]],
+    product: float,
+    count: Callable[[Contribution], float],
+    facts: Facts,
+) -> str:
+    """A factor of the run on top of a mean of means; empty where none is known."""
+    weighed = sum(part.count / count(part) for part, _ in every)
+    factor = product * weighed / sum(part.count for part, _ in every)
+    clause = facts.explain(factor)[1]
+    return f", and every gradient is {clause}" if ":" in clause else ""
 
 
 def _counts(

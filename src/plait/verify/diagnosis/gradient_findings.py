@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from plait.verify.diagnosis.contribution_findings import contribution_findings
 from plait.verify.diagnosis.finding import Finding, coefficients, fit_scale, list_names
 from plait.verify.diagnosis.number_findings import (
@@ -139,6 +141,8 @@ def _combined_matches(
         own = [part for part in parts if part is not None]
         if not own or any(part.shape != truth.shape for part in own):
             return False
+        if len(own) == len(parts) and all(torch.equal(part, own[0]) for part in own):
+            return False  # they were reduced: equal parts are a factor away, not apart
         total = sum(own[1:], own[0].double()) / (len(line) if divide else 1)
         if relative_error(total, truth, largest(view.truth.grads)) > view.slack:
             return False
@@ -165,7 +169,9 @@ def unsynchronised_copies(view: View) -> list[Finding]:
             grad for seen in view.mine.ranks.values() if (grad := seen.grads.get(name)) is not None
         ]
         pairs = [(own, other) for other in unknown if own is not None] + (
-            [(copies[0], copies[1])] if len(copies) == 2 else []
+            [(copies[0], copies[1])]
+            if len(copies) == 2 and not torch.equal(copies[0], copies[1])
+            else []
         )
         for one, other in pairs:
             if truth is not None and one.shape == other.shape == truth.shape:

@@ -58,7 +58,7 @@ class RankSteps:
 def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Trial) -> Report:
     """The report on all ranks; `plain` is the model as `make` gave it."""
     _check_updates(ranks)
-    batches, readings = _in_loop(ranks, made) if ranks[0].owns_loop else _given(ranks, made)
+    batches, readings, rows = (_in_loop if ranks[0].owns_loop else _given)(ranks, made)
     parallel = _joined(ranks)
     names = [name for name, value in plain.named_parameters() if value.requires_grad]
     settings = _settings(ranks)
@@ -89,7 +89,7 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
     found = list(report.findings)
     if not report.ok:
         found = [*_causes(ranks, readings, names, settings), *_norms_apart(ranks, truth), *found]
-        errors = _module_errors(ranks, plain, batches[0], loss)
+        errors = _module_errors([rank.sketches for rank in ranks], rows, plain, batches[0], loss)
         if any(one.step == 0 for one in report.failed):
             found += first_wrong(errors)
         report = replace(report, modules=tuple(errors))
@@ -101,7 +101,11 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
 
 
 def _module_errors(
-    ranks: Sequence[RankSteps], plain: nn.Module, batch: Batch, loss: Loss
+    ranks: Sequence[Sequence[Sketch]],
+    rows: Sequence[Rows],
+    plain: nn.Module,
+    batch: Batch,
+    loss: Loss,
 ) -> list[ModuleError]:
     """How far each module's output of the first step is from one device's, and its gradient."""
     model = copy.deepcopy(plain)
@@ -111,22 +115,27 @@ def _module_errors(
         return total / count
 
     truth = reference_sketches(model, run)
-    return compare(truth, [rank.sketches for rank in ranks], [rank.rows[0] for rank in ranks])
+    return compare(truth, ranks, rows)
 
 
-def _given(ranks: Sequence[RankSteps], made: Made) -> tuple[list[Batch], list[Reading]]:
+Data = tuple[list[Batch], list[Reading], list[Rows]]
+"""The batch and the reading of every step, and the samples of every rank in the first."""
+
+
+def _given(ranks: Sequence[RankSteps], made: Made) -> Data:
     """The batches that every step was given, and who computed on which samples."""
     readings = [
         reading([rank.rows[step] for rank in ranks], num_samples(batch))
         for step, batch in enumerate(made.batches)
     ]
-    return made.batches, readings
+    return made.batches, readings, [rank.rows[0] for rank in ranks]
 
 
-def _in_loop(ranks: Sequence[RankSteps], made: Made) -> tuple[list[Batch], list[Reading]]:
+def _in_loop(ranks: Sequence[RankSteps], made: Made) -> Data:
     """The batches that a loop made itself, from the samples that its model was called with."""
     batches: list[Batch] = []
     readings = []
+    first: list[Rows] = []
     for step in range(len(ranks[0].rows)):
         rows = [rank.rows[step] for rank in ranks]
         seen = dict.fromkeys(index for calls in rows for call in calls for index in call)
@@ -137,9 +146,10 @@ def _in_loop(ranks: Sequence[RankSteps], made: Made) -> tuple[list[Batch], list[
             )
         place = {index: number for number, index in enumerate(seen)}
         local = [tuple(tuple(place[one] for one in call) for call in calls) for calls in rows]
+        first = first or local
         batches.append(taken(made.together, seen))
         readings.append(reading(local, len(seen)))
-    return batches, readings
+    return batches, readings, first
 
 
 def _check_updates(ranks: Sequence[RankSteps]) -> None:

@@ -114,6 +114,8 @@ def compare(
     """The errors of all modules that could be compared, in forward order."""
     known = {one.name: one for one in truth}
     first = next((one for one in rows if any(one)), ())
+    sizes = [float(one.grad.abs().max()) for one in truth if one.grad is not None]
+    floor = max(1e-9 * max(sizes, default=0.0), 1e-30)  # below it, a gradient is rounding
     outputs: dict[str, dict[tuple[int, int], float]] = {}
     grads: dict[str, dict[tuple[int, int], float]] = {}
     for rank, sketches in enumerate(ranks):
@@ -126,7 +128,7 @@ def compare(
                 here = (rank, call)
                 part = known[one.name].output[list(index)]
                 outputs.setdefault(one.name, {})[here] = _error(one.output, part)
-                error = _grad_error(one, known[one.name], index, scale)
+                error = _grad_error(one, known[one.name], index, scale, floor)
                 if error is not None:
                     grads.setdefault(one.name, {})[here] = error
     found = []
@@ -173,15 +175,15 @@ def _scale(
 
 
 def _grad_error(
-    one: Sketch, truth: Sketch, index: Sequence[int], scale: float | None
+    one: Sketch, truth: Sketch, index: Sequence[int], scale: float | None, floor: float
 ) -> float | None:
     if one.grad is None or truth.grad is None or not scale:
         return None
-    return _error(one.grad / scale, truth.grad[list(index)])
+    return _error(one.grad / scale, truth.grad[list(index)], floor)
 
 
-def _error(value: Tensor, truth: Tensor) -> float:
-    size = max(float(truth.abs().max()), 1e-30)
+def _error(value: Tensor, truth: Tensor, floor: float = 1e-30) -> float:
+    size = max(float(truth.abs().max()), floor)
     return float((value - truth).abs().max()) / size
 
 

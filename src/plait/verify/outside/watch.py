@@ -135,9 +135,25 @@ class StepWatch:
         if self.depth == 0 and any(True for _ in module.parameters()):
             self.calls += 1
 
-    def _before_update(self, optimizer: Optimizer, args: PyTree, kwargs: PyTree) -> None:
+    def _before_update(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if _is_wrapper(optimizer):
-            return  # a wrapper: the optimizer inside has its own hook
+            return None  # a wrapper: the optimizer inside has its own hook
+        self._read(optimizer)
+        given = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if given is None:
+            return None
+
+        def closure() -> PyTree:  # it may do the last backward: gradients are there after it
+            result = given()
+            self.update.updates -= 1
+            self._read(optimizer)
+            return result
+
+        return args[:1], {**kwargs, "closure": closure}
+
+    def _read(self, optimizer: Optimizer) -> None:
         live = self.live()
         by_id = {id(parameter): name for name, parameter in live.items()}
         update = self.update
