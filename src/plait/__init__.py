@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from plait.plan import Plan
     from plait.predict.cost import estimate
     from plait.predict.planner.choose import choose
+    from plait.predict.planner.result import search
     from plait.run.loop import fit
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "fit",
     "launch",
     "prepare",
+    "search",
     "verify",
 ]
 
@@ -60,6 +62,7 @@ _ROOMS = {
     "fit": "plait.run.loop",
     "launch": "plait.launcher",
     "prepare": "plait.engine.script",
+    "search": "plait.predict.planner.result",
     "verify": "plait.verify",
 }
 

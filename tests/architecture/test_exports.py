@@ -25,6 +25,7 @@ DOOR = [
     "fit",
     "launch",
     "prepare",
+    "search",
     "verify",
 ]
 

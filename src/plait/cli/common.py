@@ -88,6 +88,23 @@ def add_framework(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_campaign(parser: argparse.ArgumentParser) -> None:
+    """Declare `--tokens` and `--mtbf`."""
+    parser.add_argument(
+        "--tokens",
+        type=float,
+        metavar="N",
+        help="tokens of the whole run, as 15e12: its days, money and energy",
+    )
+    parser.add_argument(
+        "--mtbf",
+        type=float,
+        metavar="HOURS",
+        help="hours between two failures of one device, as 40000: the useful part of the time, "
+        "and how often to keep the state",
+    )
+
+
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Declare `RUN_DIR`."""
     parser.add_argument(

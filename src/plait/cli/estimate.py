@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also list what each rank of one pipeline does when",
     )
+    common.add_campaign(parser)
     common.add_overrides(parser, "train.global_batch=64 data.seq_len=4096")
 
 
@@ -48,6 +49,7 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     """The answer for the tables of a config; of `arguments`, the options beside the config."""
     from plait.predict.cost import estimate
     from plait.predict.cost.api import check_question, cluster_name, cluster_of, job_of
+    from plait.predict.cost.campaign import campaign
     from plait.predict.cost.frameworks import framework_of
     from plait.predict.cost.model.tables import assumed
 
@@ -61,6 +63,7 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     open_keys = assumed(tables, job.global_batch, job.model.seq_len)
     data = {
         **guess.as_dict(),
+        **campaign(guess, arguments.tokens, arguments.mtbf),
         "framework": runs.name,
         "notes": [*notes(job.model, guess.plan, runs), *open_keys],
     }
@@ -158,7 +161,36 @@ def lines(data: Json) -> list[str]:
         f"fits with probability {data['fits_probability']:.0%}",
         f"traffic    {sent}  sent by a rank in a step",
         f"price      {data['cost_per_million_tokens']:.4g} USD for a million tokens",
+        *campaign_lines(data),
     ]
+
+
+def campaign_lines(data: Json) -> list[str]:
+    """The whole run for people, as far as it was asked about."""
+    lines = []
+    if "days" in data:
+        energy = data["energy_kwh"]
+        power = "energy unknown" if energy is None else f"{energy:,.0f} kWh of boards"
+        low, high = data["days_bar"]
+        lines.append(
+            f"run        {data['tokens']:.4g} tokens in {data['days']:,.1f} days ({low:,.1f} to "
+            f"{high:,.1f}), {data['device_hours']:,.0f} device hours, {data['price']:,.0f} USD, "
+            f"{power}"
+        )
+    if "goodput" in data:
+        failures = data["goodput"]
+        lines.append(
+            f"failures   {failures['failures_per_day']:.3g} a day; at best "
+            f"{failures['useful_fraction']:.1%} of the time is useful"
+        )
+        for name in ("snapshots", "checkpoints"):
+            kept = failures[name]
+            lines.append(
+                f"           {name} every {seconds_text(kept['interval_seconds'])} "
+                f"({kept['interval_steps']:,} steps), {seconds_text(kept['seconds'])} each: "
+                f"{kept['useful_fraction']:.1%}"
+            )
+    return lines
 
 
 def seconds_text(seconds: float) -> str:

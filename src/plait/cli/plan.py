@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from plait.cli import common
 from plait.cli.answer import Answer, Json
-from plait.cli.estimate import size
+from plait.cli.estimate import campaign_lines, size
 from plait.cli.layout import PlanTable, Prose
 from plait.cli.parser import UsageError
 from plait.values import JsonMapping
@@ -57,7 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="largest accepted probability of running out of memory, as 0.05",
     )
+    parser.add_argument(
+        "--fix",
+        default="",
+        metavar="TEXT",
+        help="parts of the plan that are decided, as 'tp8 1f1b'; the rest is searched",
+    )
     common.add_framework(parser)
+    common.add_campaign(parser)
     common.add_overrides(parser, "train.global_batch=64 data.seq_len=4096")
 
 
@@ -72,6 +79,7 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     """The answer for the tables of a config; of `arguments`, the options beside the config."""
     from plait.plan import Plan
     from plait.predict.cost.api import check_size, cluster_name, cluster_of, described
+    from plait.predict.cost.campaign import campaign
     from plait.predict.cost.frameworks import framework_of
     from plait.predict.cost.model.tables import assumed
     from plait.predict.planner.choose import NothingFits, decide
@@ -94,10 +102,14 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
             objective=arguments.objective,
             framework=arguments.framework,
             risk=arguments.risk,
+            fix=arguments.fix,
         )
     except NothingFits as reason:
         return Answer({"plans": [], "reason": str(reason)}, str(reason), ok=False)
-    plans = [estimate.as_dict() for estimate in choice.plans[: arguments.top]]
+    plans = [
+        {**estimate.as_dict(), **campaign(estimate, arguments.tokens, arguments.mtbf)}
+        for estimate in choice.plans[: arguments.top]
+    ]
     data: Json = {
         "plans": plans,
         "objective": arguments.objective,
@@ -109,6 +121,7 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
             "combinations": choice.found.num_degrees,
             "plans": choice.found.num_guesses,
             "too_large": len(choice.found.too_large),
+            "not_opened": choice.found.not_opened,
         },
     }
     data["notes"] = assumed(tables, choice.job.global_batch, choice.job.model.seq_len)
@@ -137,6 +150,7 @@ def _view(data: Json) -> RenderableType:
     searched = data["searched"]
     below = [
         "",
+        *campaign_lines(data["plans"][0]),
         f"predicted for {data['cluster']}; {searched['plans']} plans of {searched['combinations']} "
         "ways to split "
         f"{data['num_devices']} devices were looked at, {searched['too_large']} of these ways do "

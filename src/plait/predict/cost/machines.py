@@ -95,6 +95,7 @@ def machine_of(cluster: Cluster, efficiency: Efficiency | None = None) -> Machin
         "network_latency": cluster.network.latency_seconds,
         "network_congestion": cluster.network.congestion,
         "price_per_hour": device.price_per_hour,
+        "power_watts": device.power_watts,
         "sustained": sustained_fraction(device),
         "rounded_sustained": sustained_fraction(device) * ROUNDED.get(device.name, USUAL_ROUNDED),
         "portable_attention": PORTABLE_ATTENTION.get(device.name, 1.0),

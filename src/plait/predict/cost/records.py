@@ -87,7 +87,7 @@ class Breakdown:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Estimate:
     """A prediction. `as_dict` has the keys of `plait estimate --json`."""
 
@@ -107,8 +107,18 @@ class Estimate:
     """Memory of each pipeline rank."""
     host_overfull: float = 0.0
     """Memory that offloaded state needs of a node's host, over what the host has."""
+    state_bytes: float = 0.0
+    """Weights of the optimizer and its state, once for all ranks: what a checkpoint holds."""
+    power_watts: float = 0.0
+    """Power of a board, 0 where nobody says."""
+    devices_per_node: int = 1
+    network_bandwidth: float = 1.0
+    """Bytes a second of one device to another node."""
     reach: str = "one node"
     """How far the run reaches, by which its error bars are chosen (see `bars.reach`)."""
+
+    def __repr__(self) -> str:
+        return f"<Estimate {self}>"
 
     def __str__(self) -> str:
         verdict = "fits" if self.fits else "does not fit"

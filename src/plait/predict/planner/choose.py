@@ -18,11 +18,17 @@ from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.records import Estimate, Job
 from plait.predict.cost.time.machine import Machine
+from plait.predict.planner.fixed import Fixed
 from plait.predict.planner.refine import LocalSearch
 from plait.predict.planner.search import OBJECTIVES, Found, SearchSettings, fits_somehow, search
+from plait.predict.planner.words import times
 from plait.values import JsonMapping
 
 LARGEST_CLUSTER = 1 << 20
+USUAL_RISK = 0.5
+"""Largest probability of running out of memory on an accelerator where none is named. A plan above
+it is only chosen where no other fits.
+"""
 
 
 class NothingFits(PlanError):
@@ -52,17 +58,25 @@ def choose(
     runnable: bool = False,
     framework: Framework | str = PLAIT,
     risk: float | None = None,
+    fix: str = "",
 ) -> list[Estimate]:
     """The best plans, best first; `config` as in `plait.estimate`.
 
     `objective` is "time" (seconds of a step), "cost" (price of a token) or "memory" (the fullest
     rank). "cost" may leave devices idle. `runnable` leaves out plans that this version of plait
     cannot run yet. `framework` is who will run them: the choice is among what it offers, predicted
-    as it runs. `risk` is the largest accepted probability of running out of memory; without it a
-    plan fits when its prediction does. Raises `NothingFits` when no plan fits.
+    as it runs. `risk` is the largest accepted probability of running out of memory. Without it
+    plans above one half come only where no other fits. `fix` are parts of a plan that are decided,
+    such as "tp8 1f1b". Raises `NothingFits` when no plan fits.
     """
     choice = decide(
-        config, cluster, objective=objective, runnable=runnable, framework=framework, risk=risk
+        config,
+        cluster,
+        objective=objective,
+        runnable=runnable,
+        framework=framework,
+        risk=risk,
+        fix=fix,
     )
     return choice.plans[:top]
 
@@ -75,6 +89,7 @@ def decide(
     runnable: bool = False,
     framework: Framework | str = PLAIT,
     risk: float | None = None,
+    fix: str = "",
 ) -> Choice:
     """`choose` with what the search saw, for explanations."""
     if risk is not None and not 0 < risk < 1:
@@ -86,29 +101,44 @@ def decide(
     machines = cluster_of(tables, cluster)
     machine = machine_of(machines)
     job = job_of(tables, None, runs, num_devices=machines.num_devices)
-    share = 1.0
-    if risk is not None:
-        place = reach(machines.num_devices, machine.devices_per_node)
-        share = bars.share_for(risk, place)
-        machine = replace(machine, memory=replace(machine.memory, share=share))
-    settings = replace(settings_for(tables, machine, objective), runnable=runnable, framework=runs)
+    fixed = Fixed.parse(fix)
+    settings = settings_for(tables, machine, objective)
+    settings = replace(
+        settings,
+        runnable=runnable,
+        framework=runs,
+        fixed=fixed,
+        precision=fixed.value("", "precision") or settings.precision,
+        compile=fixed.value("", "compile") or settings.compile,
+    )
     machines.device.peak_flops(settings.precision)
-    sizes = [machines.num_devices]
-    if objective == "cost":
-        sizes = [
-            machines.num_devices >> shift for shift in range(12) if machines.num_devices >> shift
-        ]
+    place = reach(machines.num_devices, machine.devices_per_node)
+    usual = 1.0 if machines.device.is_cpu else bars.share_for(USUAL_RISK, place)
+    shares = [usual, 1.0] if risk is None else [bars.share_for(risk, place)]
+    for share in dict.fromkeys(shares):
+        sure = replace(machine, memory=replace(machine.memory, share=share))
+        found = _searched(job, sure, machines.num_devices, settings)
+        plans = [estimate for one in found for estimate in one.best]
+        if plans:
+            plans = [replace(one, memory_limit=one.memory_limit / share) for one in plans]
+            plans.sort(key=_order(objective))
+            return Choice(plans, found[0], job, sure)
+    raise NothingFits(_why_nothing_fits(job, sure, machines, settings, found[0]))
+
+
+def _searched(
+    job: Job, machine: Machine, num_devices: int, settings: SearchSettings
+) -> list[Found]:
+    """The searches over all devices, or over fewer where that is cheaper or all that there is."""
+    sizes = [num_devices]
+    if settings.objective == "cost":
+        sizes = [num_devices >> shift for shift in range(12) if num_devices >> shift]
     found = [search(job, machine, size, settings) for size in sizes]
     for one in found:
         one.best = LocalSearch(job, machine, settings).from_plans(one.best)
     if not any(one.best for one in found):
-        found += _fewer(job, machine, machines.num_devices, settings)
-    plans = [estimate for one in found for estimate in one.best]
-    if not plans:
-        raise NothingFits(_why_nothing_fits(job, machine, machines, settings, found[0]))
-    plans = [replace(one, memory_limit=one.memory_limit / share) for one in plans]
-    plans.sort(key=_order(objective))
-    return Choice(plans, found[0], job, machine)
+        found += _fewer(job, machine, num_devices, settings)
+    return found
 
 
 def _order(objective: str) -> Any:
@@ -153,6 +183,7 @@ def _why_nothing_fits(
     name = machines.device.name
     model = job.model
     runs = "" if settings.framework is PLAIT else f" of {settings.framework.name}"
+    runs += f" with {settings.fixed.text}" if settings.fixed.text else ""
     if not found.too_large:
         return (
             f"no plan{runs} divides {model.name} ({model.parameters / 1e9:.3g} B parameters, "
@@ -164,7 +195,7 @@ def _why_nothing_fits(
     base = (
         f"no plan{runs} fits {model.name} ({model.parameters / 1e9:.3g} B parameters) on "
         f"{machines.name}: "
-        f"the nearest needs {over:.2g} times the memory of {name}"
+        f"the nearest needs {times(over)} times the memory of {name}"
     )
     size, batch = _from_where(job, machine, machines.num_devices, settings)
     if not size:

@@ -9,6 +9,7 @@ from plait.predict.cost.records import Estimate
 from plait.predict.cost.step import estimate_job
 from plait.predict.planner.choose import Choice
 from plait.predict.planner.space import Degrees
+from plait.predict.planner.words import percent, times
 
 CAUSES = {
     "compute": "smaller, slower matrix products",
@@ -47,23 +48,13 @@ class LossCause:
         )
 
 
-def percent(part: float) -> str:
-    """A share for people; tenths where it is below ten."""
-    return f"{part:,.0%}" if part >= 0.1 else f"{part:.1%}"
-
-
-def times(factor: float) -> str:
-    """A factor for people."""
-    return f"{factor:.2g}" if factor < 100 else f"{factor:,.0f}"
-
-
 def explain(choice: Choice, limit: int = 8) -> list[str]:
     """One line for each other combination of degrees, nearest first, and then those that do not
     fit.
     """
     lines = [str(loss) for loss in losses(choice, choice.plans[0], limit)]
     lines += [
-        f"{degrees} needs {times(over)} times the memory"
+        f"{degrees} needs {times(over)} times {_room(choice)}"
         for degrees, over in _nearest_too_large(choice, limit)
     ]
     if choice.found.not_opened:
@@ -131,10 +122,17 @@ def explain_plan(choice: Choice, plan: Plan) -> str:
     elif other.step_seconds > best.step_seconds:
         text = str(loss_against(choice, best, other))
     if other.memory.total > other.memory_limit:
-        text += f"; it needs {times(other.memory.total / other.memory_limit)} times the memory"
+        over = other.memory.total / other.memory_limit
+        text += f"; it needs {times(over)} times {_room(choice)}"
     elif not other.fits:
         text += f"; it needs {times(other.host_overfull)} times the memory of a node's host"
     return text
+
+
+def _room(choice: Choice) -> str:
+    """The memory that a plan may take, in words."""
+    share = choice.machine.memory.share
+    return "the memory" if share == 1.0 else f"the memory that the risk leaves, {share:.0%}"
 
 
 def _degrees(plan: Plan) -> Degrees:

@@ -196,7 +196,8 @@ class LocalSearch:
                 check_config(plan, self.job.model.sizes)
             except PlanError:
                 continue
-            if plan.pp.num_stages <= self.job.model.num_blocks and self.settings.allows(plan):
+            is_asked = self.settings.allows(plan) and self.settings.fixed.allows(plan)
+            if plan.pp.num_stages <= self.job.model.num_blocks and is_asked:
                 yield plan
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from plait.errors import PlanError
 from plait.plan import DataAxis, PipelineAxis, Plan, is_runnable
-from plait.plan.axes import REMATS, Remat
+from plait.plan.axes import Remat
 from plait.plan.precisions import PRECISION
 from plait.predict.cost.frameworks import PLAIT, Framework
 from plait.predict.cost.ranks import stage_pass
@@ -25,6 +25,7 @@ from plait.predict.cost.step import estimate_job
 from plait.predict.cost.time.machine import Machine
 from plait.predict.cost.time.stages import StageBlocks
 from plait.predict.cost.widths import BYTES
+from plait.predict.planner.fixed import NOTHING, Fixed
 from plait.predict.planner.space import Degrees, data_axes, degrees, micro_batch_counts, schedules
 
 OBJECTIVES = ("time", "cost", "memory")
@@ -48,6 +49,8 @@ class SearchSettings:
     """Only plans that this version of plait runs."""
     framework: Framework = PLAIT
     """Only plans that it offers."""
+    fixed: Fixed = NOTHING
+    """Only plans that are as the user decided."""
     keep: int = 10
     """Plans whose schedules are replayed at the end."""
     most: int = 60
@@ -166,6 +169,8 @@ def allowed(
     for combination in degrees(
         job.model, num_devices, job.global_batch, machine.devices_per_node, sequence=sequence
     ):
+        if not settings.fixed.allows_degrees(combination, job.global_batch):
+            continue
         plan = _plan(combination, settings, 1)
         axes = (plan.dp, *(DataAxis(plan.dp.size, name) for name in settings.framework.data))
         if settings.allowed_data(plan, axes):
@@ -181,7 +186,7 @@ def fits_somehow(job: Job, machine: Machine, num_devices: int, settings: SearchS
         key=lambda combination: states_floor(job, combination, settings),
     )
     for combination in combinations:
-        count = _counts(job, combination)[-1]
+        count = _counts(job, combination, settings)[-1]
         for data in data_axes(
             combination.dp,
             combination.cp.size,
@@ -198,15 +203,17 @@ def fits_somehow(job: Job, machine: Machine, num_devices: int, settings: SearchS
     return False
 
 
-def _counts(job: Job, combination: Degrees) -> list[int]:
-    return micro_batch_counts(job.global_batch, combination.dp, combination.pp, job.model.seq_len)
+def _counts(job: Job, combination: Degrees, settings: SearchSettings) -> list[int]:
+    batch = job.global_batch
+    counts = micro_batch_counts(batch, combination.dp, combination.pp, job.model.seq_len)
+    return settings.fixed.counts(counts)
 
 
 def time_floor(
     job: Job, machine: Machine, combination: Degrees, settings: SearchSettings, count: int = 0
 ) -> float:
     """Seconds that no plan of these degrees (and of `count` micro-batches) is below."""
-    fewest = count or _counts(job, combination)[0]
+    fewest = count or _counts(job, combination, settings)[0]
     plan = _plan(combination, settings, fewest)
     samples = -(-job.global_batch // (combination.dp * fewest))
     shard = sharding(plan, job.model.seq_len, float(samples))
@@ -243,7 +250,7 @@ def open_degrees(
     least = float("inf")
     objective = settings.objective
     best: Guess | None = None
-    for count in _counts(job, combination):
+    for count in _counts(job, combination, settings):
         if (
             objective != "memory"
             and time_floor(job, machine, combination, settings, count) > MARGIN * found.least
@@ -253,14 +260,16 @@ def open_degrees(
             job, machine, _plan(combination, settings, count), settings, found
         )
         least = min(least, needed)
-        options = [plain] if plain else []
+        is_usual = settings.fixed.allows_pipeline(PipelineAxis(combination.pp))
+        options = [plain] if plain and is_usual else []
         worth = (
             plain is None
             or objective == "memory"
             or plain.step_seconds - plain.bubble_seconds < MARGIN * found.least
         )
         if combination.pp > 1 and worth:
-            for pipeline in schedules(job.model, combination.pp, count):
+            others = schedules(job.model, combination.pp, count)
+            for pipeline in settings.fixed.pipelines(combination.pp, others):
                 if not settings.allows(_plan(combination, settings, count, pipeline)):
                     continue
                 start = (
@@ -298,7 +307,11 @@ def cheapest_that_fits(
         node_ranks,
         offloads=settings.offloads,
     )
-    axes = settings.allowed_data(plan, offered)
+    left = settings.fixed.data_axes(plan.dp.size, list(offered))
+    axes = settings.allowed_data(plan, left)
+    remats = settings.fixed.remats()
+    if not axes:
+        return None, float("inf")
     known: dict[tuple[DataAxis, Remat], RoughPlan] = {}
 
     def guessed(data: DataAxis, remat: Remat) -> RoughPlan:
@@ -310,17 +323,17 @@ def cheapest_that_fits(
 
     best: Guess | None = None
     try:
-        plain = guessed(axes[0], REMATS[0])
-        smallest = plain if plain.memory_bytes <= limit else guessed(axes[-1], REMATS[-1])
+        plain = guessed(axes[0], remats[0])
+        smallest = plain if plain.memory_bytes <= limit else guessed(axes[-1], remats[-1])
         if smallest.memory_bytes > limit or smallest is plain:
             return (plain.guess if smallest is plain else None), smallest.memory_bytes
         for data in axes:
-            if best is not None and (best.plan.remat == "none" or data.offload):
+            if best is not None and (best.plan.remat == remats[0] or data.offload):
                 break
-            if guessed(data, REMATS[-1]).memory_bytes > limit:
+            if guessed(data, remats[-1]).memory_bytes > limit:
                 continue
             fits = next(
-                one.guess for remat in REMATS if (one := guessed(data, remat)).memory_bytes <= limit
+                one.guess for remat in remats if (one := guessed(data, remat)).memory_bytes <= limit
             )
             best = fits if best is None or fits.step_seconds < best.step_seconds else best
     except PlanError:

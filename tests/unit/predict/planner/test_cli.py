@@ -69,3 +69,25 @@ def test_both_print_for_people(capsys, path):
     assert main(["estimate", path, "--plan", "dp8", "--cluster", "h100x8"]) == 0
     out = capsys.readouterr().out
     assert "MFU" in out and "predicted" in out
+
+
+def test_questions_of_a_whole_run(capsys, path):
+    asked = ("--cluster", "h100x8", "--tokens", "1e12", "--mtbf", "40000")
+    _, data = answer(capsys, "plan", path, *asked, "--fix", "dp8", "--top", "2")
+    assert all(one["days"] > 0 and one["goodput"]["useful_fraction"] < 1 for one in data["plans"])
+    assert all(one["plan"].split()[0].startswith("dp8") for one in data["plans"])
+    _, data = answer(capsys, "estimate", path, "--plan", "dp8:zero1 mb2", *asked)
+    assert {"days", "price", "energy_kwh", "goodput"} <= set(data)
+    assert main(["estimate", path, "--plan", "dp8:zero1 mb2", *asked]) == 0
+    out = capsys.readouterr().out
+    assert "kWh" in out and "checkpoints every" in out
+    code, data = answer(capsys, "plan", path, "--cluster", "h100x8", "--tokens", "-1")
+    assert code == 2 and "15e12" in data["error"]
+
+
+@pytest.mark.parametrize("verb", ["train", "compare", "verify"])
+def test_verbs_that_run_refuse_eight_bits_in_one_sentence(capsys, path, verb):
+    plan = "dp1 precision:fp8"
+    option = ["--plans", plan] if verb == "compare" else ["--plan", plan]
+    code, data = answer(capsys, verb, path, *option, "--set", "data.name=random")
+    assert code == 2 and data["error"].endswith("not be run; take precision:bf16")

@@ -86,7 +86,7 @@ def test_no_plan_by_hand_beats_the_first(name):
     rng = random.Random(name)
     batch = job.global_batch
     tried = 0
-    for _ in range(300):
+    for _ in range(1200):
         text = by_hand(rng, machine.num_devices, batch, job.model.num_repeated)
         try:
             plan = Plan.parse(text or "").check()

@@ -94,6 +94,7 @@ class Machine(ABC):
     """For each device."""
     network_latency: float
     price_per_hour: float = 0.0
+    power_watts: float = 0.0
     sustained: float = 0.72
     rounded_sustained: float = 0.66
     """Part of the peak that products of eight bits and fewer hold."""

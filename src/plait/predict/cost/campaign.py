@@ -1,0 +1,130 @@
+"""A whole training run of a plan: days, money, energy, and the useful time when devices fail.
+
+Failures are Poisson, and every one takes all ranks back to the last state that was kept. State is
+kept every t seconds and costs d, a restart takes r, and some device fails every m seconds. A run
+then takes m exp(r/m) (exp((t+d)/m) - 1) / t of its time without failures. The best t is
+sqrt(2 d m) (1 + sqrt(d/2m)/3 + d/18m) - d, and m where d is 2m or more (Daly, "A higher order
+estimate of the optimum checkpoint interval for restart dumps", 2006).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from plait.errors import ConfigError
+from plait.predict.cost.records import Estimate
+from plait.values import JsonObject
+
+STORAGE_BANDWIDTH: Final = 1e9
+"""Bytes a second to storage from a node: 2 TB/s for the 16,000 devices of "The Llama 3 Herd of
+Models" (section 3.3.1), 2,000 nodes.
+"""
+RESTART_SECONDS: Final = 600.0
+"""Seconds until ranks that were started anew compute again: below ten minutes to find the failure
+and test the nodes (Jiang et al., "MegaScale", 2024).
+"""
+REJOIN_SECONDS: Final = 60.0
+"""Seconds until ranks that kept their snapshots compute again with a spare one; an assumption."""
+DAY: Final = 86400.0
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """State that is kept every so often: seconds of one, of a restart from it, and what is best."""
+
+    seconds: float
+    restart_seconds: float
+    interval_seconds: float
+    interval_steps: int
+    useful_fraction: float
+
+    def as_dict(self) -> JsonObject:
+        """The numbers by name."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def best_interval(seconds: float, failure_seconds: float) -> float:
+    """Seconds of work between two states kept, each of which takes `seconds`."""
+    if seconds >= 2 * failure_seconds:
+        return failure_seconds
+    ratio = seconds / (2 * failure_seconds)
+    first = math.sqrt(2 * seconds * failure_seconds)
+    return max(first * (1 + math.sqrt(ratio) / 3 + ratio / 9) - seconds, 0.0)
+
+
+def useful_fraction(
+    interval: float, seconds: float, restart_seconds: float, failure_seconds: float
+) -> float:
+    """The part of the time that is training which is never repeated."""
+    exponent = (interval + seconds) / failure_seconds
+    if exponent + restart_seconds / failure_seconds > 600:
+        return 0.0
+    lost = math.exp(restart_seconds / failure_seconds) * math.expm1(exponent)
+    return interval / (failure_seconds * lost)
+
+
+def keeping(
+    estimate: Estimate, seconds: float, restart_seconds: float, failure_seconds: float
+) -> Keeping:
+    """The best way to keep state, in whole steps."""
+    step = estimate.step_seconds
+    steps = max(1, round(best_interval(seconds, failure_seconds) / step))
+    fraction = useful_fraction(steps * step, seconds, restart_seconds, failure_seconds)
+    return Keeping(seconds, restart_seconds, steps * step, steps, fraction)
+
+
+def goodput(estimate: Estimate, mtbf_hours: float) -> JsonObject:
+    """The cost of failures for a run whose devices each fail once in `mtbf_hours`. State is kept in
+    the memory of other nodes (snapshots) or in storage (checkpoints). Raises `ConfigError` for
+    hours that cannot be.
+    """
+    if not (mtbf_hours > 0 and math.isfinite(mtbf_hours)):
+        raise ConfigError(f"mtbf = {mtbf_hours:g}: a device fails once in so many hours, as 40000")
+    failure_seconds = mtbf_hours * 3600 / estimate.num_devices
+    nodes = -(-estimate.num_devices // estimate.devices_per_node)
+    write = estimate.state_bytes / (nodes * STORAGE_BANDWIDTH)
+    copy = estimate.state_bytes / estimate.num_devices / estimate.network_bandwidth
+    snapshots = keeping(estimate, copy, REJOIN_SECONDS + copy, failure_seconds)
+    checkpoints = keeping(estimate, write, RESTART_SECONDS + write, failure_seconds)
+    return {
+        "mtbf_hours": mtbf_hours,
+        "failures_per_day": DAY / failure_seconds,
+        "useful_fraction": max(snapshots.useful_fraction, checkpoints.useful_fraction),
+        "snapshots": snapshots.as_dict(),
+        "checkpoints": checkpoints.as_dict(),
+    }
+
+
+def campaign(
+    estimate: Estimate, tokens: float | None = None, mtbf_hours: float | None = None
+) -> JsonObject:
+    """The run over so many tokens: `days`, `device_hours`, `price`, `energy_kwh` (None where the
+    board's power is unknown), and `goodput` where failures are asked about. Days and what follows
+    from them then count failures. Raises `ConfigError` for numbers that cannot be.
+    """
+    answer: JsonObject = {}
+    useful = 1.0
+    if mtbf_hours is not None:
+        answer["goodput"] = goodput(estimate, mtbf_hours)
+        useful = answer["goodput"]["useful_fraction"]
+    if tokens is None:
+        return answer
+    if not (tokens > 0 and math.isfinite(tokens)):
+        raise ConfigError(f"tokens = {tokens:g}: a run has more than none, as 15e12")
+    steps = math.ceil(tokens / estimate.tokens)
+    seconds = steps * estimate.step_seconds / useful if useful else math.inf
+    low, high = estimate.bars()["step_seconds"]
+    hours = seconds / 3600 * estimate.num_devices
+    power = estimate.power_watts
+    return {
+        "tokens": tokens,
+        "steps": steps,
+        "days": seconds / DAY,
+        "days_bar": [seconds / DAY * end / estimate.step_seconds for end in (low, high)],
+        "device_hours": hours,
+        "price": hours * estimate.price_per_hour,
+        "energy_kwh": hours * power / 1000 if power else None,
+        **answer,
+    }

@@ -1,0 +1,160 @@
+"""Parts of a plan that the user has decided: `--fix "tp8 1f1b"` searches the rest.
+
+A term of plan text fixes what it says and leaves open what it does not. So `tp8` fixes the size of
+the tensor axis, and `tp8:1d` its mode as well. A word alone is a schedule, a data strategy or a
+tensor mode, such as `1f1b`, `zero3` and `2d`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from plait.errors import PlanError, nearest
+from plait.plan import DataAxis, PipelineAxis, Plan
+from plait.plan.axes import CONTEXT_STRATEGIES, REMATS, TENSOR_MODES, Remat
+from plait.plan.facts import DATA_STRATEGIES, PIPELINE_SCHEDULES, SCHEDULES
+from plait.predict.planner.space import Degrees
+
+_WORDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "pp": ("schedule", PIPELINE_SCHEDULES),
+    "dp": ("strategy", DATA_STRATEGIES),
+    "tp": ("mode", TENSOR_MODES),
+    "cp": ("strategy", CONTEXT_STRATEGIES),
+}
+_OPTIONS: Final = {
+    "v": "virtual",
+    "sp": "sequence_parallel",
+    "depth": "depth",
+    "stale": "stale",
+    "every": "every",
+    "replicate": "replicate",
+    "offload": "offload",
+}
+_TERM: Final = re.compile("(pp|tp|dp|ep|cp|mb)[0-9]|remat:|precision:|compile$")
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Decisions: (axis, field) -> value, `mb`, `ep`, `remat` and the like among them."""
+
+    text: str = ""
+    values: tuple[tuple[str, str, Any], ...] = ()
+
+    @staticmethod
+    def parse(text: str) -> Fixed:
+        """The decisions of a text. Raises `PlanError` for a word that decides nothing, or twice."""
+        found: dict[tuple[str, str], Any] = {}
+        for word in text.split():
+            for axis, name, value in _decisions(word):
+                if found.setdefault((axis, name), value) != value:
+                    raise PlanError(
+                        f"fix '{text}': {word} says {name} {value}, and {found[axis, name]} was "
+                        "said before; keep one"
+                    )
+        return Fixed(text, tuple((axis, name, value) for (axis, name), value in found.items()))
+
+    def value(self, axis: str, name: str) -> Any:
+        """The decided value of a field, or None."""
+        return next((v for a, n, v in self.values if (a, n) == (axis, name)), None)
+
+    def _holds(self, axis: str, record: object) -> bool:
+        return all(getattr(record, name) == value for a, name, value in self.values if a == axis)
+
+    def allows_degrees(self, one: Degrees, global_batch: int) -> bool:
+        """Whether degrees are as decided; a schedule or a sharded strategy needs its axis."""
+        schedule = self.value("pp", "schedule")
+        strategy = self.value("dp", "strategy")
+        shared = one.dp * one.cp.size
+        return all(
+            (
+                self._holds("tp", one.tp),
+                self._holds("cp", one.cp),
+                self.value("pp", "size") in (None, one.pp),
+                self.value("dp", "size") in (None, one.dp),
+                self.value("", "ep") in (None, one.ep),
+                schedule is None or one.pp > 1,
+                strategy is None or strategy == "allreduce" or shared > 1,
+                one.dp * (self.value("", "micro_batches") or 1) <= global_batch,
+            )
+        )
+
+    def allows(self, plan: Plan) -> bool:
+        """Whether a whole plan is as decided."""
+        axes = {"dp": plan.dp, "tp": plan.tp, "pp": plan.pp, "cp": plan.cp, "": plan}
+        if self.value("pp", "schedule") is not None and plan.pp.size == 1:
+            return False
+        return all(self._holds(axis, record) for axis, record in axes.items())
+
+    def counts(self, counts: list[int]) -> list[int]:
+        """The numbers of micro-batches that are left."""
+        decided = self.value("", "micro_batches")
+        return counts if decided is None else [decided]
+
+    def remats(self) -> tuple[Remat, ...]:
+        """The recomputation that is left, least first."""
+        decided = self.value("", "remat")
+        return REMATS if decided is None else (decided,)
+
+    def data_axes(self, size: int, offered: list[DataAxis]) -> list[DataAxis]:
+        """The data axes that are left; a decided one that is not offered is one more."""
+        left = [axis for axis in offered if self._holds("dp", axis)]
+        strategy = self.value("dp", "strategy")
+        if left or strategy is None:
+            return left
+        options = {n: v for a, n, v in self.values if a == "dp" and n not in {"size", "strategy"}}
+        return [replace(DataAxis(size, strategy), **options)]
+
+    def pipelines(self, size: int, others: Iterator[PipelineAxis]) -> list[PipelineAxis]:
+        """The schedules that are left beside the default; a decided one is always there."""
+        left = [pipeline for pipeline in others if self._holds("pp", pipeline)]
+        schedule = self.value("pp", "schedule")
+        if left or schedule is None:
+            return left
+        virtual = self.value("pp", "virtual") or 0
+        if SCHEDULES[schedule].needs_virtual and not virtual:
+            return []
+        return [PipelineAxis(size, schedule, virtual)]
+
+    def allows_pipeline(self, pipeline: PipelineAxis) -> bool:
+        """Whether a pipeline is as decided."""
+        return pipeline.size == 1 or self._holds("pp", pipeline)
+
+
+NOTHING: Final = Fixed()
+
+
+def _decisions(word: str) -> Iterator[tuple[str, str, Any]]:
+    """(axis, field, value) of a word; the axis of `mb`, `remat` and their like is empty."""
+    homes = [axis for axis, (_, words) in _WORDS.items() if word in words]
+    if len(homes) > 1:
+        raise PlanError(
+            f"fix '{word}': it is a word of {' and '.join(homes)}; write {homes[-1]}2:{word}"
+        )
+    if homes:
+        yield homes[0], _WORDS[homes[0]][0], word
+        return
+    if word == "sp":
+        yield "tp", "sequence_parallel", True
+        return
+    if not _TERM.match(word):
+        known = [one for _, words in _WORDS.values() for one in words]
+        raise PlanError(f"fix '{word}': it decides nothing; {nearest(word, [*known, 'sp'])}")
+    plan = Plan.parse(word)
+    head, _, tail = word.partition(":")
+    if word == "compile" or head in {"remat", "precision"}:
+        yield "", head, getattr(plan, head)
+        return
+    axis = head[:2]
+    if axis in {"mb", "ep"}:
+        name = {"mb": "micro_batches", "ep": "ep"}[axis]
+        yield "", name, getattr(plan, name)
+        return
+    record: Any = getattr(plan, axis)
+    yield axis, "size", record.size
+    for piece in tail.split(",") if tail else ():
+        is_word = piece in _WORDS[axis][1]
+        name = _WORDS[axis][0] if is_word else _OPTIONS[re.sub("[0-9]+$", "", piece)]
+        yield axis, name, getattr(record, name)

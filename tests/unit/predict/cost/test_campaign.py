@@ -1,0 +1,79 @@
+"""A whole run: days, money, energy, and the useful part of the time when devices fail."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import plait
+from plait.errors import ConfigError
+from plait.predict.cost.campaign import best_interval, campaign, useful_fraction
+from tests.unit.predict.cost.shapes import LLAMA_8B, config
+
+GUESS = plait.estimate(
+    config(LLAMA_8B, seq_len=8192, global_batch=128), "dp16:zero3 mb8 remat:full", "h100x16"
+)
+
+
+def test_days_money_and_energy_follow_from_the_step() -> None:
+    found = campaign(GUESS, tokens=1e12)
+    assert found["steps"] == math.ceil(1e12 / (128 * 8192))
+    assert found["days"] == pytest.approx(found["steps"] * GUESS.step_seconds / 86400)
+    assert found["device_hours"] == pytest.approx(found["days"] * 24 * 16)
+    assert found["price"] == pytest.approx(found["device_hours"] * GUESS.price_per_hour)
+    assert found["energy_kwh"] == pytest.approx(found["device_hours"] * 0.7)
+    low, high = found["days_bar"]
+    assert low <= found["days"] <= high
+    assert campaign(GUESS) == {}
+
+
+def test_an_estimate_prints_as_one_line() -> None:
+    assert len(str(GUESS)) < 120 and repr(GUESS) == f"<Estimate {GUESS}>"
+
+
+def test_a_board_of_unknown_power_has_no_energy() -> None:
+    guess = plait.estimate(config(LLAMA_8B), "dp8:zero3", "trainium2x8")
+    assert campaign(guess, tokens=1e9)["energy_kwh"] is None
+
+
+def test_the_best_interval_is_the_best_of_all_intervals() -> None:
+    for seconds, failure in ((5.0, 3600.0), (300.0, 6 * 3600.0), (60.0, 1800.0)):
+        best = best_interval(seconds, failure)
+        reached = useful_fraction(best, seconds, 600.0, failure)
+        others = (best * 1.05**power for power in range(-40, 41))
+        assert reached >= max(useful_fraction(t, seconds, 600.0, failure) for t in others) - 1e-4
+
+
+def test_the_paper_s_own_examples() -> None:
+    # Daly 2006, figures 3 to 5: 117, 57 and 9.1 minutes for five minutes a dump.
+    for hours, minutes in ((24.0, 117.0), (6.0, 57.0), (0.25, 9.1)):
+        assert best_interval(300.0, hours * 3600) / 60 == pytest.approx(minutes, rel=0.02)
+
+
+def test_llama_3_s_failures_leave_more_than_nine_tenths() -> None:
+    """466 interruptions in 54 days of 16,384 devices; "higher than 90%" of the time was useful."""
+    guess = plait.estimate(
+        config({**LLAMA_8B, "num_hidden_layers": 126, "hidden_size": 16384,
+                "num_attention_heads": 128, "intermediate_size": 53248},
+               seq_len=8192, global_batch=2048),
+        "tp8:1d,sp pp16:interleaved,v2 dp128:zero1 mb16 precision:bf16",
+        "h100x16384",
+    )  # fmt: skip
+    found = campaign(guess, mtbf_hours=54 * 24 * 16384 / 466)["goodput"]
+    assert found["failures_per_day"] == pytest.approx(466 / 54)
+    assert 0.9 < found["checkpoints"]["useful_fraction"] < 0.97
+    assert found["useful_fraction"] == found["snapshots"]["useful_fraction"] > 0.97
+    assert found["snapshots"]["interval_seconds"] < found["checkpoints"]["interval_seconds"]
+
+
+def test_failures_make_a_run_longer() -> None:
+    plain = campaign(GUESS, tokens=1e12)
+    failing = campaign(GUESS, tokens=1e12, mtbf_hours=1000.0)
+    assert failing["days"] == pytest.approx(plain["days"] / failing["goodput"]["useful_fraction"])
+
+
+@pytest.mark.parametrize("numbers", [{"tokens": 0.0}, {"tokens": math.inf}, {"mtbf_hours": -1.0}])
+def test_numbers_that_cannot_be_are_refused(numbers: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=r"as 15e12|as 40000"):
+        campaign(GUESS, **numbers)

@@ -1,0 +1,89 @@
+"""Parts of a plan that are decided before the search, and the record of a search."""
+
+from __future__ import annotations
+
+import pytest
+
+import plait
+from plait.errors import PlanError
+from plait.predict.cost.bars import probability_below
+from plait.predict.planner import NothingFits
+from plait.predict.planner.fixed import Fixed
+from plait.predict.planner.words import times
+from tests.unit.predict.cost.shapes import GPT3, LLAMA_8B, config
+
+ASKED = config(LLAMA_8B, seq_len=4096, global_batch=64)
+
+
+@pytest.mark.parametrize(
+    ("fix", "holds"),
+    [
+        ("tp8 1f1b", lambda plan: plan.tp.size == 8 and plan.pp.schedule == "1f1b" != plan.pp.size),
+        ("zero3 mb2", lambda plan: plan.dp.strategy == "zero3" and plan.micro_batches == 2),
+        ("pp4:gpipe", lambda plan: (plan.pp.size, plan.pp.schedule) == (4, "gpipe")),
+        ("pp2:interleaved,v4", lambda plan: str(plan.pp) == "pp2:interleaved,v4"),
+        ("remat:full dp4", lambda plan: plan.remat == "full" and plan.dp.size == 4),
+        ("tp4:2d", lambda plan: plan.tp.mode == "2d"),
+        ("dp2:allreduce precision:fp8", lambda plan: str(plan.dp) == "dp2"),
+    ],
+)
+def test_every_plan_is_as_decided(fix, holds) -> None:
+    plans = plait.choose(ASKED, "h200x16", fix=fix)
+    assert plans and all(holds(one.plan) for one in plans)
+    if "1f1b" in fix:
+        assert all(one.plan.pp.size > 1 for one in plans)
+
+
+def test_what_is_decided_is_never_better_than_what_is_chosen() -> None:
+    free = plait.choose(ASKED, "h200x16", top=1)[0]
+    bound = plait.choose(ASKED, "h200x16", top=1, fix="tp8 1f1b")[0]
+    own = plait.choose(ASKED, "h200x16", top=1, fix=str(free.plan))[0]
+    assert free.step_seconds <= bound.step_seconds
+    assert own.step_seconds == pytest.approx(free.step_seconds)
+
+
+@pytest.mark.parametrize(
+    ("fix", "message"),
+    [
+        ("ring", "is a word of dp and cp; write cp2:ring"),
+        ("tp8 tp4", "tp4 says size 4, and 8 was said before"),
+        ("1f1c", "did you mean '1f1b'"),
+        ("tp8:1d,pp", "is a term of its own"),
+    ],
+)
+def test_a_word_that_decides_nothing_is_refused(fix: str, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Fixed.parse(fix)
+
+
+def test_nothing_fits_names_what_was_decided() -> None:
+    with pytest.raises(NothingFits, match="no plan with tp2 dp1"):
+        plait.choose(config(GPT3, global_batch=8), "h100x2", fix="tp2 dp1")
+
+
+def test_a_search_is_a_record() -> None:
+    found = plait.search(ASKED, "h100x16", top=3)
+    assert len(found.plans) == 3 and found.explanation
+    assert found.pareto[0].plan == found.plans[0].plan
+    counts = found.statistics
+    assert counts.plans > counts.combinations > counts.not_opened >= 0
+    assert set(found.as_dict()) == {"plans", "pareto", "explanation", "searched"}
+
+
+@pytest.mark.parametrize("cluster", ["a100-80gbx64", "h100x16", "l40sx8"])
+def test_the_first_plan_is_likelier_to_fit_than_not(cluster: str) -> None:
+    first = plait.choose(ASKED, cluster, top=1)[0]
+    assert first.fits and first.fits_probability >= 0.499
+
+
+def test_without_a_likely_plan_the_one_that_is_predicted_to_fit_is_chosen() -> None:
+    """A plan that fills its memory is found where nothing smaller is, and says how sure it is."""
+    plain = plait.estimate(ASKED, "tp8:1d,sp pp2 remat:full mb64 precision:bf16", "l4x16")
+    limit = plain.memory_limit
+    assert probability_below(limit, 0.99 * limit, "one node") < 0.5
+
+
+def test_a_factor_that_does_not_fit_is_above_one() -> None:
+    assert [times(factor) for factor in (0.99, 1.0, 1.001, 1.234, 3.0, 250.0)] == [
+        "1.01", "1.01", "1.01", "1.2", "3", "250",
+    ]  # fmt: skip
