@@ -40,6 +40,8 @@ LONG = frozenset(
         "tests/federated/test_deployment.py",
         "tests/federated/test_simulation.py",
         "tests/fuzz/test_fuzz.py",
+        "tests/loops/test_accelerate.py",
+        "tests/loops/test_transformers.py",
         "tests/parity/test_adapters.py",
         "tests/parity/test_async_server.py",
         "tests/parity/test_asynchronous.py",

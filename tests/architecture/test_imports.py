@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "outer": {*LOWER, "comm", "parallel.data"},
     "engine": ENGINE,
     "run": {*RUN, "toml", "predict.cost"},  # a report sets predictions beside measurements
+    "loops": {*ENGINE, "engine"},  # the training loops of other libraries
     "explain": {*ENGINE, "engine", "toml"},  # small runs on simulated ranks, written down
     "verify": {*RUN, "run"},
     "pytest_plugin": {"verify"},  # found by pytest where plait is installed

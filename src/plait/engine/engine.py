@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from plait.engine.batch import BatchSplitter
 from plait.engine.explain import Explainer, explained, memory_error, token_error
 from plait.engine.guard import Guard, Suspect
 from plait.engine.loss import LossFunction, LossTotals, MetricSum, summed
+from plait.engine.own_random_state import own_random_state
 from plait.engine.precision import LossScale, NoLossScale
 from plait.engine.prepare import example_of, first_batch, share
 from plait.engine.stages.pipeline import Pipeline, PipelineStep
@@ -265,7 +265,7 @@ class Engine:
         if self.split is not None:
             functions = [self.split.loss(function, None) for function in functions]
         flight = self.world.recorder.flight
-        with flight.during(Phase.EVALUATING), _own_random_state(self.world.device):
+        with flight.during(Phase.EVALUATING), own_random_state(self.world.device):
             measured = self._pipeline.evaluate(self._step_of(batch), functions)
         return summed(measured, self.update.loss_copies, (self._everyone, self._stages))
 
@@ -336,9 +336,10 @@ class Engine:
             self._uncut = None
             self._take(parts)
 
-    def _step_of(self, batch: PyTree) -> PipelineStep:
+    def _step_of(self, batch: PyTree, calls: int = 0) -> PipelineStep:
         micro_batches = self.splitter.split(batch)
-        first = self.world.worker[0] * len(micro_batches)
+        rank, size = self.world.worker
+        first = (calls * size + rank) * len(micro_batches)
         return PipelineStep(
             dict(enumerate(micro_batches)),
             lambda index: self._seed_of(first + index),
@@ -350,7 +351,7 @@ class Engine:
 
     def _execute(self, actions: Sequence[Action], timeline: Timeline) -> None:
         self._updates_left = sum(action.kind is Kind.UPDATE for action in actions)
-        with _own_random_state(self.world.device):
+        with own_random_state(self.world.device):
             begin = self.world.recorder.flight.action
             optional = frozenset({Kind.RESHARD})
             execute(actions, self._handlers, timeline, optional=optional, begin=begin)
@@ -366,11 +367,19 @@ class Engine:
         self._updates_left -= 1
         if self._updates_left:  # one for each stage: the last of them updates all
             return
+        self._sum_gradients()
+        self._apply()
+
+    def _sum_gradients(self) -> None:
+        """Sum gradients and scalars over the ranks, before an update. Collective."""
         for reduction in self._reductions:
             reduction()
         self._totals = self.update.totals(
             self._pipeline.loss, self._everyone, self._stages, self.driver.sum_totals
         )
+
+    def _apply(self, scale: float = 1.0) -> None:
+        """Update by the gradients that were summed, times `scale`. Collective."""
         dropped = not self._scale.judge(self._totals.squared_norm, self.step_index + 1)
         step = self.step_index + 1
         dropped |= not self.guard.judge(self._totals, step, self._suspect, norm=not dropped)
@@ -379,7 +388,7 @@ class Engine:
         else:
             for observe in self.before_update:
                 observe(self)
-            change = self.update.change(self._totals, self.step_index, self._divisor())
+            change = self.update.change(self._totals, self.step_index, self._divisor() / scale)
             self.driver.apply(change)
         for act in self._after_update:
             act()
@@ -389,12 +398,3 @@ class Engine:
 
     def _grad_norm(self) -> float:
         return float(self._totals.squared_norm**0.5) / (self._divisor() or 1.0)
-
-
-@contextmanager
-def _own_random_state(device: torch.device) -> Iterator[None]:
-    """Leave the user's random state unchanged. A step has its own, so that dropout is the same
-    under every plan.
-    """
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield

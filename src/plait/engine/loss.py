@@ -171,6 +171,14 @@ class LossSum:
         """
         self.loss_sum += total.to(self.loss_sum.device)
 
+    def join(self, earlier: LossSum) -> None:
+        """Take the sums of earlier micro-batches of one step."""
+        self.loss_sum += earlier.loss_sum
+        self.count += earlier.count
+        self.tokens += earlier.tokens
+        self.num_graphs += earlier.num_graphs
+        self._each = [*earlier._each, *self._each]
+
     def worker_weight(self, num_workers: int) -> float:
         """The factor that makes a sum over workers the mean of their means (a server's aggregate
         "mean").

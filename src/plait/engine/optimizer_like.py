@@ -17,9 +17,11 @@ from plait.errors import OptimizerError
 from plait.models.parameters import Parameters
 
 
-def like(optimizer: torch.optim.Optimizer, model: nn.Module) -> Callable[[Parameters], Any]:
+def like(
+    optimizer: torch.optim.Optimizer, model: nn.Module, *, follows_schedule: bool = False
+) -> Callable[[Parameters], Any]:
     """The function for `build`. Raises `OptimizerError` where the optimizer has been used, has a
-    schedule of learning rates, or leaves trained parameters out.
+    schedule of learning rates that nobody follows, or leaves trained parameters out.
     """
     kind: Any = type(optimizer)
     cure = f"give build a function, optimizer=lambda params: {kind.__name__}(params, ...)"
@@ -27,7 +29,8 @@ def like(optimizer: torch.optim.Optimizer, model: nn.Module) -> Callable[[Parame
         raise OptimizerError(
             f"the {kind.__name__} has made steps already, and its state cannot be split; {cure}"
         )
-    if any("initial_lr" in group for group in optimizer.param_groups):
+    has_schedule = any("initial_lr" in group for group in optimizer.param_groups)
+    if has_schedule and not follows_schedule:
         raise OptimizerError(
             f"the {kind.__name__} has a schedule of learning rates, which would move nothing; "
             "leave "

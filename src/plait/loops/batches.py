@@ -1,0 +1,96 @@
+"""Loaders of a loop, whose batches are whole: each rank of the data axis keeps its part.
+
+A batch is made whole on every rank, so that its samples, their order and their padding are those
+of one device, in the last batch of an epoch too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, IterableDataset
+
+from plait.datasets.loader import bounds
+from plait.values import PyTree
+
+
+class PartOfBatch:
+    """A collate function that keeps one rank's samples of what another makes."""
+
+    def __init__(self, collate: Callable[[PyTree], PyTree], rank: int, size: int) -> None:
+        self._collate = collate
+        self._rank = rank
+        self._shares = (1,) * size
+
+    def __call__(self, samples: Sequence[PyTree]) -> PyTree:
+        """This rank's part of a batch; it may be empty."""
+        return tree_map_only(Tensor, self._part, self._collate(samples))
+
+    def _part(self, tensor: Tensor) -> Tensor:
+        if tensor.dim() == 0:
+            return tensor
+        return tensor[slice(*bounds(tensor.shape[0], self._shares, self._rank))]
+
+
+class JoinedBatches:
+    """A batch sampler that joins each few batches of another to one."""
+
+    def __init__(self, batches: Any, count: int) -> None:
+        self._batches = batches
+        self._count = count
+        self.batch_size = getattr(batches, "batch_size", 1) * count
+        self.drop_last = getattr(batches, "drop_last", False)
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler of single samples."""
+        return getattr(self._batches, "sampler", None)
+
+    @sampler.setter
+    def sampler(self, sampler: Any) -> None:
+        self._batches.sampler = sampler
+
+    def __len__(self) -> int:
+        number: int = len(self._batches)
+        return number // self._count if self.drop_last else -(-number // self._count)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        source = iter(self._batches)
+        while taken := list(islice(source, self._count)):
+            if len(taken) == self._count or not self.drop_last:
+                yield [index for batch in taken for index in batch]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the other sampler the epoch, where it asks for one."""
+        for told in (self._batches, self.sampler):
+            if hasattr(told, "set_epoch"):
+                told.set_epoch(epoch)
+
+
+def shared(
+    loader: DataLoader[PyTree], rank: int, size: int, *, joined: int = 1
+) -> DataLoader[PyTree]:
+    """A loader of rank's part of batches that are `joined` times as large."""
+    collate: Any = loader.collate_fn
+    settings: dict[str, Any] = {
+        "num_workers": loader.num_workers,
+        "collate_fn": PartOfBatch(collate, rank, size),
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+        "generator": loader.generator,
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": loader.persistent_workers,
+    }
+    make = partial(DataLoader, loader.dataset, **settings)
+    if isinstance(loader.dataset, IterableDataset):
+        size_of_batch = (loader.batch_size or 1) * joined
+        return make(batch_size=size_of_batch, drop_last=loader.drop_last)
+    batches: Any = loader.batch_sampler
+    return make(batch_sampler=batches if joined == 1 else JoinedBatches(batches, joined))

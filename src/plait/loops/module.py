@@ -1,0 +1,273 @@
+"""An engine as a module and an optimizer, which the loop of another library drives.
+
+The module's one parameter stands for the whole gradient: its gradient is a number, the global
+norm. So whatever a loop does to gradients (clipping, scaling, zeroing) it does to that number, and
+the update follows it. A forward in training runs the whole schedule, backwards included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.engine.build import Options, build
+from plait.engine.engine import Engine
+from plait.engine.loss import MetricSum
+from plait.engine.open_step import OpenStep, check_open
+from plait.engine.optimizer_like import like
+from plait.errors import ModelError
+from plait.loops.calls import Calls
+from plait.loops.outputs import collected
+from plait.plan import Plan
+from plait.values import AutogradContext, JsonMapping, PyTree
+
+
+class ModelOutputs(dict[str, PyTree]):
+    """The outputs of a call: `loss`, and `logits` where nothing is trained.
+
+    Attributes:
+        count: labels of all ranks that the loss counts.
+    """
+
+    def __init__(self, loss: Tensor, count: float, logits: Callable[[], Tensor]) -> None:
+        super().__init__(loss=loss)
+        self.count = count
+        self._logits = logits
+
+    @property
+    def loss(self) -> Tensor:
+        """The mean loss of all ranks' samples."""
+        loss: Tensor = self["loss"]
+        return loss
+
+    @property
+    def logits(self) -> Tensor:
+        """Whole outputs for this rank's samples. Collective."""
+        return self._logits()
+
+    def __getitem__(self, key: str | int) -> PyTree:
+        if key in (0, "loss"):
+            return super().__getitem__("loss")
+        if key in (1, "logits"):
+            return self.logits
+        raise KeyError(key)
+
+
+class EngineModule(nn.Module):
+    """A model under a plan, called as the model itself. Calls are collective.
+
+    Attributes:
+        gradient: the parameter that stands for all others.
+        engine: the engine that trains.
+    """
+
+    def __init__(self, engine: Engine, calls: Calls, more: Callable[[], bool]) -> None:
+        """Drive `engine`; `more` says whether gradients accumulate after a call."""
+        super().__init__()
+        self.engine = engine
+        self.step = OpenStep(engine)
+        self.gradient = nn.Parameter(torch.zeros((), device=engine.world.device))
+        self._calls = calls
+        self._more = more
+        self._scales = 0.0
+
+    def forward(self, *args: PyTree, **named: PyTree) -> ModelOutputs:
+        """The loss of a call, which has a gradient while training."""
+        batch = self._calls.batch(args, named)
+        if not (self.training and torch.is_grad_enabled()):
+            measured = self.engine.measure(batch)[0]
+            return self._outputs(self._number(measured), measured, lambda: self.logits(batch))
+        if self.step.is_summed and self.gradient.grad is None:  # nobody asked for its backward
+            self.zero_grad()
+        measured = self.step.forward_backward(batch, more=self._more())
+        loss = _WholeBackward.apply(self.gradient, self, self._number(measured))
+        return self._outputs(loss, measured, _no_logits)
+
+    def logits(self, batch: PyTree) -> Tensor:
+        """Outputs for this rank's samples. Collective."""
+        return collected(self.engine, batch)
+
+    def _number(self, measured: MetricSum) -> Tensor:
+        return torch.tensor(measured.mean, dtype=torch.float32, device=self.gradient.device)
+
+    def _outputs(
+        self, loss: Tensor, measured: MetricSum, logits: Callable[[], Tensor]
+    ) -> ModelOutputs:
+        return ModelOutputs(loss, measured.count, logits)
+
+    def scaled(self, scale: float) -> float:
+        """The gradient's length after a backward of `scale` times the loss."""
+        self._scales += scale
+        return self._scales * self.step.norm
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        self.gradient.grad = None
+        self._scales = 0.0
+        self.step.drop()
+
+    def update(self) -> bool:
+        """One update by the gradient as the loop has left it; whether it was made. Collective."""
+        if self.gradient.grad is None:
+            return False
+        length = float(self.gradient.grad)
+        whole = float(torch.tensor(self.step.norm, dtype=self.gradient.dtype))
+        if not math.isfinite(length):
+            raise ModelError(f"the gradient was scaled to {length}; nothing was updated")
+        made = self.step.update(length / whole if whole else 1.0)
+        self._scales = 0.0
+        return made
+
+    def prepare(self, batch: PyTree) -> None:
+        """Cut a model that only a batch shows how to cut. Collective."""
+        self.engine.prepare([self._calls.batch((), batch)])
+
+    def save_pretrained(self, path: str | Path, **others: object) -> None:
+        """Write the library's files; options of the library are not needed. Collective."""
+        self.engine.save_pretrained(path)
+
+    def state_dict(self, *args: Any, **named: Any) -> Any:
+        """Refused: no rank has the whole model."""
+        raise ModelError(
+            "a model under a plan has no state_dict on one rank; write it with "
+            "model.save_pretrained(folder) or model.engine.save(folder)"
+        )
+
+    def load_state_dict(self, state_dict: JsonMapping, *args: Any, **named: Any) -> Any:
+        """Refused: no rank has the whole model."""
+        raise ModelError(
+            "a model under a plan loads no state_dict; load it before it is prepared, or call "
+            "model.engine.load(folder)"
+        )
+
+    @property
+    def config(self) -> Any:
+        """The library's config of the model."""
+        inner: Any = self._calls.model.model
+        return inner.config
+
+
+class _WholeBackward(torch.autograd.Function):
+    """The backward of a loss whose gradients are computed already."""
+
+    @staticmethod
+    def forward(
+        ctx: AutogradContext, gradient: Tensor, owner: EngineModule, loss: Tensor
+    ) -> Tensor:
+        ctx.owner = owner
+        return loss
+
+    @staticmethod
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None]:
+        length = ctx.owner.scaled(float(grad))
+        held = ctx.owner.gradient.grad
+        before = 0.0 if held is None else float(held)
+        return grad.new_tensor(length - before), None, None
+
+
+def _no_logits() -> Tensor:
+    raise ModelError(
+        "a training step gives no logits: they are on the last stage alone, sample by sample; "
+        "call the model under model.eval() and torch.no_grad()"
+    )
+
+
+class EngineOptimizer(torch.optim.Optimizer):
+    """The optimizer of an engine, as the loop sees it: rates in groups, and a step.
+
+    Attributes:
+        optimizer: the loop's own, whose groups a scheduler changes.
+        step_was_skipped: the last step updated nothing.
+    """
+
+    def __init__(
+        self, module: EngineModule, optimizer: torch.optim.Optimizer, acts: Callable[[], bool]
+    ) -> None:
+        """Follow the groups of `optimizer`; `acts` says whether a step is due."""
+        self.module = module
+        self.optimizer = optimizer
+        self._acts = acts
+        self.step_was_skipped = False
+        for index, group in enumerate(optimizer.param_groups):
+            group["params"] = [] if index else [module.gradient]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups of the loop's own optimizer."""
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """Empty: the engine keeps the state of its parts."""
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """Those of the loop's own optimizer."""
+        return self.optimizer.defaults
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update with the groups' settings. Collective."""
+        loss = None if closure is None else closure()
+        if not self._acts():
+            return loss
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it
+        follow(self.module.engine.update.optimizer, self.optimizer)
+        self.step_was_skipped = not self.module.update()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients where a step is due."""
+        if self._acts():
+            self.module.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The groups' settings; the moments are saved by slices (`engine.save`)."""
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self.param_groups
+        ]
+        return {"state": {}, "param_groups": groups}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the groups' settings; the moments are loaded by slices (`engine.load`)."""
+        for group, saved in zip(self.param_groups, state["param_groups"], strict=True):
+            group.update({key: value for key, value in saved.items() if key != "params"})
+
+    def train(self) -> None:
+        """Nothing to do."""
+
+    def eval(self) -> None:
+        """Nothing to do."""
+
+
+def follow(own: torch.optim.Optimizer, loops: torch.optim.Optimizer) -> None:
+    """Take the settings of the loop's groups, as a scheduler has left them."""
+    for group, told in zip(own.param_groups, loops.param_groups, strict=True):
+        group.update(
+            {key: value for key, value in told.items() if key in group and key != "params"}
+        )
+
+
+def make_module(
+    calls: Calls,
+    optimizer: torch.optim.Optimizer,
+    plan: Plan | str,
+    *,
+    options: Options | None = None,
+    more: Callable[[], bool] = lambda: False,
+    acts: Callable[[], bool] = lambda: True,
+) -> tuple[EngineModule, EngineOptimizer]:
+    """A module and an optimizer that train `calls.model` under a plan. Collective."""
+    plan = Plan.parse(plan) if isinstance(plan, str) else plan
+    plan.check()
+    check_open(plan)
+    make = like(optimizer, calls.model, follows_schedule=True)
+    engine = build(calls.model, plan, loss=calls.loss, optimizer=make, options=options)
+    module = EngineModule(engine, calls, more)
+    return module, EngineOptimizer(module, optimizer, acts)
