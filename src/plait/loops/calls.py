@@ -1,4 +1,4 @@
-"""What a loop calls a model with, as inputs, targets and a loss that a pipeline's last stage takes.
+"""Calls of a loop as inputs, targets and a loss that the last stage of a pipeline takes.
 
 A loop gives labels to the model, and reads a loss from its output. An engine gives the model its
 inputs and the loss its targets: they are on different ranks of a pipeline.

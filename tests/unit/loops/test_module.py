@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,13 @@ from torch import Tensor, nn
 from plait.errors import DataError, ModelError, PlanError
 from plait.loops.calls import LossCalls, calls_of
 from plait.loops.module import EngineModule, EngineOptimizer, make_module
+
+
+@pytest.fixture(autouse=True)
+def end_of_world() -> Iterator[None]:
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def net() -> nn.Module:
