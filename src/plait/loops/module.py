@@ -208,7 +208,7 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """Those of the loop's own optimizer."""
+        """The defaults of the loop's own optimizer."""
         return self.optimizer.defaults
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
