@@ -37,7 +37,7 @@ SCRIPT = "script.pt"
 """The file beside it that has schedulers and registered objects."""
 
 
-class Accelerator(accelerate.Accelerator):
+class PlanAccelerator(accelerate.Accelerator):
     """An Accelerator whose model, optimizer and batches are those of a plan."""
 
     def __init__(
@@ -179,7 +179,7 @@ class Accelerator(accelerate.Accelerator):
             return scheduler
         optimizer = self._optimizers[0] if self._optimizers else []
         steps = 1 if self.split_batches else self.data_rank[1]
-        prepared = _Scheduler(scheduler, optimizer, self.step_scheduler_with_optimizer, steps)
+        prepared = _DataScheduler(scheduler, optimizer, self.step_scheduler_with_optimizer, steps)
         self._schedulers.append(prepared)
         return prepared
 
@@ -268,7 +268,7 @@ class Accelerator(accelerate.Accelerator):
             self.module.prepare(batch)
 
 
-class _Scheduler(AcceleratedScheduler):
+class _DataScheduler(AcceleratedScheduler):
     """A scheduler that moves a number of steps for each step of the optimizer."""
 
     def __init__(self, scheduler: Any, optimizers: Any, follows: bool, steps: int) -> None:
@@ -279,3 +279,7 @@ class _Scheduler(AcceleratedScheduler):
         """Move on where the optimizer does."""
         for _ in range(self._steps):
             super().step(*args, **named)
+
+
+Accelerator = PlanAccelerator
+"""The name that a script imports."""

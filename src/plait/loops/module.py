@@ -27,23 +27,18 @@ from plait.plan import Plan
 from plait.values import AutogradContext, JsonMapping, PyTree
 
 
-class ModelOutputs(dict[str, PyTree]):
+class ModelOutputs:
     """The outputs of a call: `loss`, and `logits` where nothing is trained.
 
     Attributes:
+        loss: the mean loss of all ranks' samples.
         count: labels of all ranks that the loss counts.
     """
 
     def __init__(self, loss: Tensor, count: float, logits: Callable[[], Tensor]) -> None:
-        super().__init__(loss=loss)
+        self.loss = loss
         self.count = count
         self._logits = logits
-
-    @property
-    def loss(self) -> Tensor:
-        """The mean loss of all ranks' samples."""
-        loss: Tensor = self["loss"]
-        return loss
 
     @property
     def logits(self) -> Tensor:
@@ -52,7 +47,7 @@ class ModelOutputs(dict[str, PyTree]):
 
     def __getitem__(self, key: str | int) -> PyTree:
         if key in (0, "loss"):
-            return super().__getitem__("loss")
+            return self.loss
         if key in (1, "logits"):
             return self.logits
         raise KeyError(key)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from plait.engine.build import Options
 from plait.errors import CheckpointError, ModelError, PlanError
-from plait.loops.accelerate import ENGINE, Accelerator
+from plait.loops.accelerate import ENGINE, PlanAccelerator
 from plait.loops.module import EngineModule, ModelOutputs
 from plait.plan import Plan
 from plait.values import PyTree
@@ -40,7 +40,7 @@ REFUSED: Final = (
 class PlanLoop:
     """The parts of a Trainer that a plan replaces; a class before `transformers.Trainer`."""
 
-    accelerator: Accelerator
+    accelerator: PlanAccelerator
     args: Any
     callback_handler: Any
     compute_loss_func: Any
@@ -81,7 +81,7 @@ class PlanLoop:
             )
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
         settings = {**self._accelerator_args, "kwargs_handlers": None}
-        self.accelerator = Accelerator(plan=self._plan, options=self._options, **settings)
+        self.accelerator = PlanAccelerator(plan=self._plan, options=self._options, **settings)
         self.gather_function = self.accelerator.gather_for_metrics
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
