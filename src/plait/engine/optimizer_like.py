@@ -21,7 +21,7 @@ def like(
     optimizer: torch.optim.Optimizer, model: nn.Module, *, follows_schedule: bool = False
 ) -> Callable[[Parameters], Any]:
     """The function for `build`. Raises `OptimizerError` where the optimizer has been used or leaves
-    trained parameters out, or where nobody follows its schedule of learning rates.
+    parameters out, or where nobody follows its schedule of rates.
     """
     kind: Any = type(optimizer)
     cure = f"give build a function, optimizer=lambda params: {kind.__name__}(params, ...)"

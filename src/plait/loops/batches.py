@@ -1,7 +1,7 @@
 """Loaders of a loop, whose batches are whole: each rank of the data axis keeps its part.
 
 A batch is made whole on every rank. So its samples, their order and their padding are those of one
-device, in the last batch of an epoch too.
+device, in the last batch too.
 """
 
 from __future__ import annotations
