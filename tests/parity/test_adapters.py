@@ -152,7 +152,7 @@ def train(world: World, plan: str, model: nn.Module) -> Any:
     engine = build(
         model,
         f"{plan} precision:float64",
-        loss=losses.cross_entropy,
+        loss=logits_loss,
         optimizer=optimizer,
         options=Options(seed=SEED),
         world=world,
@@ -189,14 +189,22 @@ def test_training_is_that_of_peft_on_one_device(
         assert error < TOLERANCE, (name, float(error))
 
 
-@pytest.mark.parametrize("plan", ["dp2", "dp2:zero3"])
+WRAPPED = ["dp2", "dp2:zero3", "tp2", "tp4:2d", "pp2:1f1b mb2", "pp2:1f1b tp2 dp2:zero1 mb2"]
+
+
+@pytest.mark.parametrize("plan", WRAPPED)
 def test_a_model_that_peft_has_wrapped_trains_as_it_is(plan: str, reference: Any) -> None:
     truth = reference("own", "lora")
     base = base_of("own")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         model = peft.PeftModel.from_pretrained(base, truth.folder, is_trainable=True).double()
-    results = threaded(2, train, plan, model, plan=plan)
+    _equals_reference(plan, model, truth)
+
+
+def _equals_reference(plan: str, model: nn.Module, truth: Any) -> None:
+    world_size = Plan.parse(plan).world_size
+    results = threaded(world_size, train, plan, model, plan=plan)
     for losses_of_rank, *_ in results:
         torch.testing.assert_close(losses_of_rank, truth.losses, rtol=TOLERANCE, atol=0)
     found = join([parts for _, parts, _ in results])
@@ -204,3 +212,49 @@ def test_a_model_that_peft_has_wrapped_trains_as_it_is(plan: str, reference: Any
         part, _, _ = name.rpartition(".")
         value = found[f"{part}.default.weight"].view_as(expected)
         torch.testing.assert_close(value, expected, rtol=TOLERANCE, atol=1e-12)
+
+
+class WrappedExperts:
+    """Two steps of PEFT on attention and on the experts of a library's Mixtral."""
+
+    def __init__(self) -> None:
+        config = transformers.MixtralConfig(
+            **HUGGING_FACE["hf-llama"], num_local_experts=4, num_experts_per_tok=2
+        )
+        config._experts_implementation = "eager"  # the grouped product has no float64
+        lora = peft.LoraConfig(
+            r=4,
+            lora_alpha=8,
+            target_modules=["q_proj", "o_proj"],
+            target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+            init_lora_weights=False,
+        )
+        torch.manual_seed(1)
+        base = transformers.AutoModelForCausalLM.from_config(config)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.model: Any = peft.get_peft_model(base, lora).double().train()
+        alone = copy.deepcopy(self.model)
+        updates = optimizer([p for p in alone.parameters() if p.requires_grad])
+        self.losses = []
+        for _ in range(2):
+            total, count = logits_loss(alone(batch()[0]), batch()[1])
+            (total / count).backward()
+            updates.step()
+            updates.zero_grad()
+            self.losses.append(float((total / count).detach()))
+        trained = [(name, p) for name, p in alone.named_parameters() if p.requires_grad]
+        self.state = {
+            name.replace(".default.weight", ".weight"): param.detach() for name, param in trained
+        }
+
+
+def logits_loss(output: Any, targets: Tensor) -> Any:
+    return losses.cross_entropy(getattr(output, "logits", output), targets)
+
+
+@pytest.mark.parametrize("plan", ["dp2 ep2", "dp4:zero3 ep2", "dp2 ep2 tp2", "tp2"])
+def test_adapters_around_experts_lie_with_them(plan: str) -> None:
+    truth = WrappedExperts()
+    assert sum("experts" in name for name in truth.state) == 8
+    _equals_reference(plan, truth.model, truth)

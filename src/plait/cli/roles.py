@@ -25,15 +25,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The table, and how many parameters each rank has of it. Nothing is trained."""
+    from plait import models
     from plait.cli.parser import UsageError
     from plait.config import load
+    from plait.engine.splitting import followed_roles
     from plait.run import assemble
 
     if arguments.ranks < 2:
         raise UsageError(f"--ranks is {arguments.ranks}; a tensor axis has 2 or more")
     config = load(arguments.config, arguments.overrides)
     model = assemble.make_model(assemble.model_keys(config), config.train.seed)
-    roles, notes = _table(model, arguments.ranks, assemble.roles_of(config))
+    given = assemble.roles_of(config)
+    if given is None and not models.has_roles(model):
+        table = followed_roles(model, assemble.make_cutting(config), arguments.ranks)
+        roles, notes = table.roles, table.notes
+    else:
+        roles, notes = _table(model, arguments.ranks, given)
     numbers = _cost(model, roles, arguments.ranks)
     data: Json = {"roles": roles, "notes": notes, "ranks": arguments.ranks, **numbers}
     return Answer(data, _text(data))

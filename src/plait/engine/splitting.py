@@ -19,12 +19,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from plait import models
 from plait.comm import World
 from plait.engine import compiling, recompute
-from plait.engine.batch import accepted, arguments
+from plait.engine.batch import accepted, arguments, call
 from plait.engine.loss import LossFunction
 from plait.engine.options import Options
-from plait.engine.stages.cut import example_inputs, is_without_example
+from plait.engine.stages.cut import Cutting, example_inputs, is_without_example
 from plait.engine.with_experts import expert_groups, placements
 from plait.errors import ModelError, PlanError
+from plait.models.derived.table import Table, derive_or_leave
 from plait.models.losses import IGNORE, cross_entropy
 from plait.parallel import context, data, expert, tensor
 from plait.parallel.context import ContextGroup
@@ -134,10 +135,35 @@ def has_attention_roles(model: nn.Module, options: Options) -> bool:
 
 
 def cuts_unknown_inputs(model: nn.Module, plan: Plan, options: Options) -> bool:
-    """Whether sequences are cut, and only a batch shows what the model takes."""
-    if plan.cp.size == 1 or has_attention_roles(model, options):
+    """Whether sequences or layers are cut, and only a batch shows what the model takes."""
+    follows = plan.cp.size > 1 and not has_attention_roles(model, options)
+    if not follows and not (splits_layers(plan) and is_without_table(model, options)):
         return False
     return is_without_example(model, options.cutting)
+
+
+def splits_layers(plan: Plan) -> bool:
+    """Whether a plan splits layers, for which it must know what modules mean."""
+    return plan.tp.size > 1 or plan.tp.mode != "1d"
+
+
+def is_without_table(model: nn.Module, options: Options) -> bool:
+    """Whether roles come from the dataflow of one forward."""
+    return options.roles is None and not models.has_roles(model)
+
+
+def followed_roles(model: nn.Module, cutting: Cutting, size: int) -> Table:
+    """The table for `size` ranks that the dataflow of one forward on an example gives.
+
+    Raises `ModelError` without an example.
+    """
+    example = accepted(model, example_inputs(model, cutting))
+    floats = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+    def place(leaf: Tensor) -> Tensor:
+        return leaf.to("cpu", floats if leaf.is_floating_point() else leaf.dtype)
+
+    return derive_or_leave(model, lambda: call(model, tree_map_only(Tensor, place, example)), size)
 
 
 def call_without_values(
@@ -166,7 +192,7 @@ def call_without_values(
 def _split_layers(
     model: nn.Module, plan: Plan, options: Options, world: World
 ) -> TensorSplit | None:
-    if plan.tp.size == 1 and plan.tp.mode == "1d":
+    if not splits_layers(plan):
         return None
     if options.aggregate == "mean" and plan.tp.mode != "1d":
         raise PlanError(
@@ -186,9 +212,11 @@ def _roles(model: nn.Module, options: Options, tp: TensorAxis | None = None) -> 
         return options.roles
     if tp is None:
         return models.roles_for(model, 1)
-    if tp.mode == "1d":
-        return models.roles_for(model, tp.size)
-    return models.roles_for(model, max(tp.q, 2), is_grid=True)
+    is_grid = tp.mode != "1d"
+    size = max(tp.q, 2) if is_grid else tp.size
+    if is_without_table(model, options):
+        return followed_roles(model, options.cutting, size).roles
+    return models.roles_for(model, size, is_grid=is_grid)
 
 
 def block_names(model: nn.Module, pattern: str | None) -> list[str]:

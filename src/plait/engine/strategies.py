@@ -31,7 +31,7 @@ class StrategyMaker:
         group = replace(self.group, tied_copies=tied_copies)
         if self.experts is None:
             return self._over(units, group)
-        dense, experts = separate(units, set(self.experts.boxes))
+        dense, experts = separate(units, set(self.experts.parts))
         few = expert_group(self.group, self.world)
         return Composite([self._over(dense, group), self._over(experts, few)])
 

@@ -7,6 +7,7 @@ these alone (edp).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import nn
 
@@ -85,20 +86,17 @@ def placements(experts: ExpertSplit | None, layers: TensorSplit | None) -> dict[
     found = {} if layers is None else dict(layers.placements)
     if experts is None:
         return found
-    for name, box in experts.boxes.items():
-        shape = experts.shapes[name]
+    for name, part in experts.parts.items():
         inner = found.get(name)
         if inner is None:
-            found[name] = Placement(shape, shape, box, box.extent, 1, 0)
-        else:
-            view = (
-                shape[0],
-                *inner.view[1:],
-            )  # the expert axis cuts the first dimension, and that alone
-            whole = Box(
-                (box.offset[0] + inner.box.offset[0], *inner.box.offset[1:]), inner.box.extent
+            found[name] = Placement(part.shape, part.view, part.box, part.local_shape, 1, 0)
+        elif part.view != part.shape:  # a matrix of an adapter, whole on every tensor rank
+            found[name] = replace(
+                inner, shape=part.shape, view=part.view, box=part.box, local_shape=part.local_shape
             )
-            found[name] = Placement(
-                shape, view, whole, inner.local_shape, inner.copies, inner.copy, inner.partial
-            )
+        else:  # the expert axis cuts the first dimension, and that alone
+            first = part.box.offset[0] + inner.box.offset[0]
+            whole = Box((first, *inner.box.offset[1:]), inner.box.extent)
+            view = (part.shape[0], *inner.view[1:])
+            found[name] = replace(inner, shape=part.shape, view=view, box=whole)
     return found

@@ -77,9 +77,8 @@ def roles_for(model: nn.Module, size: int = 2, *, is_grid: bool = False) -> dict
     On a grid `size` is its side. Raises `ModelError` for a model that has none.
     """
     home = importlib.import_module(type(model).__module__)
-    derive = getattr(home, "roles_for", None)
-    if derive is not None and home.__name__.startswith("plait.models."):
-        return dict(derive(model, size, is_grid=is_grid))
+    if _derives(home):
+        return dict(home.roles_for(model, size, is_grid=is_grid))
     table = getattr(home, "ROLES", None)
     if not isinstance(table, Mapping):
         if home.__name__.startswith("transformers."):
@@ -101,6 +100,16 @@ def roles_for(model: nn.Module, size: int = 2, *, is_grid: bool = False) -> dict
         for pattern, role in table.items()
         if any(match(pattern, name) for name in names)
     }
+
+
+def has_roles(model: nn.Module) -> bool:
+    """Whether a table stands beside a model's class, or its family derives one."""
+    home = importlib.import_module(type(model).__module__)
+    return _derives(home) or isinstance(getattr(home, "ROLES", None), Mapping)
+
+
+def _derives(home: ModuleType) -> bool:
+    return home.__name__.startswith("plait.models.") and hasattr(home, "roles_for")
 
 
 def blocks_of(name: str) -> str | None:

@@ -16,7 +16,7 @@ from plait.errors import ModelError
 from plait.models import adapters, hf_experts
 from plait.models.derived.demands import KNOWN_NORMS
 from plait.models.derived.record import is_linear
-from plait.models.derived.table import Ends, Table, derive, left_whole
+from plait.models.derived.table import Ends, Table, derive_or_leave
 from plait.models.layers import ScaledEmbedding
 from plait.patterns import matches
 from plait.values import PyTree
@@ -81,20 +81,13 @@ def derived_table(model: nn.Module, size: int) -> Table:
     """
     inner: Any = model.model
     example = example_of(model)
-    try:
-        table = derive(
-            model,
-            lambda: model(example),
-            size,
-            ends=Ends(
-                _part(inner.get_input_embeddings),
-                _part(inner.get_output_embeddings),
-                (nn.Embedding, ScaledEmbedding),
-            ),
-            opaque=(hf_experts.AdoptedMixture,),
-        )
-    except Exception as failure:  # the library's code, on numbers that are all zero
-        table = left_whole(model, f"its forward cannot be followed on an example: {failure}")
+    ends = Ends(
+        _part(inner.get_input_embeddings),
+        _part(inner.get_output_embeddings),
+        (nn.Embedding, ScaledEmbedding),
+    )
+    opaque = (hf_experts.AdoptedMixture,)
+    table = derive_or_leave(model, lambda: model(example), size, ends=ends, opaque=opaque)
     mixtures = _by_pattern(hf_experts.roles(model))
     roles = {name: role for name, role in table.roles.items() if not _is_of_adapter(name)}
     return Table({**mixtures, **roles, **mixtures}, table.notes)

@@ -24,6 +24,8 @@ FIRST = ("gate_up_proj", "up_proj")
 LAST = "down_proj"
 ROUTED = 3  # arguments: tokens, choices, weights
 SORTED = 1  # argument: every token once for each expert, sorted by expert
+KEPT = "has_part_of_experts"
+"""An attribute of the class of a module that computes its part of the experts."""
 
 
 class PackedExperts:
@@ -45,53 +47,64 @@ class PackedExperts:
             if param is not None and param.shape[0] == self.num_experts
         ]
         self.exchange = Exchange()
-        self._own = module.forward
+        self._own: PyTree = type(module).forward
         self._num_arguments = _num_arguments(module)
 
     def keep(self, num_experts: int, exchange: Exchange) -> None:
-        """Compute `num_experts` here, whose parameters the module has now; the rest by exchange."""
-        _count(self.module, self.num_experts, num_experts)
-        self.exchange = exchange
-        self.module.forward = self.forward
+        """Compute `num_experts` here, whose parameters the module has now; the rest by exchange.
 
-    def forward(self, *args: PyTree, **kwargs: PyTree) -> Tensor:
-        """The module's own, over the experts of all ranks."""
+        The module gets a class with this forward, so that a copy computes with its own parameters.
+        """
+        module = self.module
+        _count(module, self.num_experts, num_experts)
+        self.exchange = exchange
+        kind = type(module)
+
+        def forward(owner: nn.Module, *args: PyTree, **kwargs: PyTree) -> Tensor:
+            return self.forward(owner, *args, **kwargs)
+
+        table = {"forward": forward, KEPT: True, "__module__": kind.__module__}
+        module.__class__ = type(kind.__name__, (kind,), table)
+
+    def forward(self, owner: nn.Module, *args: PyTree, **kwargs: PyTree) -> Tensor:
+        """The module's own, over the experts of all ranks; `owner` is it, or a copy of it."""
         given = [*args, *kwargs.values()]
         if self._num_arguments == SORTED:
-            return self._sorted(given[0])
+            return self._sorted(owner, given[0])
         tokens, chosen, weights = given[:ROUTED]
-        return self._routed(tokens, chosen, weights)
+        return self._routed(owner, tokens, chosen, weights)
 
-    def _routed(self, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    def _routed(self, owner: nn.Module, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         flat = tokens.reshape(-1, tokens.shape[-1])
         expert = chosen.reshape(-1)
         order = expert.argsort(stable=True)
         counts = torch.bincount(expert, minlength=self.num_experts)
         token = order // chosen.shape[-1]
         handle = self.exchange.dispatch(flat[token], counts)
-        rows = handle.combine(self._compute(*handle.wait()))
+        rows = handle.combine(self._compute(owner, *handle.wait()))
         weighted = rows[inverse(order)] * weights.reshape(-1, 1).to(rows.dtype)
         return weighted.view(len(flat), -1, flat.shape[-1]).sum(1).view_as(tokens)
 
-    def _sorted(self, rows: Tensor) -> Tensor:
+    def _sorted(self, owner: nn.Module, rows: Tensor) -> Tensor:
         flat = rows.reshape(-1, rows.shape[-1])
         counts = torch.full((self.num_experts,), len(flat) // self.num_experts, device=rows.device)
         handle = self.exchange.dispatch(flat, counts)
         arrived, _ = handle.wait()
-        return handle.combine(self._own(arrived)).view_as(rows)
+        return handle.combine(self._own(owner, arrived)).view_as(rows)
 
-    def _compute(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+    def _compute(self, owner: nn.Module, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """Rows sorted by expert -> their results. Every rank is part of every backward, so rows
         that nobody sent have a graph too.
         """
         if not len(rows):
             nothing = rows.new_zeros(())
             for key in self.keys:
-                nothing = nothing + self.module.get_parameter(key).sum() * 0
+                weight: Tensor = getattr(owner, key)  # with its adapter's share
+                nothing = nothing + weight.sum() * 0
             return rows + nothing
         repeats = torch.tensor(counts, device=rows.device)
         expert = torch.arange(len(repeats), device=rows.device).repeat_interleave(repeats)
-        result: Tensor = self._own(rows, expert[:, None], rows.new_ones(len(rows), 1))
+        result: Tensor = self._own(owner, rows, expert[:, None], rows.new_ones(len(rows), 1))
         return result
 
 
@@ -120,6 +133,11 @@ def is_packed(module: nn.Module) -> bool:
         return False
     same = module._parameters[first[0]].shape[0] == _num_experts(module)  # type: ignore[union-attr]
     return same and _num_arguments(module) in (ROUTED, SORTED)
+
+
+def has_part(module: nn.Module) -> bool:
+    """Whether a module computes its part of packed experts, and the others are on other ranks."""
+    return bool(getattr(type(module), KEPT, False))
 
 
 def is_sum(module: nn.Module) -> bool:
@@ -157,12 +175,14 @@ def _agrees(small: PyTree, draw: Callable[..., Tensor]) -> bool:
     hidden = _hidden_size(small)
     if by_rows._num_arguments == SORTED:
         rows = draw(6, hidden)
-        return torch.allclose(by_rows.forward(rows), small(rows), rtol=1e-4, atol=1e-5)
+        return torch.allclose(by_rows.forward(small, rows), small(rows), rtol=1e-4, atol=1e-5)
     tokens = draw(3, hidden)
     chosen = torch.tensor([[0, 1], [1, 0], [1, 0]])
     weights = draw(3, 2)
     one = small(tokens, chosen, weights)
-    return torch.allclose(by_rows.forward(tokens, chosen, weights), one, rtol=1e-4, atol=1e-5)
+    return torch.allclose(
+        by_rows.forward(small, tokens, chosen, weights), one, rtol=1e-4, atol=1e-5
+    )
 
 
 def _hidden_size(module: nn.Module) -> int:

@@ -186,7 +186,7 @@ def make_options(config: ConfigSource, plan: Plan | None = None) -> Options:
     if plan is not None and plan.pp.size > 1:
         cutting = make_cutting(config)
         schedule = make_schedule(config)
-    elif plan is not None and plan.cp.size > 1 and keys.get("name") not in models.CLASSES:
+    elif plan is not None and _follows(plan, keys):
         cutting = make_cutting(config)
     return Options(
         seed=train.seed,
@@ -211,6 +211,11 @@ def make_options(config: ConfigSource, plan: Plan | None = None) -> Options:
         cutting=cutting,
         schedule=schedule,
     )
+
+
+def _follows(plan: Plan, keys: JsonMapping) -> bool:
+    """Whether a plan splits what only a forward of the model shows."""
+    return plan.cp.size * plan.tp.size > 1 and keys.get("name") not in models.CLASSES
 
 
 def product_of(train: Train) -> str:

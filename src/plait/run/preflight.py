@@ -123,19 +123,13 @@ def _check_documents(config: Config) -> None:
 
 
 def _check_roles(model: JsonMapping) -> None:
-    """See that a model which is not plait's own has a table of roles."""
-    if "python" not in model and model.get("name") != "hf":
+    """See that a library's model has a table of roles; a user's own gets it from a batch."""
+    if model.get("name") != "hf":
         return
     import torch
 
     from plait import models
-    from plait.models import user
 
     keys = dict(model)
-    python = keys.get("python")
     with torch.device("meta"):
-        if python is not None:
-            made = user.make(python, keys.get("arguments"))
-            models.roles_for(made)
-            return
         models.roles_for(models.make(keys.pop("name"), **keys))

@@ -97,7 +97,6 @@ MISSING = {
     "data": ({"data": "nowhere:data"}, "there is no module 'nowhere'"),
     "loss": ({"train": 'loss = "nowhere:loss"'}, "train.loss = 'nowhere:loss': there is no module"),
     "optimizer": ({"train": 'optimizer = "mine:sdg"'}, "train.optimizer = 'mine:sdg': 'mine' has"),
-    "roles": ({"plan": "tp2"}, "this plan needs a table of roles for Sequential"),
 }
 
 

@@ -52,3 +52,27 @@ def test_a_tensor_axis_of_one_rank_is_refused(
 ) -> None:
     assert main(["roles", config, "--ranks", "1"]) == 2
     assert "2 or more" in capsys.readouterr().err
+
+
+def test_a_module_of_ones_own_gets_a_table_from_its_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = """
+import torch
+
+def model():
+    layers = [torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)]
+    return torch.nn.Sequential(*layers)
+
+def data():
+    return torch.utils.data.TensorDataset(torch.randn(16, 8), torch.randint(4, (16,)))
+"""
+    (tmp_path / "own_layers.py").write_text(code)
+    config = tmp_path / "own.toml"
+    config.write_text(
+        '[model]\npython = "own_layers:model"\n[data]\npython = "own_layers:data"\n'
+        "[train]\nsteps = 1\nglobal_batch = 8\n"
+    )
+    assert main(["roles", str(config), "--json"]) == 0
+    roles = json.loads(capsys.readouterr().out)["roles"]
+    assert roles["0"] == "column" and roles["2"] == "row"

@@ -92,7 +92,7 @@ def test_rows_computed_by_other_ranks_equal_one_device(kind: type[Sum]) -> None:
         module = model.experts
         for key, param in list(module._parameters.items()):
             assert param is not None
-            box = split.boxes[f"experts.{key}"]
+            box = split.parts[f"experts.{key}"].box
             part = whole.get_parameter(key).detach()[box.offset[0] :][: box.extent[0]]
             assert param.shape == part.shape
             module._parameters[key] = nn.Parameter(part.clone())

@@ -33,6 +33,7 @@ from plait.models.adapter_files import form_of
 from plait.models.adapters import adapted
 from plait.models.experts import ExpertWeights
 from plait.models.hf import HuggingFace, files_of
+from plait.models.packed_experts import has_part
 from plait.parallel.data import OptimizerShard, Replicas
 from plait.values import JsonMapping, JsonObject
 
@@ -284,7 +285,7 @@ def _frozen_replicas(state: TrainingState, name: str) -> Replicas:
 def _is_expert(model: nn.Module, name: str) -> bool:
     """Whether a parameter belongs to experts, of which a rank has a part."""
     module = model.get_submodule(name.rpartition(".")[0])
-    return isinstance(module, ExpertWeights)
+    return isinstance(module, ExpertWeights) or has_part(module)
 
 
 def saved_buffers(state: TrainingState) -> Iterator[Shard]:

@@ -10,13 +10,23 @@ from torch import nn
 
 from plait.models.derived.cuts import Misfit
 from plait.models.derived.demands import Demand, Region
-from plait.models.derived.record import LINEAR, Graph, in_features, is_linear
+from plait.models.derived.record import LINEAR, Graph, Value, in_features, is_linear
 from plait.values import PyTree
 
 
 def pattern_of(name: str) -> str:
     """A name with `*` for the numbers of layers."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+
+
+def layer_pattern(name: str) -> str:
+    """A pattern of layers that are alike: those of one sequence of layers stay apart.
+
+    >>> layer_pattern("blocks.1.mlp.0")
+    'blocks.*.mlp.0'
+    """
+    head, dot, last = name.rpartition(".")
+    return f"{pattern_of(head)}{dot}{last}"
 
 
 @dataclass
@@ -45,14 +55,15 @@ def choose(
     groups: dict[str, dict[str, int]] = {}
     for name, module in layers.items():
         if name in called and name not in heads:
-            groups.setdefault(pattern_of(name), {})[name] = in_features(module)
+            groups.setdefault(layer_pattern(name), {})[name] = in_features(module)
     left_out = dict(refused or {})
     alone: dict[str, Region] = {}
-    for pattern, rows in groups.items():
+    beside = _readers_of_one_value(graph, groups)
+    for pattern in list(groups):
         if pattern in left_out:
             continue
         try:
-            region = _region(graph, rows, size)
+            region, groups[pattern] = _alone(graph, groups[pattern], beside.get(pattern), size)
         except Misfit as misfit:
             left_out[pattern] = str(misfit)
         else:
@@ -63,6 +74,8 @@ def choose(
     }
     taken: dict[str, int] = {}
     for pattern in sorted(alone, key=lambda one: -weight[one]):
+        if groups[pattern].items() <= taken.items():
+            continue
         try:
             _region(graph, {**taken, **groups[pattern]}, size)
         except Misfit as misfit:
@@ -73,6 +86,40 @@ def choose(
     region = demand.run()
     entered = frozenset(name for name in region.columns if demand.entered(name))
     return Choice(taken, region, entered, left_out)
+
+
+def _alone(
+    graph: Graph, rows: dict[str, int], beside: dict[str, int] | None, size: int
+) -> tuple[Region, dict[str, int]]:
+    """The region of rows, with those beside them where they do not hold without."""
+    try:
+        return _region(graph, rows, size), rows
+    except Misfit:
+        if beside is None:
+            raise
+        return _region(graph, beside, size), beside
+
+
+def _readers_of_one_value(
+    graph: Graph, groups: Mapping[str, Mapping[str, int]]
+) -> dict[str, dict[str, int]]:
+    """The rows that read the same values, for each pattern that is not alone at its input.
+
+    A layer and the low-rank matrix beside it are rows together, or none is.
+    """
+    readers: dict[Value, set[str]] = {}
+    for node in graph.nodes:
+        if node.kind == LINEAR and layer_pattern(node.name) in groups:
+            readers.setdefault(node.inputs[0], set()).add(layer_pattern(node.name))
+    found: dict[str, dict[str, int]] = {}
+    for patterns in readers.values():
+        if len(patterns) > 1:
+            together = {
+                name: size for one in sorted(patterns) for name, size in groups[one].items()
+            }
+            for pattern in patterns:
+                found[pattern] = found.get(pattern, {}) | together
+    return found
 
 
 def _region(graph: Graph, rows: Mapping[str, int], size: int) -> Region:

@@ -213,7 +213,13 @@ def layer_kind(module: nn.Module, opaque: Sequence[type]) -> str | None:
 
 
 def _holds_experts(module: nn.Module) -> bool:
-    """Whether the weights of many experts are one parameter, which code takes by number."""
+    """Whether the weights of many experts are one parameter, which code takes by number.
+
+    Adapters may be wrapped around them.
+    """
+    inner = module._modules.get("base_layer")
+    if inner is not None and isinstance(getattr(module, "num_experts", None), int):
+        return _holds_experts(inner)
     deep = any(param is not None and param.dim() > 2 for param in module._parameters.values())
     return deep and "Experts" in type(module).__name__
 

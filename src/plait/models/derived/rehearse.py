@@ -34,11 +34,15 @@ Held = tuple[nn.Module, str, Any]
 
 @dataclass
 class Stage:
-    """A forward of one rank: attributes that are divided by module pattern, and why it stops."""
+    """A forward of one rank: attributes that are divided by module pattern, and why it stops.
+
+    `reached`: the number of the node where it stops.
+    """
 
     divided: dict[str, list[str]] = field(default_factory=dict)
     place: str = ""
     reason: str = ""
+    reached: int = 0
 
 
 def rehearse(
@@ -84,6 +88,7 @@ def rehearse(
             else:
                 break
         stage.place, stage.reason = _place(model, failure)
+        stage.reached = reached
         return stage
     finally:
         _restore(held)

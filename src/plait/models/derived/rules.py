@@ -112,11 +112,12 @@ def _reduction(node: Node, cut: Cut, out: Value, size: int) -> Asked:
 
 def _cat(node: Node, cut: Cut, out: Value, size: int) -> Asked:
     dim = int(_argument(node, 1, 0)) % len(out.shape)
+    full = [value for value in node.inputs if value.shape != (0,)]
+    asked: Asked = [(value, ALIKE) for value in node.inputs if value.shape == (0,)]
     if dim != cut.dim:
-        return [(value, Cut(cut.dim, cut.parts)) for value in node.inputs]
+        return asked + [(value, Cut(cut.dim, cut.parts)) for value in full]
     left = list(cut.parts)
-    asked: Asked = []
-    for value in node.inputs:
+    for value in full:
         taken: list[tuple[int, bool]] = []
         while left and sum(length for length, _ in taken) < value.shape[dim]:
             taken.append(left.pop(0))

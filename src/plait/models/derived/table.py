@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from plait.models.derived.choose import Choice, choose, pattern_of
+from plait.models.derived.choose import Choice, choose, layer_pattern, pattern_of
 from plait.models.derived.cuts import Cut, Part
 from plait.models.derived.record import LINEAR, Graph, Value, is_linear, out_features, run
 from plait.models.derived.rehearse import Stage, number_of, rehearse
@@ -63,11 +63,25 @@ def derive(
         stage = rehearse(model, run_again, (graph, choice), size)
         if not stage.place:
             break
-        nearest = _rows_near(choice, stage.place)
+        nearest = _rows_behind(graph, _rows_near(choice, stage.place), stage.reached)
         refused |= dict.fromkeys(nearest, stage.reason)
     else:
         choice = Choice(left_out=refused)
     return _write(model, choice, stage, tables)
+
+
+def derive_or_leave(
+    model: nn.Module,
+    call: Callable[[], PyTree],
+    size: int,
+    ends: Ends | None = None,
+    opaque: Sequence[type] = (),
+) -> Table:
+    """`derive`; where the forward cannot be followed, all of the model stays whole."""
+    try:
+        return derive(model, call, size, ends=ends, opaque=opaque)
+    except Exception as failure:  # code of others, on numbers that are all zero
+        return left_whole(model, f"its forward cannot be followed on an example: {failure}")
 
 
 def left_whole(model: nn.Module, why: str) -> Table:
@@ -77,7 +91,7 @@ def left_whole(model: nn.Module, why: str) -> Table:
         for name, module in model.named_modules()
         if name and any(param is not None for param in module._parameters.values())
     }
-    return Table(_by_pattern(roles | {"model": "whole"}), [f"every rank computes all: {why}"])
+    return Table(_by_pattern(roles | {_trunk(model): "whole"}), [f"every rank computes all: {why}"])
 
 
 def _rows_near(choice: Choice, place: str) -> list[str]:
@@ -93,7 +107,15 @@ def _rows_near(choice: Choice, place: str) -> list[str]:
         return length
 
     most = max((shared(name) for name in choice.rows), default=0)
-    return [pattern_of(name) for name in choice.rows if shared(name) == most]
+    return [layer_pattern(name) for name in choice.rows if shared(name) == most]
+
+
+def _rows_behind(graph: Graph, patterns: Sequence[str], index: int) -> list[str]:
+    """The rows that come next behind a node, among some: what failed lies before them."""
+    for node in graph.nodes[index:]:
+        if node.kind == LINEAR and layer_pattern(node.name) in patterns:
+            return [layer_pattern(node.name)]
+    return list(patterns)
 
 
 def _write(model: nn.Module, choice: Choice, stage: Stage, tables: Tables) -> Table:
@@ -131,7 +153,14 @@ def _write(model: nn.Module, choice: Choice, stage: Stage, tables: Tables) -> Ta
         for pattern in dict.fromkeys(pattern_of(name) for name, role in roles.items())
         if _is_large(named, roles, pattern)
     ]
-    return Table(_by_pattern({"model": "whole"} | roles), notes)
+    return Table(_by_pattern({_trunk(model): "whole"} | roles), notes)
+
+
+def _trunk(model: nn.Module) -> str:
+    """The module that stands for all code between layers: a wrapper's `model`, else the root."""
+    inner = model._modules.get("model")
+    is_wrapper = inner is not None and len(model._modules) == 1 and not model._parameters
+    return "model" if is_wrapper else ""
 
 
 def _same_layers(named: dict[str, nn.Module], roles: dict[str, str]) -> dict[str, str]:

@@ -62,8 +62,19 @@ def find_blocks(model: nn.Module) -> list[str]:
             isinstance(module, nn.Sequential) and len(module) > 1
         ):
             prefix = f"{name}." if name else ""
-            blocks.extend(f"{prefix}{child}" for child, _ in module.named_children())
+            for child, entry in module.named_children():
+                blocks.extend(_called(f"{prefix}{child}", entry))
     return [block for block in blocks if any(True for _ in model.get_submodule(block).parameters())]
+
+
+def _called(name: str, module: nn.Module) -> list[str]:
+    """A module, or those in it that are called where it is only a table of them."""
+    if type(module).forward is not nn.Module.forward:
+        return [name]
+    found: list[str] = []
+    for key, child in module.named_children():
+        found += _called(f"{name}.{key}", child)
+    return found
 
 
 def split_units(model: nn.Module, blocks: Sequence[str]) -> list[Unit]:

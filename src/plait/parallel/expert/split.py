@@ -15,18 +15,26 @@ from plait.errors import ModelError
 from plait.mesh.boxes import Box
 from plait.models import packed_experts
 from plait.models.experts import MixtureOfExperts
+from plait.parallel.expert import adapters
 from plait.parallel.expert.dispatch import ExpertExchange
 from plait.parallel.expert.route import AllToAllGroups
 
 
 @dataclass(frozen=True)
-class ExpertSplit:
-    """By name: the box of each parameter on this rank, its whole shape, and the original modules of
-    experts.
-    """
+class ExpertPart:
+    """A rank's part of a parameter of shape `shape`: the `box` of its elements, seen as `view`."""
 
-    boxes: dict[str, Box]
-    shapes: dict[str, tuple[int, ...]]
+    shape: tuple[int, ...]
+    view: tuple[int, ...]
+    box: Box
+    local_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ExpertSplit:
+    """By name: this rank's part of each parameter, and the original modules of experts."""
+
+    parts: dict[str, ExpertPart]
     originals: dict[str, nn.Module]
 
 
@@ -48,7 +56,7 @@ def apply(model: nn.Module, groups: AllToAllGroups) -> ExpertSplit:
             f"ep{axis.size} splits experts, and this model has none"
             f"{_unknown_experts(model)}; leave ep out or give it num_local_experts"
         )
-    split = ExpertSplit({}, {}, {})
+    split = ExpertSplit({}, {})
     for name, layer in layers.items():
         _check_divides(name, layer.router.settings.num_experts, axis)
         _cut(f"{name}.experts", layer.experts, axis, split)
@@ -56,6 +64,7 @@ def apply(model: nn.Module, groups: AllToAllGroups) -> ExpertSplit:
     for name, experts in packed.items():
         _check_divides(name, experts.num_experts, axis)
         _cut(name, experts.module, axis, split, experts.keys)
+        _cut_adapters(model, name, experts.num_experts, axis, split)
         experts.keep(experts.num_experts // axis.size, ExpertExchange(groups))
     return split
 
@@ -80,20 +89,47 @@ def _cut(
     name: str, experts: nn.Module, axis: Axis, split: ExpertSplit, keys: Sequence[str] = ()
 ) -> None:
     """Cut the parameters `keys` of a module; all where none is given."""
-    original = copy.copy(experts)
-    original._parameters = dict(experts._parameters)
-    reset = vars(experts).get("reset_parameters")
-    if isinstance(reset, partial) and reset.args == (experts,):
-        original.reset_parameters = partial(reset.func, original)  # type: ignore[assignment]
-    split.originals[name] = original
+    original = _kept(name, experts, split)
     for key in keys or original._parameters:
         param = original._parameters[key]
         assert param is not None
         length = param.shape[0] // axis.size
         offset = (axis.rank * length, *(0 for _ in param.shape[1:]))
-        shape = (length, *param.shape[1:])
-        split.boxes[f"{name}.{key}"] = Box(offset, shape)
-        split.shapes[f"{name}.{key}"] = tuple(param.shape)
-        element = torch.zeros((), dtype=param.dtype, device=param.device)
-        part = nn.Parameter(element.expand(shape), requires_grad=param.requires_grad)
-        experts.register_parameter(key, part)
+        local = (length, *param.shape[1:])
+        shape = tuple(param.shape)
+        split.parts[f"{name}.{key}"] = ExpertPart(shape, shape, Box(offset, local), local)
+        _place(experts, key, param, local)
+
+
+def _cut_adapters(
+    model: nn.Module, name: str, num_experts: int, axis: Axis, split: ExpertSplit
+) -> None:
+    """Cut the adapters around the packed experts called `name` with them."""
+    for outer, wrapper in adapters.around(model, name).items():
+        for matrix, linear, place in adapters.matrices(outer, wrapper):
+            original = _kept(matrix, linear, split)
+            param = original._parameters["weight"]
+            assert param is not None
+            shape = tuple(param.shape)
+            cut = adapters.cut_of(shape, place, num_experts, axis.rank, axis.size)
+            split.parts[f"{matrix}.weight"] = ExpertPart(shape, *cut)
+            _place(linear, "weight", param, cut[-1])
+        wrapper.num_experts = num_experts // axis.size
+
+
+def _kept(name: str, module: nn.Module, split: ExpertSplit) -> nn.Module:
+    """A copy of a module that has its whole parameters, remembered under its name."""
+    original = copy.copy(module)
+    original._parameters = dict(module._parameters)
+    reset = vars(module).get("reset_parameters")
+    if isinstance(reset, partial) and reset.args == (module,):
+        original.reset_parameters = partial(reset.func, original)  # type: ignore[assignment]
+    split.originals[name] = original
+    return original
+
+
+def _place(module: nn.Module, key: str, param: nn.Parameter, shape: tuple[int, ...]) -> None:
+    """Put a parameter of a rank's shape, without memory, in the place of the whole one."""
+    element = torch.zeros((), dtype=param.dtype, device=param.device)
+    part = nn.Parameter(element.expand(shape), requires_grad=param.requires_grad)
+    module.register_parameter(key, part)

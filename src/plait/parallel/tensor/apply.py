@@ -105,7 +105,13 @@ class _Splitter:
         return {name: by_id[id(param)] for name, param in self._model.named_parameters()}
 
     def _replace(self, old: nn.Module, module: nn.Module) -> None:
-        """Put a module in the place of another, wherever the model has that."""
+        """Put a module in the place of another, wherever the model has that.
+
+        The model itself takes the contents of its copy.
+        """
+        if old is self._model:
+            vars(old).update(vars(module))
+            return
         module.train(old.training)
         for name in self._paths[id(old)]:
             parent, _, child = name.rpartition(".")

@@ -86,7 +86,7 @@ def match(model: nn.Module, roles: Mapping[str, str]) -> dict[str, str]:
     for pattern, role in roles.items():
         if word_of(role) not in ROLES:
             raise ModelError(f"roles['{pattern}'] = '{role}' is no role; {nearest(role, ROLES)}")
-    names = [name for name, _ in model.named_modules() if name]
+    names = [name for name, _ in model.named_modules()]
     expressions = {pattern: expression(pattern) for pattern in roles}
     found: dict[str, str] = {}
     unused = dict.fromkeys(roles)
@@ -97,7 +97,7 @@ def match(model: nn.Module, roles: Mapping[str, str]) -> dict[str, str]:
                 unused.pop(pattern, None)
     if unused:
         lost = ", ".join(f"'{pattern}' ({roles[pattern]})" for pattern in unused)
-        likely = nearest(next(iter(unused)), sorted({_pattern(name) for name in names}))
+        likely = nearest(next(iter(unused)), sorted({_pattern(name) for name in names if name}))
         raise ModelError(f"roles: no module matches {lost}; {likely}")
     _check_covered(model, found)
     if "whole" not in found.values() and not any(role in LINEAR for role in found.values()):

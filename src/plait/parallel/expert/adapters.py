@@ -1,0 +1,53 @@
+"""Low-rank adapters that PEFT has put around experts of one tensor [E, out, in].
+
+The matrices hold those of all E experts. A [E r, in] has one expert behind the other, B [out, r E]
+has the experts innermost. Each rank of the expert axis keeps those of its experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from plait.mesh.boxes import Box
+
+INNER = ".base_layer"
+"""The end of the name of a module that an adapter is wrapped around."""
+
+
+def around(model: nn.Module, name: str) -> dict[str, Any]:
+    """The adapters around the experts called `name`, by name; they may be nested."""
+    found: dict[str, Any] = {}
+    while name.endswith(INNER):
+        name = name.removesuffix(INNER)
+        wrapper = model.get_submodule(name)
+        if hasattr(wrapper, "lora_A") and hasattr(wrapper, "num_experts"):
+            found[name] = wrapper
+    return found
+
+
+def matrices(name: str, wrapper: Any) -> Iterator[tuple[str, nn.Module, int]]:
+    """The name of each matrix of an adapter, its module, and whether experts are outermost (0) or
+    innermost (1) in it.
+    """
+    for place, table in enumerate((wrapper.lora_A, wrapper.lora_B)):
+        word = "lora_B" if place else "lora_A"
+        for key, linear in table.items():
+            yield f"{name}.{word}.{key}", linear, place
+
+
+def cut_of(
+    shape: tuple[int, ...], place: int, num_experts: int, rank: int, size: int
+) -> tuple[tuple[int, ...], Box, tuple[int, ...]]:
+    """A view of a matrix with the experts apart, a rank's box in it, and that rank's shape."""
+    each = num_experts // size
+    first, second = shape
+    if place == 0:
+        view: tuple[int, ...] = (num_experts, first // num_experts, second)
+        box = Box((rank * each, 0, 0), (each, *view[1:]))
+        return view, box, (first // size, second)
+    view = (first, second // num_experts, num_experts)
+    box = Box((0, 0, rank * each), (*view[:2], each))
+    return view, box, (first, second // size)

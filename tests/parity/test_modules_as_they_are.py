@@ -1,0 +1,158 @@
+"""Modules of a user's own, without a table of roles: layers are split by what one forward shows."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plait.comm import World
+from plait.engine.build import build
+from plait.engine.splitting import followed_roles
+from plait.engine.stages.cut import Cutting
+from plait.models import losses
+from plait.plan import Plan
+from tests.helpers.threaded import threaded
+from tests.parity.harness import TOLERANCE, join
+
+PLANS = ["dp2:zero3", "tp2", "tp4:2d", "pp2:1f1b tp2 mb2"]
+
+
+class Block(nn.Module):
+    """One key for all queries, and a scale for each head, in code that counts heads."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.size = width // heads
+        self.norm = nn.LayerNorm(width)
+        self.q = nn.Linear(width, width)
+        self.kv = nn.Linear(width, 2 * self.size)
+        self.out = nn.Linear(width, width)
+        self.scale = nn.Parameter(torch.ones(heads, 1, 1))
+        up, down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.mlp = nn.Sequential(up, nn.GELU(), down)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        y = self.norm(x)
+        q = self.q(y).view(batch, length, self.heads, self.size).transpose(1, 2)
+        k, v = self.kv(y).split(self.size, -1)
+        places = torch.arange(length)
+        score = q @ k.transpose(1, 2)[:, None] / math.sqrt(self.size) * self.scale
+        score = score.masked_fill(places > places[:, None], -math.inf).softmax(-1)
+        mixed = (score @ v[:, None]).transpose(1, 2).flatten(2)
+        x = x + self.out(mixed)
+        return x + self.mlp(self.norm(x))
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 16)
+        self.start = nn.Parameter(torch.randn(1, 1, 16))
+        self.blocks = nn.ModuleList(Block(16, 4) for _ in range(2))
+        self.head = nn.Linear(16, 32)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids) + self.start
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Mixer(nn.Module):
+    """Blocks that are tables of layers, which nobody calls; the code counts on whole tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 16)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "qkv": nn.Linear(16, 48),
+                    "up": nn.Linear(16, 32),
+                    "down": nn.Linear(32, 16),
+                }
+            )
+            for _ in range(2)
+        )
+        self.head = nn.Linear(16, 32)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            q, k, v = block["qkv"](x).reshape(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + mixed.transpose(1, 2).reshape(x.shape)
+            x = x + block["down"](block["up"](x).relu())
+        return self.head(x)
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1)
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    ids = torch.randint(0, 32, (8, 7), generator=torch.Generator().manual_seed(3))
+    return ids[:, :-1], ids[:, 1:]
+
+
+def one_device(model: nn.Module) -> tuple[float, dict[str, Tensor]]:
+    model = copy.deepcopy(model)
+    optimizer = sgd(model.parameters())
+    for _ in range(2):
+        total, count = losses.cross_entropy(model(batch()[0]), batch()[1])
+        optimizer.zero_grad()
+        (total / count).backward()
+        optimizer.step()
+    return float((total / count).detach()), dict(model.named_parameters())
+
+
+def on_rank(world: World, plan: str, model: nn.Module) -> Any:
+    engine = build(
+        copy.deepcopy(model),
+        f"{plan} precision:float64",
+        loss=losses.cross_entropy,
+        optimizer=sgd,
+        world=world,
+    )
+    axis = world.axis("dp")
+    inputs, targets = (part.tensor_split(axis.size)[axis.rank] for part in batch())
+    for _ in range(2):
+        loss = engine.step((inputs, targets), trace=False).loss
+    parts = [
+        (part.name, part.global_shape, part.index(), part.values.detach().clone())
+        for part in engine.local_parameters()
+    ]
+    return loss, parts
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("kind", [Tokens, Mixer])
+def test_a_module_without_a_table_equals_one_device(kind: Any, plan: str) -> None:
+    torch.manual_seed(0)
+    model = kind().double()
+    loss, params = one_device(model)
+    results = threaded(Plan.parse(plan).world_size, on_rank, plan, model, plan=plan)
+    assert results[0][0] == pytest.approx(loss, rel=TOLERANCE)
+    found = join([parts for _, parts in results])
+    for name, expected in params.items():
+        difference = (found[name] - expected.detach().flatten()).abs().max()
+        assert difference < TOLERANCE * expected.abs().max(), name
+
+
+def test_what_cannot_be_split_is_left_whole_and_the_rest_is_split() -> None:
+    cutting = Cutting(example=batch()[0][:1])
+    roles = followed_roles(Tokens(), cutting, 2).roles
+    assert roles["blocks.*.out"] == "row" and roles["blocks.*.q"] == "column"
+    assert roles["blocks.0.mlp.0"] == "column" and roles["blocks.0.mlp.2"] == "row"
+    assert roles[""] == "whole" and roles["blocks.*"] == "share heads scale:0"
+    table = followed_roles(Mixer(), cutting, 2)
+    assert table.roles["blocks.*.down"] == "row" and table.roles["blocks.*.qkv"] == "replicated"
+    assert "blocks.*.qkv is computed alike on every rank" in table.notes
