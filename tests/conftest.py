@@ -41,6 +41,7 @@ LONG = frozenset(
         "tests/federated/test_simulation.py",
         "tests/fuzz/test_fuzz.py",
         "tests/loops/test_accelerate.py",
+        "tests/loops/test_fabric.py",
         "tests/loops/test_transformers.py",
         "tests/parity/test_adapters.py",
         "tests/parity/test_async_server.py",

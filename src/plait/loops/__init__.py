@@ -1,4 +1,4 @@
-"""The training loops of other libraries, under plans: `transformers`, Accelerate.
+"""The training loops of other libraries, under plans: `transformers`, Accelerate, Fabric.
 
 Each is a file that imports its library, so that nothing is imported that is not installed.
 """
