@@ -5,14 +5,24 @@ by side.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from plait.cli import common
+from plait.cli import advice, common
 from plait.cli.answer import Answer, Json
 from plait.cli.layout import PlanTable
 from plait.cli.train import launched
+from plait.errors import PlaitError
+from plait.explore.html import drawing
 from plait.launcher.main_process import is_main_process, say
+from plait.plan import Plan
 from plait.run import comparison, job
+from plait.trace.page import Drawing
+
+if TYPE_CHECKING:
+    from plait.config import Config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,17 +52,36 @@ def run(arguments: argparse.Namespace) -> Answer:
         common.check_writable(arguments.html)
     rows: list[Json] = []
     timelines = []
+    courses = []
     for number, plan in enumerate(plans, start=1):
         say(f"plait compare: {plan} ({number} of {len(plans)})")
         result = launched(job.TrainingRun(config, str(plan), keeps_timeline=True), plan.world_size)
         timelines.append(result.pop("timeline", None))
+        courses.append(result.pop("course", ()))
         rows.append({**result, "loss_error": loss_error(result, rows[0] if rows else result)})
     if arguments.html is not None and is_main_process():
-        arguments.html.write_text(
-            comparison.html(f"Plans compared: {Path(arguments.config).stem}", rows, timelines)
-        )
+        runs = [compared(config, *one) for one in zip(rows, courses, strict=True)]
+        script = Drawing(*drawing(comparison.pictures_of(rows, timelines, runs)))
+        title = f"Plans compared: {Path(arguments.config).stem}"
+        text = comparison.html(title, rows, timelines, runs, script)
+        arguments.html.write_text(text, encoding="utf-8")
         say(f"plait compare: {arguments.html}")
     return Answer({"rows": rows}, view(rows)) if is_main_process() else Answer(None)
+
+
+def compared(config: Config, row: Json, course: Sequence[Json]) -> comparison.ComparedRun:
+    """The run of one plan, with its prediction and what to try next, where there are any."""
+    from plait.run.rundata import predict
+
+    plan = Plan.parse(row["plan"])
+    prediction, _ = predict(config.as_dict(), plan)
+    said = advice.waits(row["breakdown"])
+    if prediction is None:
+        return comparison.ComparedRun(course, None, said)
+    said += advice.limits(prediction.numbers)
+    with suppress(PlaitError):
+        said += advice.proposals(config.as_dict(), plan)
+    return comparison.ComparedRun(course, prediction.numbers, said)
 
 
 def loss_error(result: Json, first: Json) -> float | None:

@@ -27,15 +27,19 @@ def run(arguments: argparse.Namespace) -> Answer:
     """Write the page. Errors: `ConfigError` for a folder that is no run's, or a page that cannot be
     written.
     """
-    from plait.explore.html import curves
-    from plait.run.report_page import report_page
+    from plait.cli.advice import advice_for_run
+    from plait.explore.html import drawing
+    from plait.run.report_page import pictures_of, report_page
     from plait.run.rundata import read_run
+    from plait.trace.page import Drawing
 
     folder = common.run_folder(arguments.folder)
     data = read_run(folder)
     out = folder / "report.html" if arguments.out is None else arguments.out
+    script = Drawing(*drawing(pictures_of(data)))
+    text = report_page(data, script, advice_for_run(data))
     try:
-        out.write_text(report_page(data, *curves(data.metrics)), encoding="utf-8")
+        out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror}") from error
     result = {"out": str(out), **data.numbers()}

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from plait.cli import schedule_page
 from plait.cli.answer import Answer, Json
 from plait.cli.layout import Prose
 from plait.errors import ScheduleError
@@ -57,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--virtual", type=int, metavar="V", help="stages on a rank, for interleaved (default 2)"
     )
     parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="also write one page with the timeline and the numbers",
+    )
+    parser.add_argument(
         "--svg", type=Path, metavar="FILE", help="also draw the grid into an SVG file"
     )
 
@@ -67,11 +74,17 @@ def run(arguments: argparse.Namespace) -> Answer:
     """
     drawn, measured = _schedules(arguments)
     result = simulate(measured)
-    if arguments.svg is not None:
+    pages = {
+        arguments.svg: lambda: render.svg(drawn),
+        arguments.html: lambda: schedule_page.html(drawn, result),
+    }
+    for path, drawn_page in pages.items():
+        if path is None:
+            continue
         try:
-            arguments.svg.write_text(render.svg(drawn), encoding="utf-8")
+            path.write_text(drawn_page(), encoding="utf-8")
         except OSError as error:
-            raise ScheduleError(f"cannot write {arguments.svg}: {error.strerror}") from error
+            raise ScheduleError(f"cannot write {path}: {error.strerror}") from error
     return Answer(as_dict(drawn, result), partial(_view, drawn, result))
 
 

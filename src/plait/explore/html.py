@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64encode
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Final
 
 from plait.values import JsonMapping
 
-STYLES: Final = ("uplot/uPlot.min.css", "colours.css", "page.css")
+STYLES: Final = ("uplot/uPlot.min.css", "colours.css", "page.css", "pictures.css")
 CHARTS: Final = ("uplot/uPlot.iife.min.js", "words.js", "charts.js")
 
 
@@ -65,19 +64,21 @@ def _of_tab(policy: str) -> str:
     return policy.replace("script-src ", "worker-src 'self'; script-src 'wasm-unsafe-eval' ", 1)
 
 
-def curves(steps: Sequence[JsonMapping]) -> tuple[str, str]:
-    """The curves of a run's steps, as a part of another page, and that page's policy.
+def drawing(data: JsonMapping) -> tuple[str, str]:
+    """The curves and timelines of a page that is written once, and that page's policy.
 
-    By the policy the page asks for nothing, and runs no script but the one of the curves.
+    `data` has `runs` (a name and steps each) for the place `charts`, and `timelines` for the place
+    of that name. By the policy the page asks for nothing, and runs no script but this one.
     """
     folder = resources.files("plait.explore").joinpath("page")
-    style = "\n".join(folder.joinpath(name).read_text("utf-8") for name in STYLES[:2])
-    names = (*CHARTS, "curves.js", "report.js")
+    styles = (*STYLES[:2], "pictures.css")
+    style = "\n".join(folder.joinpath(name).read_text("utf-8") for name in styles)
+    names = (*CHARTS, "timeline.js", "curves.js", "report.js")
     script = "\n".join(folder.joinpath(name).read_text("utf-8") for name in names)
-    data = json.dumps(list(steps)).replace("<", "\\u003c")
+    text = json.dumps(data).replace("<", "\\u003c")
     part = (
-        f'<style>{style}</style><div id="charts"></div>'
-        f'<script type="application/json" id="steps">{data}</script><script>{script}</script>'
+        f"<style>{style}</style>"
+        f'<script type="application/json" id="drawn">{text}</script><script>{script}</script>'
     )
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {_hash(script)}"
     return part, policy

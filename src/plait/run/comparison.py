@@ -4,19 +4,33 @@ on one time scale.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from plait.trace import Timeline
-from plait.trace.page import Grid, PageSection, Picture, page
+from plait.trace.drawn import drawn_timeline
+from plait.trace.page import (
+    NO_DRAWING,
+    Card,
+    Drawing,
+    Grid,
+    PageSection,
+    Picture,
+    Spot,
+    Top,
+    page,
+)
 from plait.trace.picture import Bar, Frame, bars, lanes, timeline_lanes
-from plait.values import JsonObject
+from plait.values import JsonMapping, JsonObject
 
 HEAD = ("plan", "loss", "error", "ms/step", "tokens/s", "bubble", "peak MB", "MB sent by axis")
 STEP_TEXT = (
     "The mean over ranks and the last steps: computing, standing still for messages of an axis, "
     "and the rest."
 )
-MEMORY_TEXT = "The state of the fullest rank between steps."
+MEMORY_TEXT = "The state of each rank between steps, by kind."
+MOST_RANKS = 16
+STATE = ("parameters", "gradients", "optimizer")
 
 
 def cells(row: JsonObject) -> tuple[str, ...]:
@@ -33,19 +47,139 @@ def cells(row: JsonObject) -> tuple[str, ...]:
     )
 
 
-def html(title: str, rows: Sequence[JsonObject], timelines: Sequence[Timeline]) -> str:
-    """The whole page; everything on it was measured in the runs of the rows."""
+@dataclass(frozen=True)
+class ComparedRun:
+    """The run of one plan beside its row: its course, its prediction by keys, and advice."""
+
+    course: Sequence[JsonMapping] = ()
+    predicted: JsonMapping | None = None
+    advice: Sequence[str] = ()
+
+
+def html(
+    title: str,
+    rows: Sequence[JsonObject],
+    timelines: Sequence[Timeline],
+    runs: Sequence[ComparedRun] = (),
+    drawing: Drawing = NO_DRAWING,
+) -> str:
+    """The whole page. `drawing` is the script of `pictures_of` the same runs."""
+    runs = runs or [ComparedRun()] * len(rows)
     seconds = [Bar(row["plan"], _parts(row["breakdown"])) for row in rows]
-    traffic = [_bar(row, "traffic", 1e6) for row in rows]
-    memory = [_memory(row) for row in rows]
+    traffic = [bar for row, run in zip(rows, runs, strict=True) for bar in _traffic(row, run)]
+    memory = [bar for row, run in zip(rows, runs, strict=True) for bar in _memory(row, run)]
+    advice = [
+        f"{row['plan']}: {line}" for row, run in zip(rows, runs, strict=True) for line in run.advice
+    ]
     sections = [
         PageSection("Side by side", (Grid(HEAD, tuple(cells(row) for row in rows)),)),
+        *_predicted(rows, runs),
+        *([PageSection("What limits them, and what to try next", advice)] if advice else []),
+        *([PageSection("Course", (Spot("charts"),))] if any(run.course for run in runs) else []),
+        PageSection("Timelines", (Spot("timelines", tuple(_pictures(rows, timelines))),)),
         PageSection("Where a step goes", (STEP_TEXT, Picture(bars(seconds, "ms")))),
         PageSection("Traffic", ("Sent in a step, by axis.", Picture(bars(traffic, "MB")))),
         PageSection("Memory", (MEMORY_TEXT, Picture(bars(memory, "MB")))),
-        PageSection("Timelines", tuple(_pictures(rows, timelines))),
     ]
-    return page(title, sections)
+    return page(title, sections, Top(lead(rows), _cards(rows, runs)), drawing)
+
+
+def pictures_of(
+    rows: Sequence[JsonObject], timelines: Sequence[Timeline], runs: Sequence[ComparedRun]
+) -> JsonMapping:
+    """The data of the page's curves and timelines."""
+    return {
+        "runs": [
+            {"name": row["plan"], "steps": list(run.course)}
+            for row, run in zip(rows, runs, strict=True)
+        ],
+        "timelines": [
+            drawn_timeline(timeline, row["plan"])
+            for row, timeline in zip(rows, timelines, strict=True)
+            if timeline.spans
+        ],
+    }
+
+
+def lead(rows: Sequence[JsonObject]) -> str:
+    """The fastest plan in one sentence, by how much, and whether the losses agree."""
+    fastest = max(rows, key=lambda row: row["tokens_per_second"])
+    others = [row for row in rows if row is not fastest]
+    text = f"Of {len(rows)} plans, {fastest['plan']} trained fastest"
+    if not others:
+        text = f"{fastest['plan']} trained"
+    text += f", with {fastest['tokens_per_second']:,.0f} tokens a second"
+    if others:
+        second = max(others, key=lambda row: row["tokens_per_second"])
+        if second["tokens_per_second"]:
+            more = fastest["tokens_per_second"] / second["tokens_per_second"] - 1
+            text += f", {more:.0%} more than {second['plan']}"
+    errors = [row["loss_error"] for row in rows if row["loss_error"] is not None]
+    if others and errors:
+        text += f"; their losses differ by {max(errors):.1e} at most"
+    return f"{text}."
+
+
+def _cards(rows: Sequence[JsonObject], runs: Sequence[ComparedRun]) -> tuple[Card, ...]:
+    """The numbers of the fastest plan, each with its prediction in small letters."""
+    number = max(range(len(rows)), key=lambda index: rows[index]["tokens_per_second"])
+    row = rows[number]
+    guess = runs[number].predicted
+    loss = row["final_loss"]
+    sent = sum(row["traffic"].values())
+
+    def beside(text: Callable[[JsonMapping], str]) -> str:
+        return "" if guess is None else f"predicted {text(guess)}"
+
+    return (
+        Card("fastest plan", row["plan"]),
+        Card("loss", "-" if loss is None else f"{loss:.4f}"),
+        Card(
+            "tokens a second",
+            f"{row['tokens_per_second']:,.0f}",
+            beside(lambda one: f"{one['tokens_per_second']:,.0f}"),
+        ),
+        Card(
+            "a step",
+            f"{(row['step_seconds_median'] or 0) * 1e3:,.1f} ms",
+            beside(lambda one: f"{one['step_seconds'] * 1e3:,.1f} ms"),
+        ),
+        Card(
+            "bubble",
+            f"{row['bubble_fraction']:.1%}",
+            beside(lambda one: f"{one['bubble_fraction']:.1%}"),
+        ),
+        Card(
+            "peak memory",
+            f"{max(row['peak_memory']) / 1e6:,.0f} MB",
+            beside(lambda one: f"{one['memory']['total'] / 1e6:,.0f} MB"),
+        ),
+        Card(
+            "sent by a rank",
+            f"{sent / 1e6:,.1f} MB",
+            beside(lambda one: f"{sum(one['traffic'].values()) / 1e6:,.1f} MB"),
+        ),
+    )
+
+
+def _predicted(rows: Sequence[JsonObject], runs: Sequence[ComparedRun]) -> list[PageSection]:
+    """A table of measured numbers beside predicted ones; no section without a prediction."""
+    found = []
+    for row, run in zip(rows, runs, strict=True):
+        guess = run.predicted
+        if guess is None:
+            continue
+        pairs = (
+            (
+                f"{(row['step_seconds_median'] or 0) * 1e3:,.1f}",
+                f"{guess['step_seconds'] * 1e3:,.1f}",
+            ),
+            (f"{row['tokens_per_second']:,.0f}", f"{guess['tokens_per_second']:,.0f}"),
+            (f"{row['bubble_fraction']:.1%}", f"{guess['bubble_fraction']:.1%}"),
+        )
+        found.append((row["plan"], *(f"{own} / {other}" for own, other in pairs)))
+    head = ("plan", "ms/step", "tokens/s", "bubble")
+    return [PageSection("Measured / predicted", [Grid(head, tuple(found))])] if found else []
 
 
 def _parts(breakdown: JsonObject) -> tuple[tuple[str, float], ...]:
@@ -60,13 +194,24 @@ def _parts(breakdown: JsonObject) -> tuple[tuple[str, float], ...]:
     )
 
 
-def _bar(row: JsonObject, key: str, unit: float) -> Bar:
-    return Bar(row["plan"], tuple((name, value / unit) for name, value in row[key].items()))
+def _megabytes(parts: JsonMapping) -> tuple[tuple[str, float], ...]:
+    return tuple((name, value / 1e6) for name, value in parts.items())
 
 
-def _memory(row: JsonObject) -> Bar:
-    fullest = max(row["state_memory"], key=lambda kinds: sum(kinds.values()))
-    return Bar(row["plan"], tuple((kind, value / 1e6) for kind, value in fullest.items()))
+def _traffic(row: JsonObject, run: ComparedRun) -> Iterator[Bar]:
+    yield Bar(row["plan"], _megabytes(row["traffic"]))
+    if run.predicted is not None:
+        sent = {axis: count for axis, count in run.predicted["traffic"].items() if count}
+        yield Bar("   predicted", _megabytes(sent))
+
+
+def _memory(row: JsonObject, run: ComparedRun) -> Iterator[Bar]:
+    """The state of each rank by kind, and what was predicted for the fullest."""
+    for rank, kinds in enumerate(row["state_memory"][:MOST_RANKS]):
+        yield Bar(f"{row['plan']}, rank {rank}", _megabytes(kinds))
+    if run.predicted is not None:
+        kinds = {name: run.predicted["memory"][name] for name in STATE}
+        yield Bar("   predicted, fullest rank", _megabytes(kinds))
 
 
 def _pictures(rows: Sequence[JsonObject], timelines: Sequence[Timeline]) -> list[str | Picture]:

@@ -41,8 +41,8 @@ class TrainingRun:
     """The training that ranks do, and the folder of its results; without one nothing is written.
 
     `began` is when the run did, in seconds of the epoch. With `keeps_timeline` rank 0's numbers
-    hold the last step of all ranks as `timeline`, which is no JSON. With `watches_itself` no
-    launcher watches over the ranks.
+    hold the last step of all ranks as `timeline`, which is no JSON, and every step as `course`.
+    With `watches_itself` no launcher watches over the ranks.
     """
 
     config: Config
@@ -248,7 +248,7 @@ def _ended(
     if folder is not None and world.rank == 0 and _has_news(tally, folder.summary):
         folder.summary.write_text(json.dumps(result, indent=2) + "\n")
     return (
-        {**result, "timeline": Timeline.merge(kept)}
+        {**result, "timeline": Timeline.merge(kept), "course": tally.course()}
         if job.keeps_timeline and world.rank == 0
         else result
     )
@@ -321,6 +321,7 @@ def _hooks(
 ) -> list[Hook]:
     from plait.doctor.findings import tell
     from plait.launcher.board import Waited
+    from plait.run import optimizers
     from plait.run.checkpoints import Checkpoints
     from plait.run.metrics import MetricsFile
     from plait.run.profile import ProfileStep
@@ -330,7 +331,8 @@ def _hooks(
     hooks: list[Hook] = []
     if world.rank == 0 and folder is not None:
         first = training.engine.step_index + 1
-        hooks.append(MetricsFile(folder.metrics, first, partial(_describe, folder, job)))
+        rate = optimizers.rate_of_step(job.config.train)
+        hooks.append(MetricsFile(folder.metrics, first, partial(_describe, folder, job), rate))
     if world.rank == 0 and job.shows_progress:
         hooks.append(progress(terminal_of(sys.stderr)))
     if folder is not None:

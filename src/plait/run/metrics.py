@@ -30,9 +30,16 @@ class MetricsFile(Hook):
     """
 
     def __init__(
-        self, path: Path, first_step: int = 1, restore: Callable[[], None] = lambda: None
+        self,
+        path: Path,
+        first_step: int = 1,
+        restore: Callable[[], None] = lambda: None,
+        rate: Callable[[int], float] | None = None,
     ) -> None:
-        """`restore` writes what else belongs into the folder, where that was removed."""
+        """`restore` writes what else belongs into the folder, where that was removed. `rate` is the
+        learning rate by step, from 0.
+        """
+        self._rate = rate
         self.path = path
         self._file: IO[str] | None = None
         self._restore = restore
@@ -43,7 +50,10 @@ class MetricsFile(Hook):
         printed. Errors: `RunError` where it cannot be written.
         """
         try:
-            self._open(done.step).write(json.dumps(_record(done), allow_nan=False) + "\n")
+            record = _record(done)
+            if self._rate is not None:
+                record["lr"] = self._rate(done.step - 1)
+            self._open(done.step).write(json.dumps(record, allow_nan=False) + "\n")
         except OSError as error:
             with suppress(OSError):
                 self.on_end()
@@ -111,6 +121,8 @@ class Tally(Hook):
     """Measurements of one rank over its run: times, tokens, bytes sent by axis, last timelines."""
 
     losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    """Norms of the gradients."""
     seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     bytes_by_axis: dict[str, int] = field(default_factory=dict)
@@ -126,6 +138,7 @@ class Tally(Hook):
         """Take in one step."""
         self.last_step = done.step
         self.losses.append(float(done.result.loss))
+        self.norms.append(float(done.result.grad_norm))
         self.seconds.append(done.seconds)
         self.tokens.append(int(done.result.tokens))
         self.num_counted += 1
@@ -137,10 +150,25 @@ class Tally(Hook):
         """Forget the steps that are done again."""
         num_gone = self.last_step - step
         self.last_step = step
-        for values in (self.losses, self.seconds, self.tokens):
+        for values in (self.losses, self.norms, self.seconds, self.tokens):
             del values[len(values) - num_gone :]
         for _ in range(min(num_gone, len(self.timelines))):
             self.timelines.pop()
+
+    def course(self) -> list[JsonObject]:
+        """The steps as `metrics.jsonl` has them."""
+        first = self.last_step - len(self.losses) + 1
+        parts = zip(self.losses, self.norms, self.tokens, self.seconds, strict=True)
+        return [
+            {
+                "step": step,
+                "loss": _finite(loss),
+                "grad_norm": _finite(norm),
+                "tokens": tokens,
+                "seconds": seconds,
+            }
+            for step, (loss, norm, tokens, seconds) in enumerate(parts, first)
+        ]
 
     def traffic(self) -> dict[str, float]:
         """Bytes that this rank sent in a step, by axis: counted, the mean over the steps."""

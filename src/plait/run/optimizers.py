@@ -205,3 +205,9 @@ def learning_rate(train: Train) -> Callable[[int], float] | None:
         return floor + (1.0 - floor) * shape[train.schedule]
 
     return factor
+
+
+def rate_of_step(train: Train) -> Callable[[int], float]:
+    """The learning rate by step, from 0."""
+    factor = learning_rate(train)
+    return lambda step: train.lr * (1.0 if factor is None else factor(step))

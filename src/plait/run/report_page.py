@@ -4,14 +4,26 @@ beside measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from plait.doctor import findings
 from plait.plan.facts import SCHEDULES
 from plait.run.rundata import RunData, lines_of
 from plait.run.rundir import RunFolder
 from plait.trace import Timeline
-from plait.trace.page import Grid, PageSection, Picture, page
+from plait.trace.drawn import drawn_timeline
+from plait.trace.page import (
+    NO_DRAWING,
+    Card,
+    Drawing,
+    Folded,
+    Grid,
+    PageSection,
+    Picture,
+    Spot,
+    Top,
+    page,
+)
 from plait.trace.picture import COLOURS, Bar, Frame, Lane, bars, lanes, legend, timeline_lanes
 from plait.values import JsonMapping, JsonValue
 
@@ -28,18 +40,115 @@ NAMES = {
 }
 
 
-def report_page(data: RunData, curves: str = "", policy: str = "") -> str:
-    """The whole page; `curves` are HTML of our own, which draws the course under a `policy`."""
+def report_page(data: RunData, drawing: Drawing = NO_DRAWING, advice: Sequence[str] = ()) -> str:
+    """The whole page. `drawing` is the script of `pictures_of(data)`; `advice` says what limits the
+    run, and what to try next.
+    """
     sections = [
-        _summary(data),
+        *([PageSection("What limits this run, and what to try next", advice)] if advice else []),
         _timelines(data),
+        _course(data.metrics),
         _memory(data),
         _traffic(data),
-        _course(data.metrics, curves),
+        _summary(data),
         *_recoveries(data),
         *_findings(data),
     ]
-    return page(f"plait run {data.folder.resolve().name}: {data.plan}", sections, policy)
+    top = Top(_lead(data), _cards(data))
+    return page(f"plait run {data.folder.resolve().name}: {data.plan}", sections, top, drawing)
+
+
+def pictures_of(data: RunData) -> JsonMapping:
+    """The data of the page's curves and timelines."""
+    line = lines_of(data.plan)
+    shown = [drawn_timeline(measured_timeline(data), f"measured: {_which_steps(data)}")]
+    shown.insert(0, drawn_timeline(data.simulated, f"simulated: {OWN_TIMES}", line))
+    if data.prediction is not None:
+        shown.insert(0, drawn_timeline(data.prediction.timeline, PREDICTED, line))
+    runs = [{"name": str(data.plan), "steps": list(data.metrics)}]
+    return {"runs": runs, "timelines": shown}
+
+
+PREDICTED = "predicted before the run, by the cost model"
+
+
+def _lead(data: RunData) -> str:
+    """One sentence of what happened, and one of what went wrong."""
+    summary = data.summary
+    first = data.metrics[0]["loss"] if data.metrics else None
+    last = summary.get("final_loss")
+    course = (
+        "" if first is None or last is None else f"; the loss went from {first:.4g} to {last:.4g}"
+    )
+    text = (
+        f"{summary.get('steps')} steps on {data.plan.world_size} ranks under {data.plan}{course}. "
+    )
+    numbers = data.numbers()
+    measured = numbers["measured_step_seconds"]
+    text += f"The actions of a step took {_ms(measured)}"
+    predicted = numbers["predicted_step_seconds"]
+    if predicted:
+        text += f", and {_ms(predicted)} were predicted ({measured / predicted - 1:+.0%})"
+    text += f"; the ranks stood idle for {_percent(numbers['measured_bubble_fraction'])} of it."
+    troubles = {
+        "recovery": len(summary.get("recoveries") or []),
+        "finding of the doctor": len(findings.read(RunFolder(data.folder).doctor)),
+    }
+    said = [f"{count} x {name}" for name, count in troubles.items() if count]
+    return f"{text} {', '.join(said)}: see below." if said else text
+
+
+def _cards(data: RunData) -> tuple[Card, ...]:
+    """The numbers of the run, each with its prediction in small letters."""
+    summary = data.summary
+    numbers = data.numbers()
+    guess = {} if data.prediction is None else data.prediction.numbers
+
+    def predicted(key: str, text: Callable[[float], str]) -> str:
+        return f"predicted {text(guess[key])}" if key in guess else ""
+
+    loss = summary.get("final_loss")
+    first = data.metrics[0]["loss"] if data.metrics else None
+    peaks = summary.get("peak_memory") or []
+    sent = sum((summary.get("traffic") or {}).values())
+    memory = f"predicted {_mb(guess['memory']['total'])}" if guess else ""
+    traffic = f"predicted {_mb(sum(guess['traffic'].values()))}" if guess else ""
+    return (
+        Card(
+            "loss",
+            "-" if loss is None else f"{loss:.4f}",
+            "" if first is None else f"from {first:.4f}",
+        ),
+        Card(
+            "tokens a second",
+            f"{summary.get('tokens_per_second') or 0:,.0f}",
+            predicted("tokens_per_second", lambda value: f"{value:,.0f}"),
+        ),
+        Card("a step", _ms(numbers["measured_step_seconds"]), predicted("step_seconds", _ms)),
+        Card(
+            "bubble",
+            _percent(numbers["measured_bubble_fraction"]),
+            predicted("bubble_fraction", _percent),
+        ),
+        Card("peak memory", _mb(max(peaks)) if peaks else "-", memory),
+        Card("sent by a rank", _mb(sent), traffic),
+    )
+
+
+def _mb(count: float) -> str:
+    return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.2f} GB"
+
+
+def measured_timeline(data: RunData) -> Timeline:
+    """The steps that are shown: all of a stream, else the one of median length."""
+    asynchronous = SCHEDULES[data.plan.pp.schedule].asynchronous
+    return Timeline.merge(data.steps.values()) if asynchronous else data.steps[data.shown]
+
+
+def _which_steps(data: RunData) -> str:
+    if SCHEDULES[data.plan.pp.schedule].asynchronous:
+        return f"steps {min(data.steps)} to {max(data.steps)}"
+    return f"step {data.shown}"
 
 
 def _summary(data: RunData) -> PageSection:
@@ -73,7 +182,7 @@ def _summary(data: RunData) -> PageSection:
         f"{summary.get('tokens_per_second') or 0:,.0f} tokens/s by the clock, data loading "
         "included."
     )
-    return PageSection("The step in numbers", parts)
+    return PageSection("The step, three times", parts)
 
 
 OWN_TIMES = "the schedule with the mean times of that step's own actions, waits left out"
@@ -86,7 +195,7 @@ def _traced(data: RunData) -> str:
 
 def _timelines(data: RunData) -> PageSection:
     asynchronous = SCHEDULES[data.plan.pp.schedule].asynchronous
-    measured = Timeline.merge(data.steps.values()) if asynchronous else data.steps[data.shown]
+    measured = measured_timeline(data)
     drawn = [
         measured,
         data.simulated,
@@ -94,20 +203,14 @@ def _timelines(data: RunData) -> PageSection:
     ]
     length = max(timeline.seconds for timeline in drawn) * 1e3
     line = lines_of(data.plan)
-    parts: list[str | Picture] = [_legend(drawn)]
+    pictures = [_legend(drawn)]
+    parts: list[str | Spot] = [Spot("timelines", pictures)]
     if data.prediction is not None:
-        parts.append(
-            _picture(
-                _renamed(data.prediction.timeline, line),
-                length,
-                "predicted before the run, by the cost model",
-            )
-        )
-    which = (
-        f"steps {min(data.steps)} to {max(data.steps)}" if asynchronous else f"step {data.shown}"
-    )
-    parts.append(_picture(_renamed(data.simulated, line), length, f"simulated: {OWN_TIMES}"))
-    parts.append(_picture(timeline_lanes(measured), length, f"measured: {which}"))
+        predicted = _renamed(data.prediction.timeline, line)
+        pictures.append(_picture(predicted, length, PREDICTED))
+    pictures.append(_picture(_renamed(data.simulated, line), length, f"simulated: {OWN_TIMES}"))
+    which = f"measured: {_which_steps(data)}"
+    pictures.append(_picture(timeline_lanes(measured), length, which))
     if asynchronous:
         parts.append(
             "The schedule never drains: the simulated stretch begins with an empty pipeline, the "
@@ -190,7 +293,7 @@ def _traffic(data: RunData) -> PageSection:
     )
 
 
-def _course(metrics: Sequence[JsonMapping], curves: str) -> PageSection:
+def _course(metrics: Sequence[JsonMapping]) -> PageSection:
     """Every step or, of many, some of them."""
     every = max(1, len(metrics) // 20)
     shown = [*metrics[:-1:every], metrics[-1]] if metrics else []
@@ -207,8 +310,8 @@ def _course(metrics: Sequence[JsonMapping], curves: str) -> PageSection:
         )
         for one in shown
     )
-    drawn = [Picture(curves)] if curves and metrics else []
-    return PageSection("Course", [*drawn, Grid(("step", "loss", "gradient norm", "ms"), rows)])
+    grid = Grid(("step", "loss", "gradient norm", "ms"), rows)
+    return PageSection("Course", [Spot("charts"), Folded("The steps as a table", grid)])
 
 
 def _recoveries(data: RunData) -> list[PageSection]:

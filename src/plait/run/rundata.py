@@ -116,15 +116,15 @@ def read_run(path: Path) -> RunData:
     )
 
 
-def predict(config: Path, plan: Plan) -> tuple[Prediction | None, str]:
+def predict(config: Path | JsonMapping, plan: Plan) -> tuple[Prediction | None, str]:
     """The cost model's step on the config's cluster; None and the reason where it has no answer."""
     from plait.predict.cost.api import cluster_of, estimate, job_of
     from plait.predict.cost.machines import machine_of
-    from plait.predict.cost.model.tables import read_config
+    from plait.predict.cost.model.tables import config_tables
     from plait.predict.cost.step_timeline import step_timeline
 
     try:
-        known = read_config(config)
+        known = config_tables(config)
         cluster = cluster_of(known, None)
         guess = estimate(known, plan, cluster)
         timeline = step_timeline(job_of(known, plan), plan, machine_of(cluster))

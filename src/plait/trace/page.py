@@ -9,15 +9,59 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import Final
 
+_VIEW = '<meta name="viewport" content="width=device-width, initial-scale=1">'
 _STYLE = """
-:root{color-scheme:light dark}
-body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:1200px;padding:0 1rem}
-h1{font-size:1.4rem} h2{font-size:1.1rem;margin-top:2rem} h3{font-size:.95rem;margin:1rem 0 .2rem}
-.picture{overflow-x:auto} table{border-collapse:collapse;font-variant-numeric:tabular-nums}
-th,td{padding:.15rem .8rem .15rem 0;text-align:right} th:first-child,td:first-child{text-align:left}
-th{border-bottom:1px solid #8888} .note{opacity:.75}
+:root{color-scheme:light dark;--paper:#fbfbfa;--panel:#fff;--ink:#1c1e21;--faint:#62676e;
+--line:#d9dce0;--accent:#0a66c2;--grid:#e8eaec}
+@media (prefers-color-scheme:dark){:root{--paper:#14171a;--panel:#1c2024;--ink:#e6e8ea;
+--faint:#a2a9b1;--line:#363c43;--accent:#6cb2ff;--grid:#2a2f35}}
+*{box-sizing:border-box}
+body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:1200px;padding:1.2rem;
+background:var(--paper);color:var(--ink);overflow-wrap:anywhere}
+h1{font-size:1.25rem;margin:0 0 .2rem} h2{font-size:1rem;margin:0 0 .6rem}
+h3{font-size:.85rem;font-weight:500;color:var(--faint);margin:.8rem 0 .2rem}
+section{border:1px solid var(--line);border-radius:10px;background:var(--panel);
+padding:.8rem 1rem 1rem;margin:0 0 1rem}
+.lead{font-size:1.05rem;margin:0 0 1rem}
+.cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:.6rem;
+margin:0 0 1rem}
+.card{border:1px solid var(--line);border-radius:8px;padding:.45rem .7rem;background:var(--panel)}
+.card b{display:block;font-size:1.12rem;font-variant-numeric:tabular-nums}
+.card span,.card small{color:var(--faint);font-size:.8rem;display:block}
+.picture,.table{overflow-x:auto}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}
+th,td{padding:.25rem .9rem .25rem 0;text-align:right;white-space:nowrap}
+th:first-child,td:first-child{text-align:left}
+th{border-bottom:1px solid var(--line);color:var(--faint);font-weight:500}
+summary{cursor:pointer;color:var(--faint);font-size:.9rem}
+.note{color:var(--faint);font-size:.9rem}
 """
+
+
+@dataclass(frozen=True)
+class Card:
+    """One number of a page: its name, its value, and what stands beside it in small letters."""
+
+    name: str
+    value: str
+    beside: str = ""
+
+
+@dataclass(frozen=True)
+class Cards:
+    """Numbers side by side."""
+
+    cards: tuple[Card, ...]
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where the page's script draws. Until it has, and without it, the parts stand there."""
+
+    name: str
+    parts: Sequence[str | Picture] = ()
 
 
 @dataclass(frozen=True)
@@ -37,39 +81,89 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Folded:
+    """A table that is shown when its line is clicked."""
+
+    line: str
+    grid: Grid
+
+
+@dataclass(frozen=True)
 class PageSection:
     """A heading and what stands under it: sentences (str), tables and pictures, in order."""
 
     title: str
-    parts: Sequence[str | Grid | Picture] = field(default_factory=tuple)
+    parts: Sequence[str | Grid | Picture | Cards | Spot | Folded] = field(default_factory=tuple)
 
 
-def page(title: str, sections: Sequence[PageSection], policy: str = "") -> str:
-    """The whole file; `policy` is its Content-Security-Policy, where it has one."""
+@dataclass(frozen=True)
+class Top:
+    """The beginning of a page: the main thing in a sentence, and its numbers."""
+
+    lead: str = ""
+    cards: tuple[Card, ...] = ()
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The script of a page as HTML of our own, and the page's Content-Security-Policy."""
+
+    html: str = ""
+    policy: str = ""
+
+
+NO_TOP: Final = Top()
+NO_DRAWING: Final = Drawing()
+
+
+def page(
+    title: str,
+    sections: Sequence[PageSection],
+    top: Top = NO_TOP,
+    drawing: Drawing = NO_DRAWING,
+) -> str:
+    """The whole file."""
+    begins = f'<p class="lead">{escape(top.lead)}</p>' if top.lead else ""
+    begins += _part(Cards(top.cards)) if top.cards else ""
     body = "\n".join(_section(section) for section in sections)
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
-    if policy:
-        head = f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">{head}'
+    head = f'<meta charset="utf-8">{_VIEW}<title>{escape(title)}</title><style>{_STYLE}</style>'
+    if drawing.policy:
+        policy = escape(drawing.policy)
+        head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">{head}'
     return (
-        "<!DOCTYPE html>\n<html "
-        f'lang="en"><head>{head}</head>\n<body><h1>{escape(title)}</h1>\n{body}\n</body></html>\n'
+        f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body><h1>{escape(title)}</h1>\n'
+        f"{begins}\n{body}\n{drawing.html}</body></html>\n"
     )
 
 
 def _section(section: PageSection) -> str:
-    return "\n".join(
-        [f"<h2>{escape(section.title)}</h2>", *(_part(part) for part in section.parts)]
-    )
+    parts = "\n".join(_part(part) for part in section.parts)
+    return f"<section><h2>{escape(section.title)}</h2>\n{parts}</section>"
 
 
-def _part(part: str | Grid | Picture) -> str:
+def _part(part: str | Grid | Picture | Cards | Spot | Folded) -> str:
+    if isinstance(part, Folded):
+        return f"<details><summary>{escape(part.line)}</summary>{_part(part.grid)}</details>"
+    if isinstance(part, Cards):
+        return f'<div class="cards">{"".join(map(_card, part.cards))}</div>'
+    if isinstance(part, Spot):
+        inner = "\n".join(_part(one) for one in part.parts)
+        return f'<div id="{escape(part.name)}">{inner}</div>'
     if isinstance(part, Grid):
         head = "".join(f"<th>{escape(word)}</th>" for word in part.head)
         rows = "".join(
             f"<tr>{''.join(f'<td>{escape(word)}</td>' for word in row)}</tr>\n" for row in part.rows
         )
-        return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table>"
+        body = f"<thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody>"
+        return f'<div class="table"><table>{body}</table></div>'
     if isinstance(part, Picture):
         caption = f"<h3>{escape(part.caption)}</h3>" if part.caption else ""
         return f'{caption}<div class="picture">{part.svg}</div>'
     return f'<p class="note">{escape(part)}</p>'
+
+
+def _card(card: Card) -> str:
+    return (
+        f'<div class="card"><span>{escape(card.name)}</span><b>{escape(card.value)}</b>'
+        f"<small>{escape(card.beside)}</small></div>"
+    )

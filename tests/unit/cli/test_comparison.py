@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plait.run.comparison import HEAD, cells, html
+from plait.run.comparison import HEAD, ComparedRun, cells, html, lead, pictures_of
 from plait.trace import Span, Timeline
 
 
@@ -53,3 +53,34 @@ def test_the_page_shows_every_plan_and_needs_no_network() -> None:
     assert "waiting for tp" not in text
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
     assert "No step was traced." in html("Plans", [row("dp1")], [Timeline(0)])
+
+
+def test_the_page_begins_with_the_fastest_plan_and_overlays_the_courses() -> None:
+    rows = [row("pp2 mb4"), {**row("dp2"), "tokens_per_second": 24691.2}]
+    assert lead(rows) == (
+        "Of 2 plans, dp2 trained fastest, with 24,691 tokens a second, 100% more than pp2 mb4; "
+        "their losses differ by 1.0e-07 at most."
+    )
+    guess = {
+        "tokens_per_second": 20000.0,
+        "step_seconds": 0.01,
+        "bubble_fraction": 0.0,
+        "memory": {"parameters": 900, "gradients": 900, "optimizer": 1800, "total": 3600},
+        "traffic": {"dp": 3e6, "tp": 0.0},
+    }
+    course = [{"step": 1, "loss": 2.5, "grad_norm": 1.0, "tokens": 10, "seconds": 0.1}]
+    runs = [ComparedRun(course), ComparedRun(course, guess, ["Try 'tp2'."])]
+    timelines = [Timeline(0), Timeline(0)]
+    text = html("Plans", rows, timelines, runs)
+    for expected in (
+        '<p class="lead">Of 2 plans',
+        "<span>tokens a second</span><b>24,691</b><small>predicted 20,000</small>",
+        "<td>12.0 / 10.0</td>",
+        "dp2: Try &#x27;tp2&#x27;.",
+        "predicted, fullest rank",
+        '<div id="charts">',
+    ):
+        assert expected in text
+    data = pictures_of(rows, timelines, runs)
+    assert [run["name"] for run in data["runs"]] == ["pp2 mb4", "dp2"]
+    assert data["timelines"] == []

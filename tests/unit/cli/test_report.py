@@ -102,7 +102,9 @@ class Outside(HTMLParser):
             if key in ("src", "href", "srcset", "data")
         ]
         self.asked += [tag] if tag in ("link", "iframe") else []
-        self.policy += [str(value) for key, value in attrs if key == "content"]
+        given = dict(attrs)
+        if "http-equiv" in given:
+            self.policy.append(str(given["content"]))
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zbv"])
@@ -221,3 +223,33 @@ def test_recoveries_and_their_cost_are_told(
     path.write_text(json.dumps({**summary, "recoveries": [{**recovery, "step": -1}]}))
     assert main(["report", str(run)]) == 2
     assert "recoveries.0.step" in capsys.readouterr().err
+
+
+def test_the_page_begins_with_what_happened_and_says_what_to_try(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path, "pp2:1f1b mb4", two_steps(lower(make("1f1b", 2, 4)), 2))
+    text = Path(report(run, capsys)["out"]).read_text()
+    lead = text.index('<p class="lead">2 steps on 2 ranks under pp2 mb4; the loss went from 2 to 2')
+    card = text.index("<span>tokens a second</span><b>640</b><small>predicted ")
+    advice = text.index("What limits this run, and what to try next")
+    assert lead < card < advice < text.index("Timelines</h2>")
+    assert "By the prediction, " in text and "The fullest rank needs" in text
+    assert "Try &#x27;" in text  # two ranks without a pipeline stand less idle
+    assert "precision:bf16" not in text  # the run's own precision is kept
+    data = json.loads(text.partition('id="drawn">')[2].partition("</script>")[0])
+    captions = [one["caption"].partition(":")[0] for one in data["timelines"]]
+    assert captions == ["predicted before the run, by the cost model", "simulated", "measured"]
+    hints = [box[4] for lane in data["timelines"][1]["lanes"] for box in lane["boxes"]]
+    assert any("micro-batch 3, 1.000 ms from" in hint for hint in hints)
+    assert data["runs"][0]["steps"][0]["loss"] == 2.0
+
+
+def test_hostile_text_of_a_run_is_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path, "pp2:1f1b mb4", two_steps(lower(make("1f1b", 2, 4)), 2))
+    hostile = "</script><script>alert(1)</script>"
+    path = run / "metrics.jsonl"
+    path.write_text(path.read_text().replace("}", f', "note": "{hostile}"}}'))
+    moved = run.rename(tmp_path / "<img src=x onerror=alert(1)>")
+    text = Path(report(moved, capsys)["out"]).read_text()
+    assert "<img" not in text and "<script>alert" not in text and "alert(1)" in text

@@ -83,3 +83,19 @@ def test_it_imports_no_torch() -> None:
         subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode
         == 0
     )
+
+
+def test_the_page_of_a_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    words = ["schedule", "1f1b", "--stages", "4", "--microbatches", "8", "--html", str(page)]
+    assert main(words) == 0
+    text = page.read_text()
+    lead = "1f1b on 4 ranks with 8 micro-batches: a rank stands idle for 27.3% of a step, and the"
+    assert f'<p class="lead">{lead}' in text
+    assert "zb-h2 would leave a rank idle for 0.0% of a step instead." in text
+    assert "With 16 micro-batches a step, 1f1b would leave it idle for 15.8%." in text
+    assert '"0F0, micro-batch 0, 1 from 0 on"' in text and "default-src" in text
+    assert main([*words[:-1], str(tmp_path / "no" / "page.html")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+    assert main(["schedule", "pipedream", "--html", str(page)]) == 0
+    assert "never drains" in page.read_text()

@@ -50,6 +50,25 @@ def test_each_step_is_a_line(tmp_path: Path) -> None:
     metrics.on_end()
 
 
+def test_a_line_has_the_learning_rate_of_its_step(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path, rate=lambda step: 0.1 * (step + 1))
+    metrics.on_step(done(3))
+    metrics.on_end()
+    assert json.loads(path.read_text())["lr"] == pytest.approx(0.3)
+
+
+def test_the_course_of_a_run_is_that_of_its_lines() -> None:
+    tally = Tally()
+    for step in (1, 2, 3):
+        tally.on_step(done(step, loss=4.0 - step))
+    tally.on_rollback(2)
+    tally.on_step(done(3, loss=0.5))
+    course = tally.course()
+    assert [one["step"] for one in course] == [1, 2, 3]
+    assert course[2] == {"step": 3, "loss": 0.5, "grad_norm": 1.0, "tokens": 100, "seconds": 0.5}
+
+
 def test_a_loss_that_is_no_number_is_null(tmp_path: Path) -> None:
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     metrics.on_step(done(1, loss=math.nan))

@@ -7,7 +7,7 @@ import re
 from fnmatch import fnmatch
 
 from plait.errors import ConfigError
-from plait.explore.html import curves, page
+from plait.explore.html import drawing, page
 from plait.toml import read_toml
 from tests.architecture.source import PACKAGE, ROOT
 
@@ -22,12 +22,13 @@ def test_the_page_holds_its_script_its_style_and_its_data() -> None:
     assert policy.count("sha256-") == 2 and "'unsafe" not in policy
 
 
-def test_the_curves_of_a_report_hold_their_steps() -> None:
+def test_the_drawing_of_a_report_holds_its_data() -> None:
     steps = [{"step": 1, "loss": 2.5, "note": "</script><script>alert(1)</script>"}]
-    part, policy = curves(steps)
+    data = {"runs": [{"name": "dp2", "steps": steps}], "timelines": []}
+    part, policy = drawing(data)
     assert "alert(1)</script>" not in part and "uPlot" in part
-    data = re.search(r'id="steps">(.*?)</script>', part)
-    assert data is not None and json.loads(data[1]) == steps
+    found = re.search(r'id="drawn">(.*?)</script>', part)
+    assert found is not None and json.loads(found[1]) == data
     assert policy.startswith("default-src 'none'; ") and policy.count("sha256-") == 1
 
 

@@ -1,26 +1,43 @@
-// The course of a run as curves over its steps, drawn by uPlot: zoom by dragging, numbers under the pointer.
+// Runs as curves over their steps, drawn by uPlot: zoom by dragging, numbers under the pointer.
 "use strict";
 const CURVES = [
   { key: "loss", label: "loss", of: (one) => one.loss },
   { key: "grad_norm", label: "gradient norm", of: (one) => one.grad_norm },
+  { key: "lr", label: "learning rate", of: (one) => one.lr },
   { key: "speed", label: "tokens a second", of: (one) => (one.seconds ? one.tokens / one.seconds : null) },
   { key: "ms", label: "milliseconds a step", of: (one) => (one.seconds ? one.seconds * 1e3 : null) },
+  { key: "memory", label: "gigabytes of the fullest rank", of: (one) => (one.memory ? one.memory / 1e9 : null) },
 ];
 const charts = new Map();
 
 function shown(value) { return Number.isFinite(value) ? digits(value, 4) : "-"; }
 
-function drawCurve(curve, steps, index) {
-  const data = [steps.map((one) => one.step), steps.map(curve.of).map((value) => (Number.isFinite(value) ? value : null))];
+// The steps of all runs, and one row of values for each run; a gap where a run has none.
+function columns(curve, runs) {
+  const steps = [...new Set(runs.flatMap((run) => run.steps.map((one) => one.step)))].sort((one, other) => one - other);
+  const rows = runs.map((run) => {
+    const known = new Map(run.steps.map((one) => [one.step, curve.of(one)]));
+    return steps.map((step) => (Number.isFinite(known.get(step)) ? known.get(step) : null));
+  });
+  return [steps, ...rows];
+}
+
+function drawCurve(curve, runs, index) {
+  const data = columns(curve, runs);
   const known = charts.get(curve.key);
   if (known) { renew(known, data); return; }
+  if (!data.slice(1).some((row) => row.some((value) => value !== null))) return;
   const place = byId("charts").appendChild(element("div", {}));
+  const value = (chart, number) => shown(number);
+  const lines = runs.map((run, number) => ({
+    label: runs.length > 1 ? run.name : curve.label, width: 2, spanGaps: true, value,
+    stroke: PALETTE[(runs.length > 1 ? number : index) % PALETTE.length],
+  }));
   const options = {
     title: curve.label, width: Math.max(280, place.clientWidth), height: 190,
     scales: { x: { time: false } },
-    axes: [axis("step", (value) => String(value)), axis("", (value) => digits(value))],
-    series: [{ label: "step" }, { label: curve.label, stroke: PALETTE[index], width: 2,
-      value: (chart, value) => shown(value) }],
+    axes: [axis("step", (number) => String(number)), axis("", (number) => digits(number))],
+    series: [{ label: "step" }, ...lines],
   };
   charts.set(curve.key, new uPlot(options, data, place));
 }
@@ -34,8 +51,8 @@ function renew(chart, data) {
   if (zoomed) chart.redraw();
 }
 
-function drawCurves(steps) {
-  if (steps.length) CURVES.forEach((curve, index) => drawCurve(curve, steps, index));
+function drawCurves(runs) {
+  if (runs.some((run) => run.steps.length)) CURVES.forEach((curve, index) => drawCurve(curve, runs, index));
 }
 
 addEventListener("resize", () => charts.forEach((chart) =>

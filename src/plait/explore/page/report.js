@@ -1,3 +1,13 @@
-// The curves of a page that is written once.
+// The pictures of a page that is written once: curves and timelines, where it has a place for them.
 "use strict";
-drawCurves(JSON.parse(byId("steps").textContent));
+const DRAWN = JSON.parse(byId("drawn").textContent);
+const words = DRAWN.unit === "slots" ? (value) => digits(value) : seconds;
+const timelines = byId("timelines") && drawTimelines(byId("timelines"), DRAWN.timelines || [], words);
+if (byId("charts") && DRAWN.runs?.length) drawCurves(DRAWN.runs);
+if (timelines) {
+  byId("timelines").append(element("p", { class: "caption" },
+    "Drag over a timeline to zoom in, click twice for all; with the keyboard: + - 0 and the arrows."));
+  const again = () => zoomTo(timelines, timelines.from, timelines.to);
+  addEventListener("resize", again);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+}

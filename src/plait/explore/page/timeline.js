@@ -1,7 +1,7 @@
 // What each rank does when, on a canvas: drag to zoom in, click twice for all, the pointer tells all.
 "use strict";
 const COLOURS = {
-  F: "#5b8fc7", B: "#f2954c", I: "#eeca3b", W: "#63b05c", REDUCE: "#b279a2", U: "#cc4f4f",
+  F: "#5b8fc7", B: "#f2954c", I: "#eeca3b", W: "#63b05c", REDUCE: "#b279a2", U: "#8069c9",
   UNSHARD: "#9d755d", wait: "#d3354a", other: "#8a8f98",
 };
 const MEANING = {
@@ -92,7 +92,7 @@ class Lanes {
     context.fillStyle = COLOURS[kind] || COLOURS.other;
     if (slim) { context.fillRect(left, LANE * index + LANE - 6, Math.max(right - left, 0.5), 4); return; }
     context.fillRect(left, LANE * index + 1, Math.max(right - left - gap, 0.5), LANE - 3);
-    if (right - left > 6.5 * label.length) {
+    if (label && right - left > context.measureText(label).width + 4) {
       context.fillStyle = "#111111";
       context.fillText(label, (left + right) / 2, LANE * index + LANE / 2);
     }
@@ -106,7 +106,7 @@ class Lanes {
       const x = NAMES + (at - from) * this.scale;
       context.fillRect(x, top, 1, 4);
       context.textAlign = x > this.width - 40 ? "right" : "center";
-      context.fillText(at ? seconds(at) : "0", x, top + 13);
+      context.fillText(at ? this.view.text(at) : "0", x, top + 13);
     }
   }
 
@@ -133,13 +133,13 @@ function zoomTo(view, from, to) {
 
 // Pictures below each other: `groups` are {caption, lanes: [{name, boxes}]}. A box is
 // [start, seconds, kind, label, hint, whether it is a wait at the lane's foot].
-function drawTimelines(place, groups) {
+function drawTimelines(place, groups, text = seconds) {
   const boxes = groups.flatMap((group) => group.lanes.flatMap((lane) => lane.boxes));
-  place.replaceChildren();
   if (!boxes.length) return null;
+  place.replaceChildren();
   const all = boxes.reduce((most, box) => Math.max(most, box[0] + box[1]), 0);
   const kinds = new Set(boxes.map((box) => (box[2] in COLOURS ? box[2] : "other")));
-  const view = { from: 0, to: all, all, pictures: [] };
+  const view = { from: 0, to: all, all, text, pictures: [] };
   place.append(keys(Object.keys(COLOURS).filter((kind) => kinds.has(kind)).map((kind) => [MEANING[kind], COLOURS[kind]])));
   for (const group of groups) new Lanes(place, group.lanes, group.caption, view);
   zoomTo(view, 0, all);
