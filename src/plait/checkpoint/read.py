@@ -27,6 +27,8 @@ from plait.mesh import Shard
 from plait.mesh.boxes import Box, FlatRange, Rectangle
 from plait.values import JsonObject
 
+ADAPTER_PART = ".lora_A."
+"""A part of names that every adapter has, and no other module."""
 _LISTED = 8  # names in an error message
 
 
@@ -160,6 +162,7 @@ class Checkpoint:
         saved = {name for name in self._tensors if not name.startswith(RANDOM_PREFIX)}
         asked = {name for name in wanted if not name.startswith(RANDOM_PREFIX)}
         faults = []
+        self._check_adapters(asked, saved)
         if missing := sorted(asked - saved):
             faults.append(f"not in the checkpoint: {_some(missing)}")
         if complete and (unexpected := sorted(saved - asked)):
@@ -172,6 +175,20 @@ class Checkpoint:
                 )
         if faults:
             raise CheckpointError(f"{self.directory} is of another model; " + "; ".join(faults))
+
+    def _check_adapters(self, asked: set[str], saved: set[str]) -> None:
+        """Say it where only one of the model and the checkpoint has adapters."""
+        has, wants = (any(ADAPTER_PART in name for name in names) for names in (saved, asked))
+        if has and not wants:
+            raise CheckpointError(
+                f"{self.directory} holds adapters alone, and this model has none; give the "
+                "[adapter] section that they were trained with (config.toml of their run has it)"
+            )
+        if wants and not has:
+            raise CheckpointError(
+                f"{self.directory} holds a whole model, and this one has adapters beside it; leave "
+                "[adapter] out to go on with the model"
+            )
 
     def fill(self, shard: Shard, convert: bool = False) -> None:
         """Copy the shard's elements from the checkpoint into its tensor, which may be on any

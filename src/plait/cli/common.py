@@ -18,6 +18,7 @@ from plait.cli.answer import Json
 from plait.cli.parser import UsageError
 from plait.errors import ClusterError, ConfigError, PlanError
 from plait.launcher import joined_world
+from plait.launcher.main_process import say
 from plait.plan import (
     Plan,
     check_batch,
@@ -26,6 +27,7 @@ from plait.plan import (
     check_shares,
     check_world,
     is_runnable,
+    shares_text,
 )
 from plait.plan.fit import check_config, check_fixed_order
 from plait.run.preflight import check_code
@@ -159,6 +161,7 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
     check_shares(plan, config.plan.shares, config.train.global_batch)
     check_config(plan, sizes(config))
     check_makeable(plan)
+    _tell_unused(config, plan)
     check_code(config, plan)
     if config.train.fixed_order:
         check_fixed_order(plan)
@@ -170,6 +173,26 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
 
         adopt(load(config.plan.schedule), plan.pp.size, plan.micro_batches)
     return plan
+
+
+def _tell_unused(config: Config, plan: Plan) -> None:
+    """Say which settings do nothing here: each is right for other ranks or machines."""
+    shares = config.plan.shares
+    if len(shares or ()) > 1 and plan.dp.size == 1:
+        say(
+            f"plait: plan '{plan}' has one data rank, so plan.shares {shares_text(shares or ())} "
+            "does nothing"
+        )
+    interface = config.cluster.interface
+    if interface is not None and joined_world() is None:
+        from plait.comm.network import interfaces
+
+        if interface not in interfaces():
+            say(
+                f"plait: this machine has no network interface '{interface}' (cluster.interface), "
+                f"which has {', '.join(interfaces())}; ranks of one machine listen on loopback "
+                "and do without"
+            )
 
 
 def check_makeable(plan: Plan) -> None:

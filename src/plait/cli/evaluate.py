@@ -62,6 +62,8 @@ def _source(arguments: argparse.Namespace) -> tuple[Config, str | None, Path | N
     path = Path(arguments.config)
     path = latest_run() if is_word(path, LATEST) else path
     if not path.is_dir():
+        if arguments.best and not path.exists():
+            raise UsageError(f"{path} does not exist; --best needs the folder of a run")
         if arguments.best:
             raise UsageError("--best belongs to a run's folder; a config has initial weights alone")
         return load(arguments.config, arguments.overrides), arguments.plan, None

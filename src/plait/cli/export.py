@@ -75,8 +75,29 @@ def run(arguments: argparse.Namespace) -> Answer:
                 f"'{arguments.what}' cannot be exported; write plait export plan ... or plait "
                 "export checkpoint ..."
             )
+        _require_plan(arguments.what)
         arguments.source = arguments.what
     return _plan(arguments)
+
+
+def _require_plan(word: str) -> None:
+    """Errors: `UsageError` for one word that is neither the text of a plan nor a config."""
+    from plait.errors import PlanError
+    from plait.plan import Plan
+
+    if Path(word).is_dir():
+        raise UsageError(
+            f"'{word}' is a folder; write plait export checkpoint {word} --out DIR for its weights"
+        )
+    if is_file(word):
+        return
+    try:
+        Plan.parse(word)
+    except PlanError as error:
+        raise UsageError(
+            f"'{word}' is neither a plan nor the file of a config ({error}); write plait export "
+            "plan TEXT --to NAME, or plait export checkpoint RUN_DIR --out DIR"
+        ) from None
 
 
 def _plan(arguments: argparse.Namespace) -> Answer:

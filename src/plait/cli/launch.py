@@ -77,6 +77,8 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 def _ranks(config: Config, arguments: argparse.Namespace) -> tuple[int, int, str]:
     """Machines, ranks of each, and the plan. `--gpus` may also count those of all machines."""
+    from plait.jobs.job import counted
+
     text = arguments.plan if arguments.plan is not None else config.plan.text
     nodes = arguments.nodes or 1
     if text.strip() == "auto":
@@ -88,7 +90,7 @@ def _ranks(config: Config, arguments: argparse.Namespace) -> tuple[int, int, str
     if arguments.gpus is None:
         if world % nodes:
             raise WorldSizeError(
-                f"plan '{plan}' needs {world} ranks, which {nodes} nodes cannot share"
+                f"plan '{plan}' needs {world} ranks, which {counted(nodes, 'node')} cannot share"
             )
         return nodes, world // nodes, str(plan)
     if arguments.gpus * nodes == world:
@@ -96,8 +98,9 @@ def _ranks(config: Config, arguments: argparse.Namespace) -> tuple[int, int, str
     if arguments.gpus == world and world % nodes == 0:
         return nodes, world // nodes, str(plan)
     raise WorldSizeError(
-        f"plan '{plan}' needs {world} ranks; {nodes} nodes with {arguments.gpus} GPUs each have "
-        f"{nodes * arguments.gpus}; change --nodes, --gpus or the plan"
+        f"plan '{plan}' needs {counted(world, 'rank')}; {counted(nodes, 'node')} with "
+        f"{counted(arguments.gpus, 'GPU')} make {nodes * arguments.gpus}; change --nodes, "
+        "--gpus or the plan"
     )
 
 

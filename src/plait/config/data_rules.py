@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -39,6 +40,9 @@ OWNERS: Final = {
 }
 """Keys that belong to data of certain names."""
 KNOWN: Final = "stdlib, text, digits, random, files, hf"
+
+WORD_DATA: Final = re.compile(r"(?<![.\w])data(?=[.] *\w| ')")
+"""The section in a sentence: `data.name` or `data 'text'`."""
 
 Rule: TypeAlias = Callable[[DataSource, ModelSection], Iterator[str]]
 
@@ -224,7 +228,7 @@ def data_is_right(config: Sections) -> Iterator[str]:
             sources += [(f"{path}.mixture[{n}]", part) for n, part in enumerate(source.mixture)]
         for rule in RULES:
             for sentence in rule(source, config.model):
-                yield sentence.replace("data.", f"{path}.", 1)
+                yield WORD_DATA.sub(path, sentence)
 
 
 def _mixture_is_right(path: str, data: Data) -> Iterator[str]:

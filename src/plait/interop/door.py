@@ -81,7 +81,26 @@ def import_text(
     if not source.values:
         raise ConfigError(f"{name}: there is no key in it")
     source.framework = known or _guess(source.values, name)
-    return FRAMEWORKS[source.framework](source)
+    imported = FRAMEWORKS[source.framework](source)
+    unknown = {item.key for item in imported.unmapped if item.kind == "unknown"}
+    if unknown >= source.values.keys():
+        raise ConfigError(_of_another(source, name))
+    return imported
+
+
+def _of_another(source: Source, name: str) -> str:
+    """Say that no key of a file is one of the framework that the user named, and whose it is."""
+    count = len(source.values)
+    first = ", ".join(list(source.values)[:3])
+    said = f"{name}: none of its {count} keys ({first}) is one of {source.framework}"
+    votes = {
+        framework: sum(_has(source.values, sign) for sign in signs)
+        for framework, signs in SIGNS.items()
+    }
+    best = max(votes, key=lambda framework: votes[framework])
+    if votes[best] and best != source.framework:
+        return f"{said}; they are those of {best}: say --from {best}, or leave --from out"
+    return f"{said}; is it the file that was meant?"
 
 
 def _name_of(framework: str | None) -> str | None:

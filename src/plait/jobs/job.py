@@ -15,6 +15,11 @@ PORT: Final = 29500
 NAME_LENGTH: Final = 40
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 @dataclass(frozen=True)
 class TrainJob:
     """One run of `plait train` on `nodes` machines with `ranks_per_node` ranks each.
@@ -41,6 +46,13 @@ class TrainJob:
     def world_size(self) -> int:
         """Ranks in all."""
         return self.nodes * self.ranks_per_node
+
+    def shape(self, noun: str) -> str:
+        """How many ranks there are and where, in words: `4 ranks: 2 nodes with 2 ranks each`."""
+        ranks = counted(self.ranks_per_node, "rank")
+        each = " each" if self.nodes > 1 else ""
+        where = f"{counted(self.nodes, noun)} with {ranks}{each}"
+        return f"{counted(self.world_size, 'rank')}: {where}"
 
     @property
     def name(self) -> str:

@@ -21,7 +21,7 @@ def script(job: TrainJob, config_text: str = "") -> JobScript:
     """The manifests: config, volume, service and Job, in one file."""
     parts = [_config_map(job, config_text), _volume(job), _service(job), _job(job)]
     head = [
-        f"# {job.world_size} ranks: {job.nodes} pods with {job.ranks_per_node} ranks each.",
+        f"# {job.shape('pod')}.",
         "# A pod that is evicted or preempted gets SIGTERM, saves within the grace period, and is",
         "# started again without being counted as a failure; --resume auto goes on.",
     ]

@@ -9,7 +9,7 @@ import shlex
 
 from plait.jobs.job import PORT, JobScript, TrainJob
 
-_TEXT = '''"""{world_size} ranks: {nodes} nodes with {ranks_per_node} ranks each.
+_TEXT = '''"""{shape}.
 
 Run by `ray job submit`.
 """
@@ -64,7 +64,7 @@ sys.exit(max(codes, key=abs))
 def script(job: TrainJob) -> JobScript:
     """The script. The run folder must be on a file system that every machine sees."""
     text = _TEXT.format(
-        world_size=job.world_size,
+        shape=job.shape("node"),
         nodes=job.nodes,
         ranks_per_node=job.ranks_per_node,
         gpus=job.ranks_per_node if job.gpus else 0,

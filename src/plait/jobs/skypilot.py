@@ -36,7 +36,7 @@ def script(job: TrainJob) -> JobScript:
         "run": run,
     }
     head = [
-        f"# {job.world_size} ranks: {job.nodes} nodes with {job.ranks_per_node} ranks each.",
+        f"# {job.shape('node')}.",
         "# Checkpoints lie in a bucket, so that a spot machine may be taken away at any time.",
     ]
     text = "\n".join([*head, yaml_text(task), ""])

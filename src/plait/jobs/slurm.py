@@ -19,7 +19,7 @@ def script(job: TrainJob) -> JobScript:
     gpus = [f"#SBATCH --gpus-per-node={job.ranks_per_node}"] if job.gpus else []
     lines = [
         "#!/bin/bash",
-        f"# {job.world_size} ranks: {job.nodes} nodes with {job.ranks_per_node} ranks each.",
+        f"# {job.shape('node')}.",
         f"#SBATCH --job-name={job.name}",
         f"#SBATCH --nodes={job.nodes}",
         f"#SBATCH --ntasks-per-node={job.ranks_per_node}",

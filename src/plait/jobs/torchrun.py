@@ -11,7 +11,7 @@ def script(job: TrainJob) -> JobScript:
     """The script. `MAX_RESTARTS` and the address come from the environment, with defaults."""
     lines = [
         "#!/bin/bash",
-        f"# {job.world_size} ranks: {job.nodes} machines with {job.ranks_per_node} ranks each.",
+        f"# {job.shape('machine')}.",
         "set -eu",
         "",
         "# Activate your environment here:",

@@ -5,13 +5,14 @@ They come before a folder is made and before any rank starts, so that errors are
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from plait import reference
 from plait.errors import DataError, ModelError, OptimizerError
-from plait.launcher.main_process import is_main_process
+from plait.launcher.main_process import is_main_process, say
 from plait.plan.facts import STRATEGIES
 from plait.values import JsonMapping
 
@@ -31,6 +32,7 @@ def check_code(config: Config, plan: Plan) -> None:
     if config.eval.data is not None and config.eval.data.python is not None:
         reference.load(config.eval.data.python, DataError)
     _check_tokens(config)
+    _tell_unused_words(config)
     if config.log.to:
         from plait.run.trackers import check_packages
 
@@ -76,7 +78,7 @@ def check_optimizer(name: str, plan: Plan) -> None:
     there. Errors: `OptimizerError`.
     """
     if ":" in name:
-        reference.load(name, OptimizerError, "train.optimizer")
+        _check_takes_parameters(name)
     if name != "muon":
         return
     facts = STRATEGIES[plan.dp.strategy]
@@ -85,6 +87,42 @@ def check_optimizer(name: str, plan: Plan) -> None:
             f"muon updates whole matrices, of which a rank holds parts under {plan.dp}; choose "
             f"dp{plan.dp.size}:zero1 without offload, or optimizer = 'adamw'"
         )
+
+
+def _check_takes_parameters(name: str) -> None:
+    """Refuse a function that cannot be called with the parameters alone."""
+    function = reference.load(name, OptimizerError, "train.optimizer")
+    try:
+        form = inspect.signature(function)
+    except (TypeError, ValueError):  # of a builtin: unknown
+        return
+    try:
+        form.bind([])
+    except TypeError as error:
+        word = name.rpartition(":")[2]
+        raise OptimizerError(
+            f"train.optimizer = '{name}': {word}{form} is called with the parameters alone "
+            f"({error}); write def {word}(params): and return a torch.optim.Optimizer of them"
+        ) from None
+
+
+def _tell_unused_words(config: Config) -> None:
+    """Say which words of `no_decay` are in no name of a parameter."""
+    if not config.train.no_decay:
+        return
+    from plait.run import assemble
+
+    try:
+        model = assemble.bare_model(assemble.model_keys(config))
+    except Exception:  # a user's model that cannot be made without values; it is made later
+        return
+    names = [name for name, _ in model.named_parameters()]
+    for word in config.train.no_decay:
+        if not any(word in name for name in names):
+            say(
+                f"plait: train.no_decay '{word}' is in no parameter's name and spares none; "
+                f"names are such as '{names[-1]}'"
+            )
 
 
 def _needs_roles(plan: Plan) -> bool:
@@ -103,15 +141,13 @@ def _check_sequences(config: Config, plan: Plan) -> None:
 
 def _check_documents(config: Config) -> None:
     """See that a model which is not plait's own keeps the documents of packed samples apart."""
-    from inspect import signature
-
     from plait.engine.splitting import rehearse_documents
     from plait.run import assemble
 
     keys = assemble.model_keys(config)
     if "python" in keys:
         model = assemble.bare_model(keys)
-        missing = {"documents", "positions"} - signature(model.forward).parameters.keys()
+        missing = {"documents", "positions"} - inspect.signature(model.forward).parameters.keys()
         if missing:
             raise ModelError(
                 f"packing gives a model (input_ids, documents, positions), and the forward of "

@@ -327,3 +327,16 @@ def test_a_damaged_latest_names_nothing_and_the_newest_is_found(
         save(tmp_path / f"step-{step}", [Shard.whole("a", torch.ones(2))], {"step": step})
     (tmp_path / "latest").write_bytes(text)
     assert resolve(tmp_path) == tmp_path / "step-2"
+
+
+def test_adapters_and_a_whole_model_are_told_apart(tmp_path: Path) -> None:
+    low, whole = "a.lora_A.weight", "a.weight"
+    cases = (
+        (low, {whole: (2,)}, "holds adapters alone, .* give the .adapter. section"),
+        (whole, {whole: (2,), low: (2,)}, "holds a whole model, .* leave .adapter. out"),
+    )
+    for number, (saved, wanted, message) in enumerate(cases):
+        folder = tmp_path / str(number)
+        save(folder, [Shard.whole(saved, torch.zeros(2))], {})
+        with pytest.raises(CheckpointError, match=message):
+            Checkpoint.open(folder).check(wanted)

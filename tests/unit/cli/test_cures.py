@@ -1,0 +1,112 @@
+"""A word that is wrong, or does nothing, is said with its cure before any rank exists."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from plait.cli import common, main
+from plait.config import load
+from plait.errors import ConfigError, OptimizerError
+from plait.interop import import_text
+from plait.jobs.job import TrainJob
+
+TABLES = {
+    "model": {
+        "name": "gpt",
+        "num_hidden_layers": 1,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "vocab_size": 64,
+        "max_position_embeddings": 16,
+    },
+    "data": {"name": "random", "seq_len": 16},
+    "train": {"global_batch": 8, "steps": 5},
+}
+DEEPSPEED = json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": 2}})
+
+
+def refused(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command line says of bad input."""
+    assert main(list(words)) == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("framework", ["nanotron", "torchtitan", "axolotl"])
+def test_a_file_of_another_framework_is_refused_and_its_own_is_named(framework: str) -> None:
+    with pytest.raises(ConfigError, match=f"one of {framework}; .* say --from deepspeed"):
+        import_text(DEEPSPEED, "json", framework)
+    assert import_text(DEEPSPEED, "json", "deepspeed").plan.endswith("zero2")
+
+
+def test_a_file_of_nobody_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"none of its 1 keys .* is it the file that was meant"):
+        import_text('{"colour": "red"}', "json", "nanotron")
+
+
+def test_words_of_no_decay_that_match_nothing_are_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = load(TABLES, ['train.no_decay=["nosuch", "norm"]'])
+    common.plan_of(config, "dp2")
+    said = capsys.readouterr().err
+    assert "train.no_decay 'nosuch' is in no parameter's name" in said
+    assert "'norm'" not in said
+
+
+def test_sentences_of_the_data_of_evaluation_name_them() -> None:
+    with pytest.raises(ConfigError) as failure:
+        load(TABLES, ["eval.every=1", "eval.data.name=text"])
+    said = str(failure.value)
+    assert "eval.data.files is missing; eval.data 'text' needs files" in said
+    assert "is too small: eval.data 'text' is bytes" in said
+
+
+def test_an_optimizer_that_takes_other_arguments_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_signature.py").write_text("def make(params, lr):\n    return None\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = load(TABLES, ["train.optimizer=own_signature:make"])
+    with pytest.raises(OptimizerError, match=r"make\(params, lr\) .* write def make\(params\)"):
+        common.plan_of(config, "dp2")
+
+
+def test_settings_that_do_nothing_here_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    config = load(TABLES, ["plan.shares=[3, 1]", "cluster.interface=nosuch0"])
+    common.plan_of(config, "dp1")
+    said = capsys.readouterr().err
+    assert "plan 'dp1' has one data rank, so plan.shares [3, 1] does nothing" in said
+    assert "no network interface 'nosuch0' (cluster.interface)" in said
+    common.plan_of(config, "dp2")
+    assert "plan.shares" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "shape"),
+    [
+        (1, 1, "1 rank: 1 node with 1 rank"),
+        (1, 2, "2 ranks: 1 node with 2 ranks"),
+        (2, 1, "2 ranks: 2 nodes with 1 rank each"),
+    ],
+)
+def test_one_node_is_one(nodes: int, ranks: int, shape: str) -> None:
+    assert TrainJob("c.toml", "runs/c", nodes, ranks).shape("node") == shape
+
+
+def test_what_cannot_be_exported_says_what_can(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(["export", "nosuch"], capsys)
+    assert "'nosuch' is neither a plan nor the file of a config" in said
+    assert "plait export checkpoint RUN_DIR --out DIR" in said
+    assert f"plait export checkpoint {tmp_path}" in refused(["export", str(tmp_path)], capsys)
+    assert "--to megatron-lm" in refused(["export", "dp2"], capsys)
+
+
+def test_the_best_weights_of_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(["evaluate", "no-such-run", "--best"], capsys)
+    assert "no-such-run does not exist; --best needs the folder of a run" in said
