@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from plait.errors import ModelError
 from plait.values import JsonMapping
 
 Tensors = Mapping[str, Tensor]
@@ -98,13 +99,24 @@ class Record:
 
 def whole(tensor: Tensor) -> Tensor:
     """A copy of the global value on the host. A DTensor is gathered by a collective: call it alike
-    on all its ranks.
+    on all its ranks. Errors: `ModelError` for a tensor whose memory has been freed.
     """
     value = tensor.detach()
+    if not value.is_meta and value.numel() and not _has_memory(value):
+        raise ModelError(
+            f"a parameter of shape {tuple(value.shape)} has no memory now: its framework freed it "
+            "after the step, as ZeRO-3 does; of a plan of plait's own ask "
+            "`plait verify CONFIG --plan PLAN`, which gathers it"
+        )
     gather = getattr(value, "full_tensor", None)
     if gather is not None:
         value = gather()
     return value.to("cpu", copy=True)
+
+
+def _has_memory(value: Tensor) -> bool:
+    """Whether a plain tensor has storage; other tensors answer for themselves."""
+    return type(value) is not Tensor or value.untyped_storage().nbytes() > 0
 
 
 def parameters_of(module: nn.Module) -> dict[str, Tensor]:

@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from plait.errors import ModelError
 from plait.mesh import Shard
 from plait.mesh.boxes import Box
+from plait.verify.record.observation import whole
 from plait.verify.record.observe import RankRecord, RankStep, join
 
 
@@ -70,3 +72,11 @@ def test_a_start_on_which_ranks_disagree_is_not_hidden():
     odd = [9.0, *WHOLE[1:]]
     ranks = [record([part(WHOLE)], [part(WHOLE)], start=[part(start)]) for start in (WHOLE, odd)]
     assert join(ranks).start["w"].flatten().tolist() == pytest.approx(odd)
+
+
+def test_a_tensor_without_memory_is_refused_before_it_is_read():
+    released = torch.ones(4)
+    released.untyped_storage().resize_(0)
+    with pytest.raises(ModelError, match=r"shape \(4,\) has no memory"):
+        whole(released)
+    assert whole(torch.ones(0)).numel() == 0
