@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import io
 import json
 import sys
@@ -68,7 +69,7 @@ def pages() -> Iterator[tuple[str, str]]:
     yield "reference/python.md", names()
     yield "reference/schema.json", schema()
     yield "llms.txt", llms()
-    yield "SUMMARY.md", summary()
+    yield "index.md", front()
 
 
 def rows() -> dict[str, dict[str, str]]:
@@ -150,8 +151,8 @@ def quoted(term: str) -> str:
 def drawing(explanation: Explanation) -> str:
     """A pipeline's grid of actions; for other strategies, the part of each weight on each rank."""
     if explanation.schedule is not None:
-        return f'<div class="drawing">{render.svg(explanation.schedule)}</div>'
-    return f'<div class="drawing">{_weights(explanation)}</div>'
+        return f'<div style="overflow-x:auto">{render.svg(explanation.schedule)}</div>'
+    return f'<div style="overflow-x:auto">{_weights(explanation)}</div>'
 
 
 def _weights(explanation: Explanation) -> str:
@@ -248,8 +249,16 @@ def names() -> str:
     for name in plait.__all__:
         room = plait._ROOMS[name]
         target = room if room == f"plait.{name}" else f"{room}.{name}"
-        text += [f"## plait.{name}", "", f"::: {target}", ""]
+        kind = directive(getattr(plait, name))
+        text += [f"## plait.{name}", "", "```{eval-rst}", f".. {kind}:: {target}", "```", ""]
     return "\n".join(text)
+
+
+def directive(value: object) -> str:
+    """The directive of Sphinx that documents a value."""
+    if inspect.ismodule(value):
+        return "automodule"
+    return "autoclass" if inspect.isclass(value) else "autofunction"
 
 
 def schema() -> str:
@@ -287,31 +296,32 @@ def title_of(path: Path) -> str:
     return path.stem
 
 
-def summary() -> str:
-    """The table of contents of the site."""
-    text = [f"* [{title}]({path})" for path, title in GUIDES]
-    text.append("* Tutorials")
-    text += [f"    * [{title}]({path})" for path, title in documents(ROOT / "docs" / "tutorials")]
-    text.append("* Strategies")
-    text.append("    * [All strategies](strategies/index.md)")
-    for family, members in FAMILIES.items():
-        text.append(f"    * {family}")
-        for name in members:
-            text.append(f"        * [{sources()[name].title}](strategies/{slug(name)}.md)")
-    text.append("* Reference")
-    for name, title in (
-        ("commands", "Commands"),
-        ("config", "Configuration"),
-        ("python", "Python"),
-    ):
-        text.append(f"    * [{title}](reference/{name}.md)")
-    text.append("* Topics")
-    text += [f"    * [{title}]({path})" for path, title in documents(ROOT / "docs")]
-    text.append("* Decisions")
-    text += [f"    * [{title}]({path})" for path, title in documents(ROOT / "docs" / "decisions")]
-    text.append("* 中文")
-    text += [f"    * [{title}]({path})" for path, title in documents(ROOT / "docs" / "zh")]
-    return "\n".join([*text, ""])
+def front() -> str:
+    """The first page, with the menu of all others."""
+    text = [(ROOT / "docs" / "index.md").read_text(encoding="utf-8"), ""]
+    for caption, entries in menu().items():
+        text += ["```{toctree}", ":hidden:", f":caption: {caption}", ":maxdepth: 1", ""]
+        text += [f"{title} <{path.removesuffix('.md')}>" for path, title in entries]
+        text += ["```", ""]
+    return "\n".join(text)
+
+
+def menu() -> dict[str, list[tuple[str, str]]]:
+    """The menu: heading -> (path below docs/, title) of its pages."""
+    docs = ROOT / "docs"
+    families = {
+        family: [(f"strategies/{slug(name)}.md", sources()[name].title) for name in members]
+        for family, members in FAMILIES.items()
+    }
+    return {
+        "Guides": [*GUIDES[1:], *documents(docs / "tutorials")],
+        "Strategies": [("strategies/index.md", "All strategies")],
+        **families,
+        "Reference": [(f"reference/{name}.md", title) for name, title in REFERENCE.items()],
+        "Topics": documents(docs),
+        "Decisions": documents(docs / "decisions"),
+        "中文": documents(docs / "zh"),
+    }
 
 
 def llms() -> str:
