@@ -54,7 +54,7 @@ def machine_for(case: Case, efficiency: Efficiency | None = None) -> Machine:
     return machine_of(Cluster(cluster.name, device, node, network, case.num_devices), chosen)
 
 
-def preset_machine(case: Case) -> Machine:
+def preset_machine(case: Case, efficiency: Efficiency | None = None) -> Machine:
     """The preset alone, as a user would name it."""
     name = {"h100-96gb": "h100", "gh200": "h100"}.get(case.device, case.device)
-    return machine_of(Cluster.parse(f"{name}x{case.num_devices}"))
+    return machine_of(Cluster.parse(f"{name}x{case.num_devices}"), efficiency)

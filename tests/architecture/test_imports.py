@@ -104,6 +104,7 @@ NEEDS_NO_TORCH = [
         for verb in (
             "plan",
             "estimate",
+            "calibrate",
             "schedule",
             "explain",
             "train",

@@ -24,6 +24,7 @@ VERBS = {
     "explore": "serve a page on which plans are compared",
     "explain": "show one strategy step by step, with the numbers of a small run",
     "schedule": "print a pipeline schedule as a grid, with its bubble and memory",
+    "calibrate": "fit the planner to runs of your own, and write a cluster file",
     "probe": "measure this machine: matrix rate, memory, links",
     "report": "turn the folder of a run into one page",
     "doctor": "say what hangs, lags or broke in a run",

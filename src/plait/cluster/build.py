@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from plait.cluster.bounds import MOST_DEVICES, Bounds, number_faults
+from plait.cluster.calibration import CALIBRATION_BOUNDS, calibration_of
 from plait.cluster.hardware import Device, Hardware, Network, Node
 from plait.cluster.presets import (
     FP8,
@@ -44,9 +45,16 @@ BOUNDS: Final[dict[str, Bounds]] = {
     "node.pair_bandwidth_gbps": Bounds(0, 1e5, "GB/s"),
     "network.congestion": Bounds(0, 100, "of the bandwidth for each doubling of the nodes"),
     "device.power_watts": Bounds(0, 1e5, "watts"),
+    **CALIBRATION_BOUNDS,
 }
 OPTIONAL: Final = frozenset(
-    {"count", "node.pair_bandwidth_gbps", "network.congestion", "device.power_watts"}
+    {
+        "count",
+        "node.pair_bandwidth_gbps",
+        "network.congestion",
+        "device.power_watts",
+        *CALIBRATION_BOUNDS,
+    }
 )
 """Settings that may be left out: one node, and what the planner takes in general."""
 
@@ -150,4 +158,5 @@ def build(name: str, device: str, settings: JsonMapping, achieved_bf16: float = 
             settings.get("network.congestion"),
         ),
         num_devices=settings.get("count", devices),
+        calibration=calibration_of(settings),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from plait.cluster.bounds import MOST_DEVICES
+from plait.cluster.calibration import Calibration
 from plait.cluster.cpu_profile import CpuProfile
 from plait.cluster.hardware import Device, Network, Node
 from plait.cluster.local import hardware_of_probe
@@ -31,6 +32,8 @@ class Cluster:
     num_devices: int
     profile: CpuProfile | None = None
     """Measurements of a processor, beside the numbers above."""
+    calibration: Calibration | None = None
+    """Factors from steps that were measured on it."""
 
     @staticmethod
     def parse(text: str, probe_path: str | Path | None = None) -> Cluster:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from plait.cluster.calibration import Calibration
 from plait.cluster.cpu_profile import CpuProfile
 from plait.errors import ClusterError
 
@@ -104,3 +105,4 @@ class Hardware(NamedTuple):
     network: Network
     num_devices: int
     profile: CpuProfile | None = None
+    calibration: Calibration | None = None

@@ -15,6 +15,7 @@ from typing import Final
 
 from plait.cluster.bounds import number_faults
 from plait.cluster.build import BOUNDS, DEFAULTS, build, faults, peaks_of, settings_of
+from plait.cluster.calibration import CALIBRATION_BOUNDS, calibration_of
 from plait.cluster.hardware import Hardware
 from plait.cluster.local import DEFAULT_PROBE_PATH, hardware_of_probe
 from plait.cluster.presets import PRESETS
@@ -64,6 +65,8 @@ def hardware_of_tables(name: str, tables: JsonMapping) -> Hardware:
     """
     given = _flatten(name, tables)
     preset_name = given.pop("device.preset", None)
+    if preset_name == "local":
+        return _calibrated_local(name, given)
     if preset_name is not None and (not isinstance(preset_name, str) or preset_name not in PRESETS):
         raise ClusterError(
             f"{name}: [device] preset {preset_name!r} is unknown; "
@@ -85,6 +88,20 @@ def hardware_of_tables(name: str, tables: JsonMapping) -> Hardware:
         settings["device.peak_tflops"] = {**peaks_of(preset_name), **peak} if preset_name else peak
     achieved = preset.achieved_bf16 if preset and "device.peak_tflops" not in given else 0.0
     return build(name, preset_name or Path(name).stem, settings, achieved)
+
+
+def _calibrated_local(name: str, given: JsonObject) -> Hardware:
+    """This machine as it was measured, with a calibration; nothing else of it can be set."""
+    wrong = [
+        f"{key} cannot be set for preset 'local', which plait probe measures"
+        for key in given
+        if key not in CALIBRATION_BOUNDS
+    ]
+    for key, bounds in CALIBRATION_BOUNDS.items():
+        wrong += number_faults(key, given[key], bounds) if key in given else []
+    if wrong:
+        raise ClusterError(f"{name}: {wrong[0]}")
+    return hardware_of_probe(read_probe())._replace(name=name, calibration=calibration_of(given))
 
 
 def _flatten(name: str, tables: JsonMapping) -> JsonObject:

@@ -44,10 +44,14 @@ def quantiles_of(kind: str, place: str) -> Sequence[float]:
     return by_place[place] if place in by_place else by_place["several nodes"]
 
 
-def bar(value: float, kind: str, place: str) -> list[float]:
-    """The 90 % bar [low, high] round a predicted number; it holds the number itself."""
+def bar(value: float, kind: str, place: str, width: float = 1.0) -> list[float]:
+    """The 90 % bar [low, high] round a predicted number; it holds the number itself. `width` is
+    that of its logarithm, of the usual one.
+    """
     quantiles = quantiles_of(kind, place)
-    return [value * min(1.0, quantiles[LOW]), value * max(1.0, quantiles[HIGH])]
+    low = min(1.0, quantiles[LOW]) ** width
+    high = max(1.0, quantiles[HIGH]) ** width
+    return [value * low, value * high]
 
 
 def probability_below(limit: float, value: float, place: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from plait.cluster import Cluster, CpuProfile, Device
+from plait.cluster.calibration import Calibration
 from plait.predict.cost.memory.rules import (
     PROCESS_BYTES_CPU,
     DeviceMemory,
@@ -102,15 +103,37 @@ def machine_of(cluster: Cluster, efficiency: Efficiency | None = None) -> Machin
         "pair_bandwidth": cluster.node.pair_bandwidth,
         "pair": 1.0 if device.is_cpu else PAIR,
         "switch_sums": device.name in SWITCH_SUMS,
+        "bar_width": cluster.calibration.time_bar if cluster.calibration else 1.0,
         "default_precision": "float32" if device.is_cpu else "bf16",
     }
     if profile is not None:
         measured = replace(
             MEASURED, matmul=1.0, kernel_seconds=0.0, step_seconds=profile.engine["step"]
         )
+        if cluster.calibration is not None:
+            stretch = profile.engine["stretch"] * cluster.calibration.compute
+            profile = replace(profile, engine={**profile.engine, "stretch": stretch})
         return Processor(profile=profile, efficiency=efficiency or measured, **numbers)
     usual = MEASURED if device.is_cpu else Efficiency()
-    return Accelerator(efficiency=efficiency or usual, **numbers)
+    own = calibrated(usual, cluster.calibration or Calibration())
+    return Accelerator(efficiency=efficiency or own, **numbers)
+
+
+def calibrated(efficiency: Efficiency, factors: Calibration) -> Efficiency:
+    """Constants of a calibrated cluster: seconds of computing, communicating and of the host times
+    their factors.
+    """
+    return replace(
+        efficiency,
+        matmul=efficiency.matmul / factors.compute,
+        memory=efficiency.memory / factors.compute,
+        attention_forward=efficiency.attention_forward / factors.compute,
+        attention_backward=efficiency.attention_backward / factors.compute,
+        link=efficiency.link / factors.communication,
+        network=efficiency.network / factors.communication,
+        launch_seconds=efficiency.launch_seconds * factors.host,
+        call_seconds=efficiency.call_seconds * factors.host,
+    )
 
 
 def _memory(cluster: Cluster, profile: CpuProfile | None) -> MemoryRules:

@@ -114,6 +114,8 @@ class Estimate:
     devices_per_node: int = 1
     network_bandwidth: float = 1.0
     """Bytes a second of one device to another node."""
+    bar_width: float = 1.0
+    """Width of the time bar, of the usual one: narrower on a calibrated cluster."""
     reach: str = "one node"
     """How far the run reaches, by which its error bars are chosen (see `bars.reach`)."""
 
@@ -140,7 +142,7 @@ class Estimate:
     def bars(self) -> dict[str, list[float]]:
         """The 90 % bars [low, high] of the step's seconds and the memory's total."""
         return {
-            "step_seconds": bars.bar(self.step_seconds, "time", self.reach),
+            "step_seconds": bars.bar(self.step_seconds, "time", self.reach, self.bar_width),
             "memory_total": bars.bar(self.memory.total, "memory", self.reach),
         }
 

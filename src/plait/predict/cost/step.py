@@ -59,6 +59,7 @@ def estimate_job(job: Job, plan: Plan, machine: Machine) -> Estimate:
         host_overfull=overfull(machine, plan.world_size, host_bytes),
         state_bytes=4.0 * job.model.parameters * (1 + job.state_numbers),
         power_watts=machine.power_watts,
+        bar_width=machine.bar_width,
         devices_per_node=machine.devices_per_node,
         network_bandwidth=machine.network_bandwidth,
         reach=reach(plan.world_size, machine.devices_per_node),

@@ -95,6 +95,8 @@ class Machine(ABC):
     network_latency: float
     price_per_hour: float = 0.0
     power_watts: float = 0.0
+    bar_width: float = 1.0
+    """Width of the time bars, of the usual one."""
     sustained: float = 0.72
     rounded_sustained: float = 0.66
     """Part of the peak that products of eight bits and fewer hold."""

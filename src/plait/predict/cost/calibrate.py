@@ -1,0 +1,183 @@
+"""`plait calibrate`: the planner's constants from steps that were measured on one's own cluster.
+
+Three factors are found: on the seconds of computing, of communicating and of the host. Without any
+measurement each logarithm has a normal law, as wide as clusters differ. Steps of Gauss and Newton
+find the most probable factors. The curvature at the end is their uncertainty (Bishop, "Pattern
+Recognition and Machine Learning", section 4.4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from plait.cluster import Cluster
+from plait.cluster.calibration import FACTORS, Calibration
+from plait.errors import ConfigError
+from plait.plan import Plan
+from plait.predict.cost.api import check_question, job_of
+from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
+from plait.predict.cost.machines import machine_of
+from plait.predict.cost.model.tables import config_tables
+from plait.predict.cost.records import Job
+from plait.predict.cost.step import estimate_job
+from plait.values import JsonObject
+
+PRIOR: Final[Mapping[str, float]] = {"compute": 0.12, "communication": 0.35, "host": 0.35}
+"""Differences of clusters from the planner's constants: standard deviations of logarithms, those of
+published sources; see `benchmarks.planner.calibrated`.
+"""
+NOISE: Final = 0.1
+"""Differences of runs of one cluster from each other once its factors are known."""
+NARROWEST: Final = 0.3
+"""The narrowest that measured steps make a bar, of the usual one."""
+ROUNDS: Final = 8
+MOST: Final = 2.0
+"""The largest logarithm of a factor."""
+STEP: Final = 0.02
+"""Change of a logarithm by which effects are found."""
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A plan of a config that ran, and the seconds of its step."""
+
+    config: Any
+    plan: Plan | str | None
+    seconds: float
+    framework: Framework | str = PLAIT
+
+
+@dataclass(frozen=True)
+class AskedStep:
+    """A measured step as the cost model asks it."""
+
+    job: Job
+    plan: Plan
+    seconds: float
+
+
+def calibrate(steps: Sequence[MeasuredStep], cluster: Cluster | str) -> Calibration:
+    """The factors of a cluster from measured steps. Raises `ConfigError` without steps or for
+    seconds that cannot be, and the errors of `plait.estimate`.
+    """
+    if not steps:
+        raise ConfigError("calibrate: no step was measured; name a run, or give --step")
+    wrong = [step.seconds for step in steps if not (0 < step.seconds < math.inf)]
+    if wrong:
+        raise ConfigError(f"calibrate: a step took {wrong[0]:g} s; seconds are above 0")
+    place = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    asked = [prepared(step) for step in steps]
+    names = FACTORS if place.profile is None else FACTORS[:1]
+    return fitted(len(asked), lambda at, factors: log_ratio(asked[at], place, factors), names)
+
+
+def fitted(
+    count: int, ratio: Callable[[int, Calibration], float], names: Sequence[str] = FACTORS
+) -> Calibration:
+    """The most probable factors; `ratio` is the logarithm of measured over predicted seconds of a
+    step under factors.
+    """
+    logs = dict.fromkeys(names, 0.0)
+    inverse: list[list[float]] = []
+    effects: list[list[float]] = []
+    for _ in range(ROUNDS):
+        start = [ratio(row, _calibration(logs)) for row in range(count)]
+        effects = [
+            [
+                (start[row] - ratio(row, _calibration({**logs, name: logs[name] + STEP}))) / STEP
+                for name in names
+            ]
+            for row in range(count)
+        ]
+        inverse, moves = _newton(effects, start, [logs[name] for name in names], names)
+        logs = {
+            name: min(max(logs[name] + move, -MOST), MOST)
+            for name, move in zip(names, moves, strict=True)
+        }
+        if max(map(abs, moves)) < 1e-3:
+            break
+    numbers: JsonObject = {name: math.exp(log) for name, log in logs.items()}
+    numbers |= {f"{name}_sd": math.sqrt(inverse[at][at]) for at, name in enumerate(names)}
+    return Calibration(**numbers, time_bar=_bar_width(effects, inverse, names), runs=count)
+
+
+def _calibration(logs: Mapping[str, float]) -> Calibration:
+    numbers: JsonObject = {name: math.exp(log) for name, log in logs.items()}
+    return Calibration(**numbers)
+
+
+def prepared(step: MeasuredStep) -> AskedStep:
+    """The step with its config read once. Raises the errors of `plait.estimate`."""
+    tables = config_tables(step.config)
+    plan = check_question(tables, step.plan, step.framework)
+    job = job_of(tables, plan, framework_of(step.framework), num_devices=plan.world_size)
+    return AskedStep(job, plan, step.seconds)
+
+
+def log_ratio(step: AskedStep, place: Cluster, factors: Calibration) -> float:
+    """The logarithm of measured over predicted seconds, under factors."""
+    sized = place if place.profile is not None else place.with_num_devices(step.plan.world_size)
+    machine = machine_of(replace(sized, calibration=factors))
+    return math.log(step.seconds / estimate_job(step.job, step.plan, machine).step_seconds)
+
+
+def _newton(
+    effects: Sequence[Sequence[float]],
+    residuals: Sequence[float],
+    logs: Sequence[float],
+    names: Sequence[str],
+) -> tuple[list[list[float]], list[float]]:
+    """The covariance of the factors' logarithms, and how far to move them."""
+    size = len(names)
+    curvature = [[0.0] * size for _ in range(size)]
+    slope = [0.0] * size
+    for at, name in enumerate(names):
+        curvature[at][at] = 1 / PRIOR[name] ** 2
+        slope[at] = -logs[at] / PRIOR[name] ** 2
+    for row, residual in zip(effects, residuals, strict=True):
+        for i in range(size):
+            slope[i] += row[i] * residual / NOISE**2
+            for j in range(size):
+                curvature[i][j] += row[i] * row[j] / NOISE**2
+    covariance = inverse_of(curvature)
+    moves = [sum(covariance[i][j] * slope[j] for j in range(size)) for i in range(size)]
+    return covariance, moves
+
+
+def _bar_width(
+    effects: Sequence[Sequence[float]], covariance: Sequence[Sequence[float]], names: Sequence[str]
+) -> float:
+    """Width of the bar of a run like those measured, over that of one that nobody measured."""
+    size = len(names)
+    after = before = 0.0
+    for row in effects:
+        before += NOISE**2 + sum((row[i] * PRIOR[name]) ** 2 for i, name in enumerate(names))
+        after += NOISE**2
+        after += sum(row[i] * covariance[i][j] * row[j] for i in range(size) for j in range(size))
+    return min(1.0, max(NARROWEST, math.sqrt(after / before)))
+
+
+def inverse_of(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Inverse of a small matrix that is positive definite, by elimination.
+
+    >>> inverse_of([[2.0, 0.0], [0.0, 4.0]])
+    [[0.5, 0.0], [0.0, 0.25]]
+    """
+    size = len(matrix)
+    rows = [
+        [*map(float, row), *(float(at == column) for column in range(size))]
+        for at, row in enumerate(matrix)
+    ]
+    for at in range(size):
+        pivot = rows[at][at]
+        rows[at] = [value / pivot for value in rows[at]]
+        for other in range(size):
+            if other != at:
+                factor = rows[other][at]
+                rows[other] = [
+                    value - factor * lead for value, lead in zip(rows[other], rows[at], strict=True)
+                ]
+    return [row[size:] for row in rows]
