@@ -234,14 +234,23 @@ def test_a_rank_that_stops_is_named_within_hang_seconds(tmp_path: Path) -> None:
     wait_until_gone(everyone)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code", "plan"),
+    [
+        (signal.SIGINT, 130, "dp2:local,every2"),
+        (signal.SIGTERM, 143, "dp2:local,every3"),
+        (signal.SIGUSR1, 138, "dp2:async-server,stale2"),
+    ],
+)
 @pytest.mark.parametrize("to_group", [False, True])
 def test_a_signal_ends_a_run_with_restarts(
-    number: int, code: int, to_group: bool, tmp_path: Path
+    number: int, code: int, plan: str, to_group: bool, tmp_path: Path
 ) -> None:
+    """It saves first, and says how to go on."""
     write_config(tmp_path, CONFIG.replace("steps = 3", "steps = 1000000"))
-    command = [sys.executable, "-m", "plait", "train", "tiny.toml", "--plan", "dp2:local,every2"]
+    command = [sys.executable, "-m", "plait", "train", "tiny.toml", "--plan", plan]
     command += ["--out", "run", "--json", "--set", "train.restarts=2"]
+    command += ["train.num_servers=1"] if "server" in plan else []
     run = subprocess.Popen(
         command,
         cwd=tmp_path,
@@ -264,3 +273,6 @@ def test_a_signal_ends_a_run_with_restarts(
     assert "Traceback" not in err
     assert "killed by" not in err
     wait_until_gone(everyone)
+    (saved,) = (tmp_path / "run" / "checkpoints").glob("step-*")
+    steps = int(saved.name.removeprefix("step-"))
+    assert f"{signal.Signals(number).name}: ended after step {steps} of 1000000" in err

@@ -193,13 +193,30 @@ def launched(task: job.TrainingRun, num_ranks: int) -> Json:
         show_cursor()
 
 
+def _coming_and_going(task: job.TrainingRun, num_ranks: int) -> Json:
+    """The job's numbers, from ranks that go on while others are lost and started again."""
+    from plait.launcher.supervisor import supervise
+    from plait.run import kept
+
+    restarts = task.config.train.restarts
+    deadline = task.config.recovery.deadline_seconds
+    try:
+        with task.supervision.outside():
+            found = supervise(kept.run_apart, (task,), num_ranks, restarts, deadline)
+            result: Json = found[min(found)]
+            return result
+    finally:
+        show_cursor()
+
+
 def kept_alive(task: job.TrainingRun, num_ranks: int) -> Json:
     """The job's numbers, from ranks that end well when a signal asks for it.
 
     They go on without a rank that is lost where `[recovery]` says so.
     """
     if task.config.train.restarts:
-        return launched(task, num_ranks)
+        start = launched if joined_world() is not None else _coming_and_going
+        return start(task, num_ranks)
     if joined_world() is not None:
         return launch(job.run, task, None, True, nproc=num_ranks)[0]
     from plait.launcher.keeper import keep

@@ -12,6 +12,7 @@ import mmap
 import os
 import tempfile
 import time
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
@@ -21,6 +22,7 @@ BEGUN, WAITING, DONE = range(3)
 WORDS_A_SEAT = 3
 WORD_BYTES = 8
 NOTHING = -1
+GONE = -2
 
 
 class Waited(IntEnum):
@@ -58,8 +60,24 @@ class Files:
             self.drop(path)
 
 
+@dataclass(frozen=True)
+class Page:
+    """The place of a board, as a new process is told it."""
+
+    path: Path
+    num_seats: int
+
+    def open(self) -> Board:
+        """Map it."""
+        return Board(self.path, self.num_seats)
+
+
 class Board:
-    """The page, in a file of `Files`. Steps count from 0; `NOTHING` stands where nothing is yet."""
+    """The page, in a file of `Files`. Steps count from 0; `NOTHING` stands where nothing is yet.
+
+    Attributes:
+        num_seats: the seats of the run.
+    """
 
     def __init__(self, path: Path, num_seats: int) -> None:
         size = WORD_BYTES * (SEATS + WORDS_A_SEAT * num_seats)
@@ -69,7 +87,7 @@ class Board:
                 os.ftruncate(file.fileno(), size)
             self._map = mmap.mmap(file.fileno(), size)
         self._words = memoryview(self._map).cast("q")
-        self._num_seats = num_seats
+        self.num_seats = num_seats
         if is_new:
             self._words[VOID] = self._words[RECALLED] = NOTHING
             self.clear()
@@ -127,7 +145,7 @@ class Board:
     def clear(self) -> None:
         """Forget all steps, before a generation begins."""
         self._words[RESUMED] = self._words[MOVED] = self._words[DECIDED] = NOTHING
-        for seat in range(self._num_seats):
+        for seat in range(self.num_seats):
             for word in (BEGUN, WAITING, DONE):
                 self._set(seat, word, NOTHING)
 
@@ -155,6 +173,15 @@ class Board:
     def begun(self, seat: int) -> int:
         """The newest step that a seat has begun."""
         return self._get(seat, BEGUN)
+
+    def enter(self, seat: int) -> None:
+        """A rank has come to a seat, where ranks come and go."""
+        for word in (BEGUN, WAITING, DONE):
+            self._set(seat, word, NOTHING)
+
+    def leave(self, seat: int) -> None:
+        """A rank is gone from its seat, and nobody waits for it."""
+        self._set(seat, BEGUN, GONE)
 
     def wait_at(self, seat: int, step: int) -> None:
         """Say that the rank would end before this step."""

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from plait.comm.network import LOOPBACK, listening_store
-from plait.errors import PlaitError, RankFailed, RunError
+from plait.errors import PlaitError, RankFailed
 from plait.launcher.board import Board, Files
 from plait.launcher.failure import died_silently, read_failures
 from plait.launcher.kept_process import KeptProcess, RunFacts, start_process
 from plait.launcher.leftovers import leftovers
 from plait.launcher.main_process import say
-from plait.launcher.policy import Layouts, Policy
+from plait.launcher.policy import Layouts, Policy, deadline_passed
 from plait.launcher.seat import SIGNALS, Assignment, LaunchPlan, Note, RankLoss
 from plait.launcher.snapshot_files import SnapshotFiles
 
@@ -234,12 +234,7 @@ class _Run:
         if self._asked_at is None:
             self._asked_at = now
         if now - self._asked_at > self._policy.deadline_seconds:
-            name = signal.Signals(self._board.signal).name
-            raise RunError(
-                f"{name} came, and no checkpoint was whole after "
-                f"{self._policy.deadline_seconds:g} s ([recovery] deadline_seconds); what was "
-                "saved before is kept: go on with --resume"
-            )
+            raise deadline_passed(self._board.signal, self._policy.deadline_seconds)
 
     def _look_at_the_silent(self) -> None:
         """End ranks that do not come to a meeting for which the others wait, or do not start."""

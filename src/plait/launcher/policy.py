@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from plait.errors import RunError
 from plait.launcher.seat import LaunchPlan
 
 
@@ -47,3 +49,12 @@ class Layouts:
         if num_ranks not in self._chosen:
             self._chosen[num_ranks] = self._choose(num_ranks)
         return self._chosen[num_ranks]
+
+
+def deadline_passed(number: int, deadline_seconds: float) -> RunError:
+    """The error of a run that a signal was to end, and that has not saved in time."""
+    return RunError(
+        f"{signal.Signals(number).name} came, and no checkpoint was whole after "
+        f"{deadline_seconds:g} s ([recovery] deadline_seconds); what was saved before is kept: go "
+        "on with --resume"
+    )

@@ -26,12 +26,15 @@ from plait.comm.network import LOOPBACK, listening_store
 from plait.comm.rendezvous import RendezvousServer
 from plait.errors import PlaitError, RankFailed
 from plait.launcher.agent import free_environment, num_threads, start_server
+from plait.launcher.board import NOTHING, Board, Files, Page
 from plait.launcher.failure import died_silently, read_failures
 from plait.launcher.leftovers import leftovers
+from plait.launcher.policy import deadline_passed
 from plait.launcher.rank import RankSettings, run_rank
 
 T = TypeVar("T")
 TOLD_SECONDS = 0.2
+LOOK_SECONDS = 0.1
 
 
 @dataclass
@@ -40,75 +43,160 @@ class _Rank:
 
     process: Any
     results: Connection
+    is_first: bool  # whether no rank was lost from its seat before
 
 
 def supervise(
-    main: Callable[..., T], args: tuple[object, ...], nproc: int, restarts: int
+    main: Callable[..., T],
+    args: tuple[object, ...],
+    nproc: int,
+    restarts: int,
+    deadline_seconds: float | None = None,
 ) -> dict[int, T]:
     """Results of the ranks that came to an end, by rank. Failures that no restart can cure are
     raised.
+
+    With a deadline the first argument of `main` is a `Page`. The ranks end by themselves when a
+    signal is on it. Errors: `RunError` when they have not done so by then.
     """
-    context: Any = multiprocessing.get_context(start_server())
-    rendezvous = RendezvousServer(nproc, host=LOOPBACK)
-    store = listening_store()
-    place = RendezvousPlace(0, nproc, rendezvous.address, (LOOPBACK, store.port))
-    ranks: dict[int, _Rank] = {}
-    results: dict[int, T] = {}
-    with leftovers() as failures, _ended_by_signals() as signals:
+    with leftovers() as folder:
+        files = Files(folder)
+        page = Page(files.make(), nproc)
+        board = page.open()
+        try:
+            with _ended_by_signals(None if deadline_seconds is None else board) as signals:
+                told = args if deadline_seconds is None else (page, *args)
+                group = _Group(main, told, board, signals, folder)
+                ending = _Ending(group, board, deadline_seconds)
+                try:
+                    return group.until_done(restarts, ending)
+                finally:
+                    group.end()
+        finally:
+            board.close()
+            files.close()
 
-        def start(rank: int) -> None:
-            with signals.held():  # a rank that is started is also known, and so is ended
-                begin(rank)
 
-        def begin(rank: int) -> None:
-            variables = {**free_environment(), **replace(place, worker=rank).as_variables()}
-            ours, theirs = context.Pipe(duplex=False)
-            settings = RankSettings(failures, num_threads(nproc), variables)
-            process = context.Process(
-                target=_live, args=(theirs, settings, main, args), name=f"rank {rank}"
+class _Group:
+    """The processes of ranks that come and go, and their rendezvous."""
+
+    def __init__(
+        self,
+        main: Callable[..., Any],
+        args: tuple[object, ...],
+        board: Board,
+        signals: _Signals,
+        folder: Path,
+    ) -> None:
+        nproc = board.num_seats
+        self.ranks: dict[int, _Rank] = {}
+        self._main = main
+        self._args = args
+        self._board = board
+        self._signals = signals
+        self._failures = folder
+        self._num_ranks = nproc
+        self._context: Any = multiprocessing.get_context(start_server())
+        self._rendezvous = RendezvousServer(nproc, host=LOOPBACK)
+        self._store = listening_store()
+        store = (LOOPBACK, self._store.port)
+        self._place = RendezvousPlace(0, nproc, self._rendezvous.address, store)
+
+    def until_done(self, restarts: int, ending: _Ending) -> dict[int, Any]:
+        """Start the ranks, and start those that are lost again; the results by rank."""
+        results: dict[int, Any] = {}
+        for rank in range(self._num_ranks):
+            self._start(rank)
+        while self.ranks:
+            ending.look()
+            for rank in _ended(self.ranks):
+                ended = self.ranks.pop(rank)
+                found, code = _result(ended)
+                self._board.leave(rank)
+                if found is not None:
+                    results[rank] = found[0]
+                    continue
+                if code in (-signal.SIGINT, -signal.SIGTERM):
+                    _end_if_told(-code)
+                self._rendezvous.state.lost(rank)
+                error = _error(self._failures, rank, code)
+                if not isinstance(error, RankFailed) or (not results and not self.ranks):
+                    raise error
+                if restarts and not results and not ending.is_near:
+                    restarts -= 1
+                    self._start(rank, is_first=False)
+        return results
+
+    def end(self) -> None:
+        """Leave no process behind."""
+        with self._signals.held():
+            for one in self.ranks.values():
+                one.process.kill()
+            for one in self.ranks.values():
+                _result(one)
+            self._rendezvous.close()
+
+    def _start(self, rank: int, *, is_first: bool = True) -> None:
+        with self._signals.held():  # a rank that is started is also known, and so is ended
+            self._board.enter(rank)
+            variables = {**free_environment(), **replace(self._place, worker=rank).as_variables()}
+            ours, theirs = self._context.Pipe(duplex=False)
+            settings = RankSettings(self._failures, num_threads(self._num_ranks), variables)
+            process = self._context.Process(
+                target=_live,
+                args=(theirs, settings, self._main, self._args),
+                name=f"rank {rank}",
             )
             process.start()
             theirs.close()
-            ranks[rank] = _Rank(process, ours)
+            self.ranks[rank] = _Rank(process, ours, is_first)
 
-        try:
-            for rank in range(nproc):
-                start(rank)
-            while ranks:
-                for rank in _ended(ranks):
-                    ended = ranks.pop(rank)
-                    found, code = _result(ended)
-                    if found is not None:
-                        results[rank] = found[0]
-                        continue
-                    if code in (-signal.SIGINT, -signal.SIGTERM):
-                        _end_if_told(-code)
-                    rendezvous.state.lost(rank)
-                    error = _error(failures, rank, code)
-                    if not isinstance(error, RankFailed) or (not results and not ranks):
-                        raise error
-                    if restarts and not results:
-                        restarts -= 1
-                        start(rank)
-        finally:
-            with signals.held():
-                for one in ranks.values():
-                    one.process.kill()
-                for one in ranks.values():
-                    _result(one)
-                rendezvous.close()
-    return results
+
+class _Ending:
+    """The end that a signal asks for, as the launcher sees it."""
+
+    def __init__(self, group: _Group, board: Board, deadline_seconds: float | None) -> None:
+        self._group = group
+        self._board = board
+        self._deadline_seconds = deadline_seconds
+        self._asked_at: float | None = None
+
+    @property
+    def is_near(self) -> bool:
+        """Whether a signal has asked for the end."""
+        return bool(self._board.signal)
+
+    def look(self) -> None:
+        """Let nobody in any more once the end is near; raise when its time is over."""
+        if self._deadline_seconds is None or not self.is_near:
+            return
+        now = time.monotonic()
+        if self._asked_at is None:
+            self._asked_at = now
+            for number, rank in self._group.ranks.items():
+                if not rank.is_first and self._board.begun(number) == NOTHING:
+                    rank.process.kill()  # the others would wait for it
+        if now - self._asked_at > self._deadline_seconds:
+            raise deadline_passed(self._board.signal, self._deadline_seconds)
 
 
 class _Signals:
-    """SIGINT, SIGTERM and SIGHUP end the run by an exception, once, so that ranks end too."""
+    """Signals end the run by an exception, once, so that ranks end too.
 
-    def __init__(self) -> None:
+    With a board the first one is left there, for ranks that end by themselves; SIGHUP never is.
+    """
+
+    def __init__(self, board: Board | None = None) -> None:
+        self._board = board
         self._is_held = False
         self._waiting: int | None = None
 
     def arrive(self, number: int, frame: object) -> None:
         """The handler. A signal after the first changes nothing: the run is ending."""
+        if self._board is not None and number != signal.SIGHUP:
+            self._board.ask_to_end(number)
+            self._board = None
+            return
         if self._is_held:
             self._waiting = self._waiting or number
             return
@@ -134,13 +222,15 @@ class _Signals:
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[_Signals]:
+def _ended_by_signals(board: Board | None = None) -> Iterator[_Signals]:
     """Signals of this process end the run, where this is the thread that gets them."""
-    signals = _Signals()
+    signals = _Signals(board)
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    if board is not None:
+        numbers.append(signal.SIGUSR1)
     before = {number: signal.signal(number, signals.arrive) for number in numbers}
     try:
         yield signals
@@ -171,8 +261,8 @@ def _live(
 
 
 def _ended(ranks: dict[int, _Rank]) -> list[int]:
-    """The ranks that have a result, or are gone. Waits for one."""
-    ready = wait([one.results for one in ranks.values()])
+    """The ranks that have a result, or are gone. Waits a moment for one."""
+    ready = wait([one.results for one in ranks.values()], LOOK_SECONDS)
     return [rank for rank, one in ranks.items() if one.results in ready]
 
 

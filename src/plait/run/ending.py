@@ -1,7 +1,8 @@
 """The end of a run that a signal asks for: all ranks end before one step, and save.
 
 A rank of torchrun agrees with its peers alone, so each step begins with a sum of one number.
-Ranks of plait's own launcher agree in shared memory instead (`plait.launcher.seat`).
+Ranks of plait's own launcher agree in shared memory instead (`plait.launcher.seat`), also those
+that come and go.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import Protocol
 
 import torch
 
 from plait.comm import World
-from plait.launcher.seat import SIGNALS
+from plait.launcher.board import GONE, Page
+from plait.launcher.seat import POLITE_SECONDS, SIGNALS
 
 
 class Ending(Protocol):
@@ -72,3 +75,49 @@ class EndByPeers:
         )
         sys.stderr.flush()
         os._exit(1)
+
+
+class EndOfMembers:
+    """The ending of ranks that come and go, on a page that their launcher keeps.
+
+    They end before one step, as if it were the last: whoever is behind does what others have begun.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self._board = page.open()
+        self._rank = 0
+        for number in SIGNALS:
+            signal.signal(number, self._hear)
+
+    def of(self, world: World) -> EndOfMembers:
+        """The ending of the ranks of a world."""
+        assert world.membership is not None
+        self._rank = world.membership.worker
+        return self
+
+    @property
+    def signal(self) -> int:
+        """The signal that asks for the end; 0 for none."""
+        return self._board.signal
+
+    def ends_before(self, step: int) -> bool:
+        """Whether all ranks that are there end before this step, counted from 0."""
+        board = self._board
+        if not board.signal:
+            board.begin(self._rank, step)
+            return False
+        board.wait_at(self._rank, step)
+        while not self._all_wait(step):
+            if any(board.begun(seat) >= step for seat in range(board.num_seats)):
+                board.begin(self._rank, step)
+                return False
+            time.sleep(POLITE_SECONDS)
+        return True
+
+    def _all_wait(self, step: int) -> bool:
+        board = self._board
+        present = [seat for seat in range(board.num_seats) if board.begun(seat) != GONE]
+        return all(board.waits_at(seat) == step for seat in present)
+
+    def _hear(self, number: int, frame: object) -> None:
+        self._board.ask_to_end(number)

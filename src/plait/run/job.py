@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from plait.comm import World
     from plait.config import Config
     from plait.config.sections import Train
+    from plait.launcher.board import Page
     from plait.plan import Plan
     from plait.run.assemble import Training
     from plait.run.ending import Ending
@@ -64,25 +65,32 @@ class TrainingRun:
         return Supervision(self.plan, seconds, self.folder, self.watches_itself)
 
 
-def run(job: TrainingRun, place: RankContext | None = None, by_peers: bool = False) -> JsonObject:
+def run(
+    job: TrainingRun,
+    place: RankContext | None = None,
+    by_peers: bool = False,
+    page: Page | None = None,
+) -> JsonObject:
     """Train, and return the numbers of `plait train --json`, the same on every rank. Collective.
 
     `place` is the part of this rank where a launcher keeps the run alive. With `by_peers` the ranks
-    agree among themselves on the end that a signal asks for. A run that ends so has one number,
-    `stopped`: the steps that are done and saved.
+    agree among themselves on the end that a signal asks for, with `page` in memory of their
+    launcher. A run that ends so has one number, `stopped`: the steps that are done and saved.
     """
     from plait.engine.build import join_world
     from plait.plan import Plan
-    from plait.run.ending import EndByPeers
+    from plait.run.ending import EndByPeers, EndOfMembers
     from plait.run.place import closing
 
     plan = Plan.parse(job.plan)
-    ending: Ending | None = None
-    peers = EndByPeers(job.config.recovery.deadline_seconds) if by_peers else None
+    listening: EndByPeers | EndOfMembers | None = None
+    if by_peers:
+        listening = EndByPeers(job.config.recovery.deadline_seconds)
+    elif page is not None:
+        listening = EndOfMembers(page)
     join = join_world if place is None else place.join
     world = join(plan, job.supervision.silent_seconds, backend=job.config.cluster.backend)
-    if peers is not None and world.membership is None:
-        ending = peers.of(world)
+    ending = None if listening is None else listening.of(world)
     numbers: JsonObject = closing(world, partial(_watched, job, world, place, ending))
     return numbers
 

@@ -14,9 +14,11 @@ from plait.errors import PlaitError, RankFailed
 from plait.launcher.seat import Assignment, Note, Seat
 from plait.run import job as jobs
 from plait.run.place import RANKS_ARE_BACK, RankContext
+from plait.values import JsonObject
 
 if TYPE_CHECKING:
     from plait.comm.severance import Severance
+    from plait.launcher.board import Page
 
 CUT_SECONDS = 2.0
 
@@ -27,6 +29,11 @@ def run(seat: Seat, job: jobs.TrainingRun) -> None:
     while (assignment := seat.meet(note)) is not None:
         note = _live_through(seat, assignment, job)
         gc.collect()  # an engine and its exceptions hold each other, and its connections
+
+
+def run_apart(page: Page, job: jobs.TrainingRun) -> JsonObject:
+    """Train in ranks that come and go, which end by themselves when a signal is on the page."""
+    return jobs.run(job, page=page)
 
 
 def _live_through(seat: Seat, assignment: Assignment, job: jobs.TrainingRun) -> Note:
