@@ -29,6 +29,12 @@ def report_of(ranks: Any, text: str) -> Report:
     return reports[0]
 
 
+def test_gradients_of_a_closure_are_those_after_it(ranks) -> None:
+    report = ranks(1, _check, parse(str(FOLDER / "closure.py")))[0]
+    assert report.ok, report.text()
+    assert report.error("grad") < 1e-13
+
+
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "tensor", "pipelining", "modules"])
 def test_a_right_step_is_equal(ranks, name: str) -> None:
     report = report_of(ranks, f"{name}.py")

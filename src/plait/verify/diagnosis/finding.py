@@ -99,6 +99,8 @@ class Facts:
     def explain(self, ratio: float) -> tuple[str, str]:
         """(axis, clause) for a factor: `4.0000 times too large: the number of micro-batches`."""
         size = abs(ratio)
+        if size == 0.0:
+            return "", "zero"
         sign = "with the wrong sign and " if ratio < 0 else ""
         direction = (
             f"{sign}{_digits(size)} times too large"

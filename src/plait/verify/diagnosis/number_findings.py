@@ -13,6 +13,9 @@ def norm_alone(view: View, kinds: set[str]) -> list[Finding]:
     """The gradients before clipping cannot be seen; their norm can."""
     if "grad_norm" not in kinds or view.mine.grad_norm is None or not view.truth.grad_norm:
         return []
+    if view.mine.grad_norm == 0.0:
+        text = "clipping saw no gradients: it comes before the backward, or has no parameters left"
+        return [Finding("clip", "clip", text, 0.97)]
     ratio = view.mine.grad_norm / view.truth.grad_norm
     if "grad" in kinds and not fit_scale(view.mine.grads, view.truth.grads).holds(view.slack):
         return []

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor, nn
 
 from plait.errors import RunError
@@ -25,7 +27,7 @@ from plait.verify.outside.modules import (
     reference_sketches,
 )
 from plait.verify.outside.optimizer import factors, maker
-from plait.verify.outside.rows import Reading, Rows, reading, taken
+from plait.verify.outside.rows import Reading, Rows, numbers, reading, taken
 from plait.verify.outside.task import DTYPES, Made, Trial
 from plait.verify.outside.watch import ObservedUpdate, Settings
 from plait.verify.record.observation import Observation, Record, Tensors, merge
@@ -93,6 +95,11 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
         if any(one.step == 0 for one in report.failed):
             found += first_wrong(errors)
         report = replace(report, modules=tuple(errors))
+    if ranks[0].owns_loop:
+        again = _read_twice(ranks, num_samples(made.together))
+        texts = [one.text for one in again]
+        report = replace(report, refusals=[*report.refusals, *texts])
+        found = [*again, *found]
     if len(ranks) > 1 and all(len(one.lines) == 1 for one in readings):
         whole = len(next(iter(readings[0].lines.values()))) == len(ranks)
         if whole:
@@ -229,6 +236,34 @@ def _norms_apart(ranks: Sequence[RankSteps], truth: Record) -> list[Finding]:
     return []
 
 
+def _starts_apart(ranks: Sequence[RankSteps]) -> tuple[str, ...]:
+    """The parameters of which ranks have copies that differ before the first step."""
+    first: dict[str, Tensor] = {}
+    found = []
+    for rank in ranks:
+        for name, value in rank.start.items():
+            known = first.setdefault(name, value)
+            if known.shape == value.shape and not torch.equal(known, value):
+                found.append(name)
+    return tuple(dict.fromkeys(found))
+
+
+def _read_twice(ranks: Sequence[RankSteps], num_samples: int) -> list[Finding]:
+    """Samples that a loop trains on twice within one epoch, while it never comes to others."""
+    counts: Counter[int] = Counter()
+    for step in range(len(ranks[0].rows)):
+        counts.update({index for rank in ranks for call in rank.rows[step] for index in call})
+    twice = sorted(index for index, count in counts.items() if count > 1)
+    never = [index for index in range(num_samples) if index not in counts]
+    if not twice or not never or sum(counts.values()) > num_samples:
+        return []
+    text = (
+        f"sample {numbers(twice)} was trained on twice and sample {numbers(never)} never, within "
+        "one epoch: its order was begun anew, or drawn again"
+    )
+    return [Finding("data-repeated", "data", text, 0.97)]
+
+
 def _causes(
     ranks: Sequence[RankSteps],
     readings: Sequence[Reading],
@@ -248,6 +283,10 @@ def _causes(
             "before the model was wrapped"
         )
         found.append(Finding("stale-parameters", "optimizer", text, 0.98, unique))
+    apart = _starts_apart(ranks)
+    if apart:
+        text = f"ranks start from different values of {list_names(apart)}: nothing makes them one"
+        found.append(Finding("init", "init", text, 0.98, apart))
     missing = tuple(name for name in names if name not in settings[0])
     if missing and not stale:
         text = f"{list_names(missing)} trains and is in no optimizer"

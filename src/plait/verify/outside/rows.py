@@ -84,10 +84,10 @@ class Reading:
         twice = [index for index, seen in found.items() if len(seen) > 1]
         parts = []
         if missing:
-            parts.append(f"no rank computed on sample {_numbers(missing)} of the global batch")
+            parts.append(f"no rank computed on sample {numbers(missing)} of the global batch")
         if twice:
             who = dict.fromkeys(found[twice[0]])
-            parts.append(f"sample {_numbers(twice)} was computed on by {' and by '.join(who)}")
+            parts.append(f"sample {numbers(twice)} was computed on by {' and by '.join(who)}")
         return Finding("data-split", "data", "; ".join(parts), 0.96)
 
 
@@ -138,6 +138,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, ranks))}"
 
 
-def _numbers(values: Sequence[int]) -> str:
+def numbers(values: Sequence[int]) -> str:
+    """The first of these numbers, and how many more."""
     shown = ", ".join(map(str, values[:6]))
     return shown if len(values) <= 6 else f"{shown} and {len(values) - 6} more"
