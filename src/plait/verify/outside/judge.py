@@ -47,7 +47,10 @@ from plait.verify.report import Report
 
 @dataclass(frozen=True)
 class RankSteps:
-    """The record of one rank: what it held, its updates without their gradients, its samples."""
+    """The record of one rank: what it held, its updates without their gradients, its samples.
+
+    `in_a_row` is the number of samples that are packed into one row.
+    """
 
     start: Tensors
     steps: Sequence[Observation]
@@ -55,6 +58,7 @@ class RankSteps:
     rows: Sequence[Rows] = field(default_factory=tuple)
     owns_loop: bool = False
     sketches: Sequence[Sketch] = ()
+    in_a_row: int = 1
 
 
 def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Trial) -> Report:
@@ -91,6 +95,7 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
     found = list(report.findings)
     if not report.ok:
         found = [*_causes(ranks, readings, names, settings), *_norms_apart(ranks, truth), *found]
+        found = [*_packed(ranks, found), *found]
         errors = _module_errors([rank.sketches for rank in ranks], rows, plain, batches[0], loss)
         if any(one.step == 0 for one in report.failed):
             found += first_wrong(errors)
@@ -234,6 +239,18 @@ def _norms_apart(ranks: Sequence[RankSteps], truth: Record) -> list[Finding]:
         text = f"ranks clip by different norms, {shown}: each knows its own gradients alone{why}"
         return [Finding("norm", "clip", text, 0.97)]
     return []
+
+
+def _packed(ranks: Sequence[RankSteps], found: Sequence[Finding]) -> list[Finding]:
+    """Samples that share a row, where nothing else explains the difference."""
+    in_a_row = max(rank.in_a_row for rank in ranks)
+    if in_a_row < 2 or any(one.confidence >= 0.7 for one in found):
+        return []
+    text = (
+        f"samples are packed {in_a_row} to a row, and see each other: attention or positions go on "
+        "where a sample ends"
+    )
+    return [Finding("packing", "data", text, 0.9)]
 
 
 def _starts_apart(ranks: Sequence[RankSteps]) -> tuple[str, ...]:

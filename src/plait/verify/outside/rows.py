@@ -98,9 +98,29 @@ def rows_of(inputs: PyTree, keys: Mapping[bytes, int]) -> tuple[int, ...]:
     for leaf in tree_leaves(inputs):
         if isinstance(leaf, Tensor) and leaf.dim() and type(leaf) is Tensor:
             found = [keys.get(_key(row)) for row in leaf]
-            if all(index is not None for index in found):
+            if any(index is None for index in found):
+                found = _packed(leaf, keys)
+            if found:
                 return tuple(index for index in found if index is not None)
     return ()
+
+
+def _packed(leaf: Tensor, keys: Mapping[bytes, int]) -> list[int | None]:
+    """The samples that lie one behind the other in rows; empty where one is unknown."""
+    size = len(next(iter(keys), b""))
+    whole = b"".join(_key(row) for row in leaf)
+    if not size or len(_key(leaf[0])) % size:
+        return []
+    found = [keys.get(whole[start : start + size]) for start in range(0, len(whole), size)]
+    return [] if any(index is None for index in found) else found
+
+
+def samples_in_a_row(inputs: PyTree, rows: Sequence[int]) -> int:
+    """How many samples a row of the first input holds."""
+    for leaf in tree_leaves(inputs):
+        if isinstance(leaf, Tensor) and leaf.dim() and len(leaf):
+            return max(len(rows) // len(leaf), 1)
+    return 1
 
 
 def keys_of(batch: Batch) -> dict[bytes, int]:

@@ -25,7 +25,7 @@ from plait.values import PyTree
 from plait.verify.external import Parallel, differential
 from plait.verify.outside.judge import RankSteps, judged
 from plait.verify.outside.modules import Sketch
-from plait.verify.outside.rows import keys_of, rows_of
+from plait.verify.outside.rows import keys_of, rows_of, samples_in_a_row
 from plait.verify.outside.source import LOOP, PAIR, Functions
 from plait.verify.outside.task import DTYPES, Made, Trial
 from plait.verify.outside.watch import ObservedUpdate, StepWatch, group_is_there
@@ -158,12 +158,16 @@ def _run(functions: Functions, made: Made) -> RankSteps:
     found: list[Observation] = []
     updates: list[ObservedUpdate] = []
     rows = []
+    packed = [1]
     sketches: list[Sketch] = []
     names = {name for name, _ in made.model.named_parameters()}
 
     def keep(loss: PyTree, keys: Mapping[bytes, int]) -> None:
         calls = watch.inputs or watch.of_roots
         rows.append(tuple(rows_of(call, keys) for call in calls))
+        packed.extend(
+            samples_in_a_row(call, found) for call, found in zip(calls, rows[-1], strict=True)
+        )
         if not found:
             sketches.extend(watch.sketches.found)
         update = watch.take()
@@ -185,7 +189,7 @@ def _run(functions: Functions, made: Made) -> RankSteps:
                 watch.take()
                 loss = functions["train_step"](state, copy.deepcopy(given), made.loss)
                 keep(loss, keys_of(batch))
-    return RankSteps(start, found, updates, rows, LOOP in functions, sketches)
+    return RankSteps(start, found, updates, rows, LOOP in functions, sketches, max(packed))
 
 
 def _number(loss: PyTree) -> float:
