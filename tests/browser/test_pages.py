@@ -88,3 +88,28 @@ def test_a_page_draws_itself(
         first.dblclick()
         assert first.evaluate("(one) => one.toDataURL()") == before
     assert not said
+
+
+def test_a_strategy_is_stepped_through(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "explain.html"
+    assert main(["explain", "tp4:2d", "--html", str(path)]) == 0
+    for screen in SCREENS:
+        with opened(browser, path.as_uri(), screen) as (page, said):
+            assert page.inner_text("#where").startswith("step 1 of ")
+            first = page.inner_text("#panels")
+            page.click("#forward")
+            page.keyboard.press("ArrowRight")
+            assert page.inner_text("#where").startswith("step 3 of ")
+            assert page.inner_text("#panels") != first
+            assert page.locator("#panels .panel").count() == 4
+            assert "rank 0, from rank 1" in page.inner_text("#panels")
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            folder = os.environ.get("PLAIT_PICTURES")
+            if folder and screen == "light":
+                page.screenshot(path=Path(folder) / "explain-light.png", full_page=True)
+            page.click("#back")
+            page.click("#play-steps")
+            assert page.inner_text("#play-steps") == "Stop"
+            page.click("#play-steps")
+            assert page.inner_text("#where").startswith("step 2 of ")
+        assert not said

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
+from plait.cli import common, explain_page
 from plait.cli.answer import Answer
 from plait.errors import NotAvailable
 from plait.launcher import joined_world
@@ -16,6 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TERM",
         nargs="+",
         help="a term of a plan: dp4:ring, dp4:zero3, tp4:2d, tp8:3d, 'pp4:1f1b mb8', ep4, cp4:ring",
+    )
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="also write one page that goes through the steps"
     )
 
 
@@ -37,4 +42,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     from plait.explain.text import lines
 
     explanation = explain(term)
+    if arguments.html is not None:
+        common.check_writable(arguments.html)
+        arguments.html.write_text(explain_page.html(explanation), encoding="utf-8")
     return Answer(explanation.as_dict(), Text("\n".join(lines(explanation))))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Final
@@ -15,6 +16,9 @@ from typing import Final
 from plait.values import JsonMapping
 
 STYLES: Final = ("uplot/uPlot.min.css", "colours.css", "page.css", "pictures.css")
+WRITTEN: Final = ("timeline.js", "curves.js", "report.js")
+"""Scripts of a page that is written once."""
+STEPPER: Final = ("stepper.js",)
 CHARTS: Final = ("uplot/uPlot.iife.min.js", "words.js", "charts.js")
 
 
@@ -64,16 +68,17 @@ def _of_tab(policy: str) -> str:
     return policy.replace("script-src ", "worker-src 'self'; script-src 'wasm-unsafe-eval' ", 1)
 
 
-def drawing(data: JsonMapping) -> tuple[str, str]:
+def drawing(data: JsonMapping, scripts: Sequence[str] = WRITTEN) -> tuple[str, str]:
     """The curves and timelines of a page that is written once, and that page's policy.
 
     `data` has `runs` (a name and steps each) for the place `charts`, and `timelines` for the place
-    of that name. By the policy the page asks for nothing, and runs no script but this one.
+    of that name. Other `scripts` have data of their own. By the policy the page asks for nothing,
+    and runs no script but this one.
     """
     folder = resources.files("plait.explore").joinpath("page")
     styles = (*STYLES[:2], "pictures.css")
     style = "\n".join(folder.joinpath(name).read_text("utf-8") for name in styles)
-    names = (*CHARTS, "timeline.js", "curves.js", "report.js")
+    names = (*CHARTS, *scripts)
     script = "\n".join(folder.joinpath(name).read_text("utf-8") for name in names)
     text = json.dumps(data).replace("<", "\\u003c")
     part = (

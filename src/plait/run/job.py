@@ -253,7 +253,7 @@ def _ended(
     }
     if folder is not None and world.rank == 0:
         result["first_loss"] = first_loss(folder.metrics)
-    if folder is not None and world.rank == 0 and _has_news(tally, folder.summary):
+    if folder is not None and world.rank == 0 and tally.has_news(folder.summary):
         folder.summary.write_text(json.dumps(result, indent=2) + "\n")
     return (
         {**result, "timeline": Timeline.merge(kept), "course": tally.course()}
@@ -295,13 +295,6 @@ def _describe(folder: RunFolder, job: TrainingRun, table: ProductTable) -> None:
             folder.schedule.write_text(dumps(own))
     except OSError as error:
         raise RunError(f"{folder.path} cannot be written: {error.strerror or error}") from error
-
-
-def _has_news(tally: Tally, path: Path) -> bool:
-    """Whether a file of the run's end is to be written. A run that had no step left to do keeps the
-    existing ones.
-    """
-    return bool(tally.seconds) or not path.exists()
 
 
 def _table(world: World, job: TrainingRun, folder: RunFolder | None, plan: Plan) -> ProductTable:
@@ -384,7 +377,7 @@ def _numbers(
     )
     gathered = zip(*world.axis("world").gather_objects((*own, tally.breakdown())), strict=True)
     peaks, traffic, states, timelines, ages, parts = (list(part) for part in gathered)
-    if folder is not None and world.rank == 0 and _has_news(tally, folder.trace):
+    if folder is not None and world.rank == 0 and tally.has_news(folder.trace):
         merged = Timeline.merge(timelines)
         trace = merged.to_chrome()
         mark_recoveries(trace, recoveries, merged.origin_seconds)

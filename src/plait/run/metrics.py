@@ -155,6 +155,12 @@ class Tally(Hook):
         for _ in range(min(num_gone, len(self.timelines))):
             self.timelines.pop()
 
+    def has_news(self, path: Path) -> bool:
+        """Whether a file of the run's end is to be written. A run that had no step left to do keeps
+        the existing ones.
+        """
+        return bool(self.seconds) or not path.exists()
+
     def course(self) -> list[JsonObject]:
         """The steps as `metrics.jsonl` has them."""
         first = self.last_step - len(self.losses) + 1

@@ -165,3 +165,19 @@ def test_the_verb_prints_and_answers(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["explain", "dp2", "--json"]) == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert answer["term"] == "dp2" and answer["ranks"] == 2 and answer["steps"]
+
+
+def test_the_page_has_the_steps_that_the_ledger_counted(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert main(["explain", "dp2:zero3", "--html", str(page)]) == 0
+    text = page.read_text()
+    data = json.loads(text.partition('id="drawn">')[2].partition("</script>")[0])
+    drawn: dict[str, int] = {}
+    for step in data["steps"]:
+        assert step["sentence"] in text.replace("&#x27;", "'")
+        if step["axis"]:
+            drawn[step["operation"]] = drawn.get(step["operation"], 0) + step["bytes"]
+    counted = explained("dp2:zero3").counted()
+    assert drawn == {op: size for op, (_, size) in counted.items()}
+    assert data["ranks"] == 2 and "default-src" in text
+    assert main(["explain", "dp2", "--html", str(tmp_path)]) == 2
