@@ -86,7 +86,7 @@ def add_framework(parser: argparse.ArgumentParser) -> None:
         default="plait",
         metavar="NAME",
         help="who would run the plan: plait (default), megatron-core, torchtitan, nanotron, "
-        "fsdp, ...",
+        "fsdp, deepspeed, accelerate, maxtext, ...",
     )
 
 

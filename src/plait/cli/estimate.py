@@ -65,7 +65,11 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
         **guess.as_dict(),
         **campaign(guess, arguments.tokens, arguments.mtbf),
         "framework": runs.name,
-        "notes": [*notes(job.model, guess.plan, runs), *open_keys],
+        "notes": [
+            *notes(job.model, guess.plan, runs),
+            *device_notes(guess.plan, cluster_of(tables, arguments.cluster)),
+            *open_keys,
+        ],
     }
     if not arguments.timeline:
         return Answer(data, _view(data), ok=guess.fits)
@@ -124,8 +128,30 @@ def notes(model: Model, plan: Plan, runs: Framework | None = None) -> list[str]:
     return []
 
 
+def device_notes(plan: Plan, cluster: Cluster) -> list[str]:
+    """The precision that stands in for one that the device does not have."""
+    from plait.cluster.presets import WITHOUT_BF16
+
+    if plan.precision != "bf16" or cluster.device.name not in WITHOUT_BF16:
+        return []
+    return [
+        f"{cluster.device.name} has no bf16; this is its rate in float16 (train.float16) with "
+        "precision:float32"
+    ]
+
+
 def _view(data: Json) -> str:
     return "\n".join([*lines(data), *(f"note       {note}" for note in data["notes"])])
+
+
+SPENT = {"bubble": "waiting for other stages"}
+"""Causes whose name would be read as another number: a bubble and what uneven stages add to it."""
+
+
+def _half(data: Json) -> str:
+    if data["mfu_causal"] > 0.999 * data["mfu"]:
+        return ""
+    return f", {data['mfu_causal']:.1%} with the causal half of attention"
 
 
 def lines(data: Json) -> list[str]:
@@ -142,7 +168,7 @@ def lines(data: Json) -> list[str]:
     )
     causes = sorted(data["breakdown_seconds"].items(), key=lambda item: -item[1])
     spent = ", ".join(
-        f"{name} {seconds / data['step_seconds']:.0%}"
+        f"{SPENT.get(name, name)} {seconds / data['step_seconds']:.0%}"
         for name, seconds in causes
         if seconds > 0.005 * data["step_seconds"]
     )
@@ -150,9 +176,9 @@ def lines(data: Json) -> list[str]:
     return [
         f"plan       {data['plan']}",
         f"step       {data['step_seconds']:.4g} s predicted, {data['tokens_per_second']:,.0f} "
-        "tokens/s, "
-        f"{data['tflops_per_device']:.1f} TFLOP/s a device (MFU {data['mfu']:.1%}), bubble "
-        f"{data['bubble_fraction']:.1%}",
+        f"{data['unit']}/s, "
+        f"{data['tflops_per_device']:.1f} TFLOP/s a device (MFU {data['mfu']:.1%}{_half(data)}), "
+        f"bubble {data['bubble_fraction']:.1%}",
         f"spent on   {spent}",
         f"memory     {size(memory['total'])} of {size(limit)} on the fullest rank ({verdict}): "
         f"{parts}",
@@ -160,7 +186,7 @@ def lines(data: Json) -> list[str]:
         f"{_bar(data['bars']['memory_total'], size)} of memory; "
         f"fits with probability {data['fits_probability']:.0%}",
         f"traffic    {sent}  sent by a rank in a step",
-        f"price      {data['cost_per_million_tokens']:.4g} USD for a million tokens",
+        f"price      {data['cost_per_million_tokens']:.4g} USD for a million {data['unit']}",
         *campaign_lines(data),
     ]
 

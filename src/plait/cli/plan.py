@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from plait.plan import Plan
+    from plait.predict.cost.records import Estimate
     from plait.predict.planner.choose import Choice
 
 HEAD = ("plan", "step", "tokens/s", "MFU", "bubble", "memory", "USD/M tokens")
@@ -108,7 +109,7 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
         return Answer({"plans": [], "reason": str(reason)}, str(reason), ok=False)
     plans = [
         {**estimate.as_dict(), **campaign(estimate, arguments.tokens, arguments.mtbf)}
-        for estimate in choice.plans[: arguments.top]
+        for estimate in different(choice.plans, arguments.top)
     ]
     data: Json = {
         "plans": plans,
@@ -133,6 +134,32 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     if arguments.explain is not None:
         data["explanation"] = _explanation(choice, named)
     return Answer(data, partial(_view, data))
+
+
+TWINS = 0.01
+"""Plans of equal degrees that are nearer in time than this are near-twins."""
+
+
+def different(plans: list[Estimate], top: int) -> list[Estimate]:
+    """The first plans, near-twins of better ones only where no others are left."""
+    chosen: list[Estimate] = []
+    twins: list[Estimate] = []
+    for one in plans:
+        alike = any(_degrees(one) == _degrees(other) and _near(one, other) for other in chosen)
+        (twins if alike else chosen).append(one)
+        if len(chosen) == top:
+            break
+    kept = {id(one) for one in [*chosen, *twins][:top]}
+    return [one for one in plans if id(one) in kept]
+
+
+def _degrees(one: Estimate) -> tuple[int, ...]:
+    plan = one.plan
+    return plan.tp.size, plan.pp.size, plan.cp.size, plan.ep, plan.dp.size
+
+
+def _near(one: Estimate, other: Estimate) -> bool:
+    return abs(one.step_seconds / other.step_seconds - 1) < TWINS
 
 
 def _explanation(choice: Choice, named: list[Plan]) -> list[str]:

@@ -56,6 +56,8 @@ NVFP4: Final[dict[str, float]] = {
     "b200": 9000, "b300": 13500, "gb200": 10000, "gb300": 15000, "rtx5090": 1676,
 }  # fmt: skip
 """Dense TFLOP/s in four bits with a scale for 16 numbers (NVIDIA's data sheets of each)."""
+WITHOUT_BF16: Final = frozenset({"v100-16gb", "v100-32gb", "t4"})
+"""Devices whose `bf16` is the rate of float16, which they have instead."""
 WATTS: Final[dict[str, float]] = {
     "v100-16gb": 300, "v100-32gb": 300, "a100-40gb": 400, "a100-80gb": 400, "a800": 400,
     "h100": 700, "h200": 700, "h800": 700, "h100-pcie": 350, "gh200": 900, "b200": 1000,

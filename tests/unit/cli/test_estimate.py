@@ -56,3 +56,32 @@ def test_a_context_axis_needs_attention() -> None:
     )
     assert "has none" in notes(mlp, Plan.parse("cp2"))[0]
     assert notes(mlp, Plan.parse("tp2:1d,sp")) == []
+
+
+def test_words_of_an_estimate_name_what_they_count(capsys, tmp_path) -> None:
+    import json
+
+    from plait.cli import main
+
+    path = tmp_path / "images.toml"
+    path.write_text(
+        "[model]\nname = 'resnet'\ndepth = 18\nnum_classes = 10\n[train]\nglobal_batch = 64\n"
+    )
+    words = ["estimate", str(path), "--plan", "dp8 precision:bf16", "--cluster", "v100-32gbx8"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "samples/s" in said and "a million samples" in said and "tokens/s" not in said
+    assert "v100-32gb has no bf16" in said and "causal" not in said
+    path.write_text(
+        "[model]\nname = 'gpt'\nnum_hidden_layers = 4\nhidden_size = 256\n"
+        "num_attention_heads = 4\nvocab_size = 256\n[data]\nseq_len = 2048\n"
+    )
+    words = ["estimate", str(path), "--plan", "pp2 mb4 precision:bf16", "--cluster", "h100x8"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert (
+        said.count("bubble") == 1 and "with the causal half" in said and "has no bf16" not in said
+    )
+    main([*words, "--json"])
+    data = json.loads(capsys.readouterr().out)
+    assert 0 < data["mfu_causal"] < data["mfu"] and data["unit"] == "tokens"

@@ -39,6 +39,8 @@ class Framework:
     data: tuple[DataStrategy, ...] = DATA_STRATEGIES
     contexts: tuple[str, ...] = CONTEXT_STRATEGIES
     experts: bool = True
+    staged_data: tuple[DataStrategy, ...] = DATA_STRATEGIES
+    """Data strategies that go with a pipeline."""
     replicates_alone: bool = False
     """All-reduce over the data axis goes with no other axis."""
 
@@ -57,6 +59,7 @@ class Framework:
                 ),
                 pp.size == 1 or self.schedules is None or pp.schedule in self.schedules,
                 (dp.size == 1 and dp.strategy == "allreduce") or dp.strategy in self.data,
+                pp.size == 1 or dp.size == 1 or dp.strategy in self.staged_data,
                 dp.strategy != "allreduce"
                 or not self.replicates_alone
                 or dp.size in (1, plan.world_size),
@@ -172,6 +175,45 @@ FSDP = Framework(
 """PyTorch's fully sharded data parallel with gradients in the working precision, as trainers of one
 axis use it.
 """
+DEEPSPEED = Framework(
+    "deepspeed",
+    behaviour(2.0, bucket_numbers=5e8, overlap_gradients=False, overlap_sends=False),
+    schedules=schedules_of("deepspeed"),
+    tensor_modes=("1d",),
+    sequence_parallel=False,
+    data=("allreduce", ZERO[1], ZERO[2], ZERO[3]),
+    staged_data=("allreduce", ZERO[1]),
+    contexts=("ulysses",),
+)
+"""ZeRO with the defaults of `runtime/zero/config.py`: buckets of 5e8 numbers, which stages 1 and 2
+reduce after backward. AutoTP without sequence parallelism; pipelines with ZeRO-1 at most
+(`runtime/pipe/engine.py`).
+"""
+ACCELERATE = Framework(
+    "accelerate",
+    behaviour(2.0),
+    schedules=(),
+    tensor_modes=("1d",),
+    sequence_parallel=False,
+    data=("allreduce", ZERO[2], ZERO[3]),
+    contexts=("ring",),
+    experts=False,
+)
+"""FSDP2 as Hugging Face's Accelerate sets it: `ParallelismConfig` has replicas, shards, a tensor
+and a context axis, and no pipeline. `reshard_after_forward` says whether it is ZeRO-3 or ZeRO-2.
+"""
+MAXTEXT = Framework(
+    "maxtext",
+    behaviour(4.0, fused_kernels=True),
+    attention="cudnn",
+    schedules=("gpipe",),
+    tensor_modes=("1d",),
+    data=("allreduce", ZERO[3]),
+    contexts=("ring",),
+)
+"""Kernels fused by XLA, gradients in float32 (`grad_dtype` of `configs/base.yml`). Its axes are
+data, fsdp, tensor, context and expert. Its pipeline runs all forwards before a backward.
+"""
 
 FRAMEWORKS = {
     one.name: one
@@ -184,11 +226,15 @@ FRAMEWORKS = {
         NANOTRON,
         TORCHTITAN,
         FSDP,
+        DEEPSPEED,
+        ACCELERATE,
+        MAXTEXT,
     )
 }
 ALIASES = {
     **dict.fromkeys(("megatron", "megatron-lm", "megatron-bridge", "nemo"), "megatron-core"),
     **dict.fromkeys(("fsdp2", "llm-foundry"), "fsdp"),
+    "accelerate-fsdp2": "accelerate",
 }
 
 

@@ -114,6 +114,10 @@ class Estimate:
     devices_per_node: int = 1
     network_bandwidth: float = 1.0
     """Bytes a second of one device to another node."""
+    causal_flops: float = 0.0
+    """Model flops with half of a causal attention, which is what a fused kernel computes."""
+    unit: str = "tokens"
+    """The unit that is counted as tokens: "samples" where a sample has no sequence."""
     bar_width: float = 1.0
     """Width of the time bar, of the usual one: narrower on a calibrated cluster."""
     reach: str = "one node"
@@ -174,6 +178,9 @@ class Estimate:
             "tokens_per_second_per_device": self.tokens_per_second / self.num_devices,
             "tflops_per_device": self.tflops_per_device,
             "mfu": self.tflops_per_device * 1e12 / self.peak_flops,
+            "mfu_causal": self.causal_flops
+            / (self.step_seconds * self.num_devices * self.peak_flops),
+            "unit": self.unit,
             "bubble_fraction": self.bubble_fraction,
             "memory": self.memory.as_dict(),
             "memory_limit": self.memory_limit,

@@ -59,6 +59,8 @@ def estimate_job(job: Job, plan: Plan, machine: Machine) -> Estimate:
         host_overfull=overfull(machine, plan.world_size, host_bytes),
         state_bytes=4.0 * job.model.parameters * (1 + job.state_numbers),
         power_watts=machine.power_watts,
+        causal_flops=3.0 * job.model.forward_flops * job.global_batch,
+        unit="tokens" if job.model.seq_len > 1 else "samples",
         bar_width=machine.bar_width,
         devices_per_node=machine.devices_per_node,
         network_bandwidth=machine.network_bandwidth,

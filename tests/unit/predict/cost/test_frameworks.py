@@ -106,3 +106,24 @@ def test_the_verbs_take_it(tmp_path, capsys):
     assert "torchtitan does not offer" in json.loads(capsys.readouterr().out)["notes"][0]
     assert main(["plan", str(path), "--cluster", "h100x16", "--framework", "torchtitn"]) == 2
     assert "torchtitan" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "offered", "refused"),
+    [
+        ("deepspeed", "pp2 dp4:zero1 mb4", "pp2 dp4:zero2 mb4"),
+        ("deepspeed", "cp2:ulysses dp4:zero3", "cp2 dp4:zero3"),
+        ("accelerate", "tp2 dp2:zero3 cp2", "pp2 dp4 mb4"),
+        ("Accelerate_FSDP2", "dp8:zero3,replicate2", "dp8:zero1"),
+        ("maxtext", "pp2:gpipe tp2:1d,sp dp2:zero3 mb4", "pp2 dp4:zero3 mb4"),
+    ],
+)
+def test_what_more_frameworks_offer(name, offered, refused):
+    runs = framework_of(name)
+    assert runs.offers(Plan.parse(offered)) and not runs.offers(Plan.parse(refused))
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "accelerate", "maxtext"])
+def test_more_frameworks_choose_among_their_own_plans(name):
+    plans = plait.choose(config(LLAMA_8B, 2048, 32), "h100x16", framework=name)
+    assert plans and all(framework_of(name).offers(one.plan) for one in plans)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from plait.cli import main
+from plait.plan import Plan
 
 CONFIG = """
 [model]
@@ -91,3 +92,15 @@ def test_verbs_that_run_refuse_eight_bits_in_one_sentence(capsys, path, verb):
     option = ["--plans", plan] if verb == "compare" else ["--plan", plan]
     code, data = answer(capsys, verb, path, *option, "--set", "data.name=random")
     assert code == 2 and data["error"].endswith("not be run; take precision:bf16")
+
+
+def test_plans_of_a_list_are_no_near_twins(capsys, path):
+    _, data = answer(capsys, "plan", path, "--cluster", "h100x16", "--top", "5")
+    seen = {}
+    for one in data["plans"]:
+        plan = Plan.parse(one["plan"])
+        degrees = (plan.tp.size, plan.pp.size, plan.cp.size, plan.dp.size)
+        for other in seen.get(degrees, []):
+            assert abs(one["step_seconds"] / other - 1) >= 0.01
+        seen.setdefault(degrees, []).append(one["step_seconds"])
+    assert len(data["plans"]) == 5
