@@ -1,8 +1,6 @@
-"""One training run as its ranks see it: `run` is what every rank calls, with a job that says
-everything.
+"""One training run as its ranks see it: `run` is what every rank calls, with a whole job.
 
-A job is plain data, so that it travels to new processes. What is wrong with it and needs no rank to
-be seen has been refused before (see `common`).
+A job is plain data, so that it travels to new processes. It was checked before (see `common`).
 """
 
 from __future__ import annotations
