@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from plait.interop import Imported
 
+WEIGHTS = (".pt", ".pth", ".bin")
+"""Endings of files that `torch.save` has written."""
+
 FRAMEWORK_NAMES = "deepspeed|megatron-lm|torchtitan|accelerate|axolotl|nanotron"
 
 
@@ -24,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         metavar="FILE",
-        help="their config (JSON, YAML, TOML), or a script with Megatron-LM's command line",
+        help="their config (JSON, YAML, TOML), a script with Megatron-LM's command line, or a "
+        "checkpoint: a DCP folder, DeepSpeed's ZeRO-3 folder, a .pt file of torch.save",
     )
     parser.add_argument(
         "--from",
@@ -39,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks in all, for files that leave their number to the launcher",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE.toml", help="write the config there (default: stdout)"
+        "--out",
+        type=Path,
+        metavar="FILE.toml|FOLDER",
+        help="write the config there (default: stdout), or a checkpoint's weights as safetensors",
     )
 
 
@@ -50,6 +57,9 @@ def run(arguments: argparse.Namespace) -> Answer:
 
     if arguments.gpus is not None and arguments.gpus < 1:
         raise UsageError(f"--gpus is {arguments.gpus}; a run has one rank or more")
+    path = Path(arguments.file)
+    if path.is_dir() or path.suffix in WEIGHTS:
+        return _import_weights(path, arguments.out)
     imported = import_file(arguments.file, arguments.framework, arguments.gpus)
     text = write_toml(imported.config)
     if arguments.out is not None:
@@ -57,6 +67,27 @@ def run(arguments: argparse.Namespace) -> Answer:
     data = imported.as_dict()
     data["out"] = None if arguments.out is None else str(arguments.out)
     return Answer(data, view(imported, text, arguments.out))
+
+
+def _import_weights(path: Path, out: Path | None) -> Answer:
+    """Write a checkpoint's weights as safetensors. Errors: `CheckpointError`."""
+    if out is None:
+        raise UsageError(f"{path} is a checkpoint; say --out FOLDER, where its weights are written")
+    from rich.text import Text
+    from safetensors.torch import save_file
+
+    from plait.checkpoint.elsewhere import read_elsewhere
+
+    kind, weights = read_elsewhere(path)
+    file = out / "model.safetensors"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        own = {name: value.contiguous().clone() for name, value in weights.items()}
+        save_file(own, file, metadata={"format": "pt"})
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror or error}") from None
+    data = {"framework": kind, "tensors": len(weights), "out": str(file)}
+    return Answer(data, Text(f"{len(weights)} tensors of {path} ({kind}) are in {file}"))
 
 
 def view(imported: Imported, text: str, out: Path | None) -> RenderableType:
