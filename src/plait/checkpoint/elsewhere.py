@@ -71,11 +71,11 @@ def read_elsewhere(path: str | Path) -> tuple[str, dict[str, Tensor]]:
 
 def write_dcp(weights: Mapping[str, Tensor], folder: str | Path) -> None:
     """Write a distributed checkpoint that FSDP2 and torchtitan load, from one process."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that there is no process group
-        dcp.save(dict(weights), checkpoint_id=str(folder), no_dist=True)
+        save(dict(weights), checkpoint_id=str(folder), no_dist=True)
 
 
 def _weights(path: Path, found: object) -> dict[str, Tensor]:
@@ -102,8 +102,8 @@ def _all_below(found: Mapping[Any, object], prefix: str) -> bool:
 
 def _read_dcp(folder: Path) -> dict[str, Tensor]:
     """Every tensor of a distributed checkpoint, by torch's own reader."""
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     metadata: Any = _MetadataUnpickler(io.BytesIO((folder / METADATA).read_bytes())).load()
     tensors = {
@@ -113,7 +113,7 @@ def _read_dcp(folder: Path) -> dict[str, Tensor]:
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that there is no process group
-        dcp.load(tensors, checkpoint_id=str(folder), no_dist=True)
+        load(tensors, checkpoint_id=str(folder), no_dist=True)
     return tensors
 
 
