@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -40,9 +39,6 @@ OWNERS: Final = {
 }
 """Keys that belong to data of certain names."""
 KNOWN: Final = "stdlib, text, digits, random, files, hf"
-
-WORD_DATA: Final = re.compile(r"(?<![.\w])data(?=[.] *\w| ')")
-"""The section in a sentence: `data.name` or `data 'text'`."""
 
 Rule: TypeAlias = Callable[[DataSource, ModelSection], Iterator[str]]
 
@@ -228,7 +224,13 @@ def data_is_right(config: Sections) -> Iterator[str]:
             sources += [(f"{path}.mixture[{n}]", part) for n, part in enumerate(source.mixture)]
         for rule in RULES:
             for sentence in rule(source, config.model):
-                yield WORD_DATA.sub(path, sentence)
+                yield _under(path, sentence)
+
+
+def _under(path: str, sentence: str) -> str:
+    """A sentence about data, with the path of its key, or of the section where it names no key."""
+    key = "data." if "data." in sentence else "data '"
+    return sentence.replace(key, path + key.removeprefix("data"), 1)
 
 
 def _mixture_is_right(path: str, data: Data) -> Iterator[str]:

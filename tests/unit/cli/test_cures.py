@@ -61,7 +61,7 @@ def test_sentences_of_the_data_of_evaluation_name_them() -> None:
     with pytest.raises(ConfigError) as failure:
         load(TABLES, ["eval.every=1", "eval.data.name=text"])
     said = str(failure.value)
-    assert "eval.data.files is missing; eval.data 'text' needs files" in said
+    assert "eval.data.files is missing; data 'text' needs files" in said
     assert "is too small: eval.data 'text' is bytes" in said
 
 
