@@ -226,6 +226,7 @@ def _range_of(view: View, mine: Tensors, truth: Tensors, wrong: Sequence[str]) -
     scale = largest(view.truth.params)
     part = []
     whole = []
+    spans = 0
     for name in wrong:
         if name not in truth:
             continue
@@ -237,13 +238,14 @@ def _range_of(view: View, mine: Tensors, truth: Tensors, wrong: Sequence[str]) -
         )
         if len(bad) and len(bad) < gap.numel() and int(bad[-1]) - int(bad[0]) + 1 < gap.numel():
             part.append(f"{name}[{int(bad[0])}:{int(bad[-1]) + 1}] of {gap.numel()}")
+            spans += int(bad[-1]) - int(bad[0]) + 1
         else:
             whole.append(name)
     right = [name for name in truth if name not in wrong and bool(truth[name].any())]
     wrong_numel = sum(truth[name].numel() for name in wrong if name in truth)
-    if part and wrong_numel <= 0.8 * sum(
-        value.numel() for value in truth.values() if bool(value.any())
-    ):
+    moving = sum(value.numel() for value in truth.values() if bool(value.any()))
+    of_one = len(wrong) == 1 and 2 * spans <= wrong_numel
+    if part and (wrong_numel <= 0.8 * moving or of_one):
         more = f" and all of {list_names(whole)}" if whole else ""
         return [
             Finding(

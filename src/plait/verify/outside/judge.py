@@ -68,6 +68,8 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
     parallel = _joined(ranks)
     names = [name for name, value in plain.named_parameters() if value.requires_grad]
     settings = _settings(ranks)
+    if not settings[0]:
+        return _nothing_held(made, trial, len(ranks))
     kind = next(update.kind for rank in ranks for update in rank.updates if update.kind)
     loss, adds_up = summed(plain, batches[0], made.reference_loss)
     rates = factors(settings)
@@ -110,6 +112,24 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
         if whole:
             notes = (*notes, "every rank computed on every sample: no data axis was seen")
     return replace(report, findings=found, notes=[*made.notes, *notes, *report.notes])
+
+
+def _nothing_held(made: Made, trial: Trial, world_size: int) -> Report:
+    """The report on optimizers that know no parameter of the model."""
+    text = (
+        "the optimizer holds no parameter of the model: it was made before the model was wrapped, "
+        "or from parameters that the wrapper keeps for a forward"
+    )
+    found = Finding("stale-parameters", "optimizer", text, 0.98)
+    return Report(
+        (),
+        [text],
+        [found],
+        trial.tolerance or 0.0,
+        len(made.given),
+        plan=trial.source.name,
+        world_size=world_size,
+    )
 
 
 def _module_errors(
