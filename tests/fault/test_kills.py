@@ -27,6 +27,7 @@ def test_a_run_whose_ranks_are_killed_ends_with_equal_bits(case: Case, judge: Ju
     for recovery in result["recoveries"]:
         assert recovery["steps_repeated"] <= 1
         assert "was killed by SIGKILL" in recovery["cause"]
+        assert recovery["source"] in ("snapshot", "start")
     repeated = sum(recovery["steps_repeated"] for recovery in result["recoveries"])
     assert STEPS <= result["snapshots"]["count"] <= STEPS + repeated
 

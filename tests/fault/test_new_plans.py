@@ -115,6 +115,7 @@ def test_a_rank_that_comes_back_brings_the_old_plan_back(
     assert left["plan_before"] == returned["plan_after"] == result["plan"]
     assert (left["lost_ranks"], returned["lost_ranks"]) == ([3], [])
     assert returned["cause"] == "a rank is back"
+    assert returned["source"] == ("snapshot" if every else "checkpoint")
     assert (returned["step"], returned["steps_repeated"]) == (AWAY.stop, 0)
     assert largest_difference(tmp_path, one_device) < TOLERANCE
 

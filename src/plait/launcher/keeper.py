@@ -323,6 +323,7 @@ class _Run:
         self._complete_last_loss()
         self._count_failure()
         self._choose_layout()
+        self._snapshots.find()
         loss = RankLoss(
             max(0, self._steps_done),
             tuple(sorted(self._lost)),
@@ -330,9 +331,9 @@ class _Run:
             self._lost_at,
             before.text,
             self._layout.text,
+            has_snapshot=bool(self._snapshots.newest),
         )
         self._losses.append(loss)
-        self._snapshots.find()
         if self._layout != before:
             self._snapshots.change(self._layout.size)
         new = "" if self._layout == before else f" under {self._layout.text}"

@@ -43,6 +43,7 @@ class RankLoss:
         moment: of the loss, on the monotonic clock, in seconds.
         resumed: the steps from which the run went on; `NOTHING` where it did not get so far.
         moved: the moment of the first step that was then done; below 0 for none.
+        has_snapshot: whether it went on from a snapshot, and not from a checkpoint or its start.
     """
 
     step: int
@@ -53,6 +54,14 @@ class RankLoss:
     after: str
     resumed: int = NOTHING
     moved: float = -1.0
+    has_snapshot: bool = False
+
+    @property
+    def source(self) -> str:
+        """The state from which the run went on."""
+        if self.has_snapshot:
+            return "snapshot"
+        return "checkpoint" if self.resumed > 0 else "start"
 
     def as_dict(self) -> JsonObject:
         """The recovery as summaries tell it."""
@@ -64,6 +73,7 @@ class RankLoss:
             "plan_before": self.before,
             "plan_after": self.after,
             "steps_repeated": max(0, self.step - self.resumed) if self.resumed >= 0 else None,
+            "source": self.source,
             "moment": time.time() - (time.monotonic() - self.moment),
         }
 

@@ -53,7 +53,8 @@ class Rollback(Hook):
         moment = time.time()
         self._began = time.monotonic()
         with engine.world.recorder.flight.during(Phase.STARTING):
-            meta = self._load()
+            files = () if self._place is None else newest_whole(self._place.assignment.parts)
+            meta = self._load(files)
         step = int(meta["step"])
         self._loader.load_state_dict(meta.get("loader", {}), step)
         engine.guard.rolled_back(step)
@@ -68,6 +69,7 @@ class Rollback(Hook):
                 "plan_before": plan,
                 "plan_after": plan,
                 "steps_repeated": dropped - 1 - step,
+                "source": "snapshot" if files else "checkpoint",
                 "moment": moment,
             }
         )
@@ -75,12 +77,10 @@ class Rollback(Hook):
             say(f"{cause}; it is replayed from the state of step {step}")
         return step
 
-    def _load(self) -> JsonObject:
-        """Fill the engine; the meta data of the state."""
+    def _load(self, files: tuple[Path, ...]) -> JsonObject:
+        """Fill the engine from the files of a snapshot, else a checkpoint; its meta data."""
         from plait.engine.state.snapshots import restore
 
-        place = self._place
-        files = () if place is None else newest_whole(place.assignment.parts)
         if files:
             return restore(self._engine, files)
         assert self._folder is not None
