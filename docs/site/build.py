@@ -1,8 +1,8 @@
-"""Build the documentation site: `python docs/site/build.py [--out build/site]`.
+"""Build the documentation site: `python docs/site/build.py [--out build/site] [--explore]`.
 
 The pages of `docs/` are copied, those that come from code are written beside them, and Sphinx makes
 HTML of both. Links out of `docs/` lead to pages of those files, since the site has no repository
-beside it.
+beside it. `--explore` adds the page of plans, whose Python runs in the reader's tab.
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ DOCS = ROOT / "docs"
 LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)]*)?\)")
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "sh", ".yml": "yaml", ".json": "json"}
 PICTURES = (".svg", ".png")
-LEFT_OUT = ("README.md", "*.py", "strategies.toml", "explore")
+LEFT_OUT = ("README.md", "site")
 
 
 def main() -> int:
     """Build; the exit code of Sphinx."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site")
+    parser.add_argument("--explore", action="store_true", help="needs npm")
     arguments = parser.parse_args()
     source = arguments.out.parent / "site-source"
     shutil.rmtree(source, ignore_errors=True)
     prepare(source)
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
-    return subprocess.run([*command, str(source), str(arguments.out)], check=False).returncode
+    code = subprocess.run([*command, str(source), str(arguments.out)], check=False).returncode
+    if code == 0 and arguments.explore:
+        page = [sys.executable, str(DOCS / "site" / "explore" / "build.py")]
+        code = subprocess.run([*page, str(arguments.out / "explore-plans")], check=False).returncode
+    return code
 
 
 def prepare(source: Path) -> None:
@@ -44,10 +49,7 @@ def prepare(source: Path) -> None:
         target = source / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
-    explore = DOCS / "site" / "explore"
     (source / "extra").mkdir()
-    if explore.exists():
-        shutil.copytree(explore, source / "extra" / "explore")
     shutil.move(source / "llms.txt", source / "extra" / "llms.txt")
     pending = sorted(source.rglob("*.md"))
     while pending:
