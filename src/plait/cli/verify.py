@@ -67,8 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         default="float64",
-        choices=("float64", "float32", "bf16"),
-        help="what both compute in (default: float64); bf16: how far it drifts",
+        choices=("float64", "float32", "bf16", "float16"),
+        help="what both compute in (default: float64); a plan in bf16: how far it drifts",
     )
     parser.add_argument(
         "--tolerance",
@@ -139,5 +139,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--steps-after-resume {arguments.steps_after_resume}: 0 or more")
     if arguments.resume_plan and not arguments.steps_after_resume:
         raise UsageError("--resume-plan needs --steps-after-resume N: how many steps follow it")
+    if arguments.dtype == "float16":
+        raise UsageError("--dtype float16 belongs to --step: a plan is proven in float64")
     if arguments.steps_after_resume and arguments.dtype == "bf16":
         raise UsageError("--steps-after-resume needs --dtype float64 or float32")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from plait.values import JsonMapping, PyTree
 from plait.verify.diagnosis.diagnose import diagnose
 from plait.verify.diagnosis.finding import Facts
-from plait.verify.record.compare import Key, differences, refusals, tolerance_of
+from plait.verify.record.compare import Difference, Key, differences, refusals, tolerance_of
 from plait.verify.record.observation import Observation, Record, Tensors, merge
 from plait.verify.report import Report
 
@@ -91,12 +91,16 @@ def judge(
     *,
     tolerance: float | None = None,
     limits: Mapping[Key, float] | None = None,
+    more: Sequence[Difference] = (),
+    slack: float | None = None,
     plan: str = "",
     world_size: int | None = None,
 ) -> Report:
     """The verdict on two records: refusals, differences, findings. Pure.
 
     `limits` are the largest errors that pass for single numbers, where the tolerance is too tight.
+    `more` are further differences, with their limits. `slack` is how exact an explanation has to
+    be; by default it follows the tolerance.
     """
     refused = refusals(parallel, reference)
     limit = tolerance_of(reference) if tolerance is None else tolerance
@@ -104,8 +108,10 @@ def judge(
     found = list(differences(parallel, reference)) if comparable else []
     if limits:
         found = [replace(one, limit=limits.get(one.key)) for one in found]
+    found += more
     size = world_size or max((len(seen.ranks) for seen in parallel.steps), default=0) or 1
     report = Report(found, refused, (), limit, len(reference.steps), plan=plan, world_size=size)
     return replace(
-        report, findings=diagnose(parallel, reference, report.failed, facts or Facts(), limit)
+        report,
+        findings=diagnose(parallel, reference, report.failed, facts or Facts(), limit, slack=slack),
     )

@@ -58,7 +58,7 @@ class Report:
 
     def limit_of(self, one: Difference) -> float:
         """The largest error that passes for one comparison."""
-        return self.limit(one.kind) if one.limit is None else max(one.limit, self.limit(one.kind))
+        return self.limit(one.kind) if one.limit is None else max(one.limit, self.tolerance)
 
     def error(self, *kinds: str) -> float:
         """The largest error of these kinds, over the parts of this tolerance too."""

@@ -2,8 +2,8 @@
 
 A proof in float64 takes other kernels than training: fused updates of float32 with the scale
 inside, masters in float32 under weights in bf16. So the plan also runs as it will train. Its
-gradients are held against one device in float32. Its parameters are held against a plain optimizer
-in float64 that is given the plan's own gradients. The remainder is the rounding of one update.
+gradients are held against one device in that precision, its parameters against a plain optimizer
+that is given the plan's own gradients. What passes is measured by perturbation (see `rounding`).
 """
 
 from __future__ import annotations
@@ -18,27 +18,36 @@ from torch import nn
 from plait.comm import World
 from plait.comm.simulated import simulate
 from plait.mesh import Mesh
-from plait.models.parameters import Parameters
 from plait.plan import Plan
-from plait.verify.drift import DriftTask, compared, observe
+from plait.verify.drift import DriftTask, observe
 from plait.verify.probes import with_optimizer
 from plait.verify.problem import Problem
 from plait.verify.ranks import make_engine
-from plait.verify.record.compare import TOLERANCE, Difference, differences, relative_error
+from plait.verify.record.compare import Difference, differences
 from plait.verify.record.observation import Record
 from plait.verify.record.observe import RankRecord, join, record_rank
-from plait.verify.reference import lowered
+from plait.verify.reference.lowered import LowPrecision
 from plait.verify.reference.one_device import (
+    Batch,
+    Recipe,
     pooled_losses,
     run_reference,
     slicing_reasons,
 )
+from plait.verify.reference.rounding import (
+    RUNS,
+    Bounds,
+    OtherSums,
+    bounds,
+    halves,
+    of_runs,
+    scales,
+)
+from plait.verify.reference.updates import own_updates
 from plait.verify.report import Report
 from plait.verify.walks import SCALED
 
-UPDATE = 1e-5  # of a parameter's largest update
-ROUNDED = 4 * torch.finfo(torch.float32).eps  # of its largest element, in every step
-GRADIENTS = ("loss", "count", "grad", "grad_norm")
+GRADIENTS = ("loss", "count", "grad", "grad_norm", "scale")
 
 
 def prove(world: World, problem: Problem, plan: Plan, steps: int) -> Report:
@@ -58,7 +67,7 @@ def prove(world: World, problem: Problem, plan: Plan, steps: int) -> Report:
             found += judged(asked, plan, steps, records)
     world.paths.limits = {}
     told: list[Difference] = world.axis("world").gather_objects(found)[0]
-    tolerance = TOLERANCE[torch.float32]
+    tolerance = torch.finfo(torch.float32).eps
     title = f"training-{plan.precision}"
     return Report(told, [], [], tolerance, steps, str(plan), world.size, title)
 
@@ -68,57 +77,36 @@ def judged(
 ) -> list[Difference]:
     """Differences of a run in the precision of training from its two references."""
     parallel = join(records)
-    found = [*updates(parallel, problem), *copies(records, parallel)]
+    found = [
+        *own_updates(parallel, problem.recipe(), torch.float32),
+        *copies(records, parallel),
+    ]
+    if plan.precision == "bf16":
+        return [*found, *_in_bf16(problem, steps, parallel)]
     model = problem.make_whole_model(torch.float32)
     batches = problem.batches(steps, torch.float32)
     notes = slicing_reasons(model, batches[0])
     pooled = bool(pooled_losses(model)) and plan.micro_batches > 1 and not notes
     how = {"by_slice": bool(notes), "by_micro_batch": pooled}
 
-    def run() -> Record:
-        return run_reference(model, batches, problem.recipe(), problem.slices(plan), **how)
+    def run(
+        recipe: Recipe, start: nn.Module, data: Sequence[Batch], in_halves: bool = False
+    ) -> Record:
+        if in_halves and not notes and not pooled:
+            return run_reference(start, data, recipe, halves, by_slice=True)
+        return run_reference(start, data, recipe, problem.slices(plan), **how)
 
-    truth = run()
-    if plan.precision == "bf16":
-        return found + list(_drifts(problem, plan, steps, parallel, truth))
-    gradients = [one for one in differences(parallel, truth) if one.kind in GRADIENTS]
-    if any(not one.error <= TOLERANCE[torch.float32] for one in gradients):
-        limits = lowered.bounds(truth, run, torch.float64, most=0.1)
-        gradients = [replace(one, limit=limits.get(one.key)) for one in gradients]
-    return found + gradients
-
-
-def updates(record: Record, problem: Problem) -> Iterator[Difference]:
-    """Parameters after each update against those of a plain optimizer in float64, from the same
-    gradients.
-    """
-    assert record.start is not None
-    names = [name for name in record.start if _trains(record, name)]
-    params = {name: nn.Parameter(record.start[name].double()) for name in names}
     recipe = problem.recipe()
-    optimizer = recipe.optimizer(Parameters(list(params.items())))
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for step, seen in enumerate(record.steps):
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * recipe.lr_factor(step)
-        before = {name: param.detach().clone() for name, param in params.items()}
-        for name, param in params.items():
-            grad = seen.grads.get(name)
-            param.grad = None if grad is None else grad.double()
-        optimizer.step()
-        for name, param in params.items():
-            value = param.detach()
-            size = max(float(value.abs().max()), 1e-30) if value.numel() else 1.0
-            moved = float((value - before[name]).abs().max()) if value.numel() else 0.0
-            limit = UPDATE * moved / size + ROUNDED * (step + 1)
-            error = relative_error(seen.params[name], value)
-            # Scaled, so that what passes is the same number for all.
-            scaled = error / limit * TOLERANCE[torch.float32]
-            yield Difference(step, "param", name, scaled)
+    truth = run(recipe, model, batches)
+    limits = bounds(truth, run, recipe, model, batches, dtype=torch.float32)
+    return [*found, *_gradients(parallel, truth, limits)]
 
 
-def _trains(record: Record, name: str) -> bool:
-    return any(seen.grads.get(name) is not None for seen in record.steps)
+def _gradients(parallel: Record, truth: Record, limits: Bounds) -> Iterator[Difference]:
+    """Loss, norm and gradients, each with its limit."""
+    for one in limits.limited((*differences(parallel, truth), *scales(parallel, truth))):
+        if one.kind in GRADIENTS:
+            yield one
 
 
 def copies(records: Sequence[RankRecord], agreed: Record) -> Iterator[Difference]:
@@ -131,13 +119,24 @@ def copies(records: Sequence[RankRecord], agreed: Record) -> Iterator[Difference
                 yield Difference(step, "replica", part.name, 0.0 if equal else 1.0, rank)
 
 
-def _drifts(
-    problem: Problem, plan: Plan, steps: int, mine: Record, truth: Record
-) -> Iterator[Difference]:
-    """How far the plan drifts in units of what one device in bf16 may."""
+def _in_bf16(problem: Problem, steps: int, mine: Record) -> Iterator[Difference]:
+    """Gradients against one device in bf16, within what its last place does to it."""
     task = DriftTask(problem, "precision:bf16", steps)
-    one_device: Any = join(simulate(Mesh.of(Plan.parse(task.plan)), observe, task))
-    report = compared(mine, one_device, truth, (str(plan), 1, steps))
-    for kind in ("loss", "grad"):
-        drift = report.kinds[kind]
-        yield Difference(0, kind, f"drift of {drift.worst}", 0.0 if drift.ok else 1.0)
+    mesh = Mesh.of(Plan.parse(task.plan))
+    truth = _on_one_device(mesh, task, None)
+    shaken = (_on_one_device(mesh, task, seed) for seed in range(RUNS))
+    yield from _gradients(mine, truth, of_runs(truth, shaken, torch.bfloat16))
+
+
+def _on_one_device(mesh: Mesh, task: DriftTask, seed: int | None) -> Record:
+    ranks: Any = simulate(mesh, _shaken, task, seed)
+    return join(ranks)
+
+
+def _shaken(world: World, task: DriftTask, seed: int | None) -> RankRecord:
+    """One device in bf16; with a seed, results move and sums are taken in another order."""
+    if seed is None:
+        return observe(world, task)
+    generator = torch.Generator().manual_seed(seed)
+    with OtherSums(generator), LowPrecision(torch.float32, generator):
+        return observe(world, task)

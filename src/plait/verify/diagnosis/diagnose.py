@@ -13,7 +13,7 @@ from plait.verify.diagnosis.finding import Facts, Finding
 from plait.verify.diagnosis.gradient_findings import gradient_findings
 from plait.verify.diagnosis.update_findings import replica_findings, start_findings, update_findings
 from plait.verify.diagnosis.view import View
-from plait.verify.record.compare import Difference
+from plait.verify.record.compare import EVERY_GRADIENT, EVERY_PARAMETER, Difference
 from plait.verify.record.observation import Record
 
 
@@ -23,6 +23,8 @@ def diagnose(
     failed: Sequence[Difference],
     facts: Facts,
     tolerance: float,
+    *,
+    slack: float | None = None,
 ) -> list[Finding]:
     """The findings for the comparisons that `failed`; empty when none did, and one that says so
     when nothing is recognised.
@@ -31,15 +33,15 @@ def diagnose(
         return []
     step = min(one.step for one in failed)
     now = [one for one in failed if one.step == step]
-    kinds = {one.kind for one in now}
+    kinds = {"grad" if one.kind == "scale" else one.kind for one in now}
     view = View(
         parallel.steps[step],
         reference.steps[step],
         parallel.steps[step - 1] if step else None,
         reference.steps[step - 1] if step else None,
         facts,
-        slack=max(1e-6, 100 * tolerance),
-        wrong=tuple(dict.fromkeys(one.name for one in now if one.kind == "grad")),
+        slack=max(1e-6, 100 * tolerance) if slack is None else slack,
+        wrong=_names(now, "grad", "scale"),
         tolerance=tolerance,
     )
     found: list[Finding] = []
@@ -53,7 +55,7 @@ def diagnose(
         if "replica" in kinds:
             found += replica_findings(view, [one for one in now if one.kind == "replica"])
         if "grad" not in kinds and kinds & {"param", "update"}:
-            wrong = [one.name for one in now if one.kind == "param"]
+            wrong = _names(now, "param", "update")
             found += update_findings(
                 view, parallel.before(step), reference.before(step), wrong, step
             )
@@ -68,3 +70,10 @@ def diagnose(
             )
         ]
     return sorted(found, key=lambda one: -one.confidence)
+
+
+def _names(failed: Sequence[Difference], *kinds: str) -> tuple[str, ...]:
+    """The tensors that failed in one of these ways."""
+    together = (EVERY_GRADIENT, EVERY_PARAMETER)
+    names = (one.name for one in failed if one.kind in kinds and one.name not in together)
+    return tuple(dict.fromkeys(names))

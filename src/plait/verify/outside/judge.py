@@ -20,6 +20,7 @@ from plait.verify.diagnosis.finding import Finding, list_names
 from plait.verify.external import judge
 from plait.verify.outside.loss import summed
 from plait.verify.outside.modules import (
+    SLACK,
     ModuleError,
     Sketch,
     compare,
@@ -30,6 +31,7 @@ from plait.verify.outside.optimizer import factors, maker
 from plait.verify.outside.rows import Reading, Rows, numbers, reading, taken
 from plait.verify.outside.task import DTYPES, Made, Trial
 from plait.verify.outside.watch import ObservedUpdate, Settings
+from plait.verify.record.compare import TOLERANCE
 from plait.verify.record.observation import Observation, Record, Tensors, merge
 from plait.verify.reference import lowered
 from plait.verify.reference.one_device import (
@@ -42,6 +44,8 @@ from plait.verify.reference.one_device import (
     num_samples,
     run_reference,
 )
+from plait.verify.reference.rounding import bounds, halves, scales
+from plait.verify.reference.updates import own_updates
 from plait.verify.report import Report
 
 
@@ -87,10 +91,23 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
     if not any(rank.updates[0].norms for rank in ranks):
         truth = Record(truth.start, [replace(seen, grad_norm=None) for seen in truth.steps])
     facts = readings[0].facts(len(ranks))
+    dtype = DTYPES[trial.dtype]
     about: JsonObject = {"plan": trial.source.name, "world_size": len(ranks)}
-    report = judge(parallel, truth, facts, tolerance=trial.tolerance, **about)
-    if report.failed and not report.refusals and trial.tolerance is None:
-        limits = lowered.bounds(truth, run, DTYPES[trial.dtype])
+
+    def rerun(recipe: Recipe, start: nn.Module, data: Sequence[Batch], in_halves: bool) -> Record:
+        return run_reference(start, data, recipe, halves, by_slice=in_halves and adds_up)
+
+    slack = max(SLACK, trial.tolerance or 0.0)
+    if trial.tolerance is None and trial.dtype != "float64":
+        derived = bounds(truth, rerun, recipe, plain, batches, dtype=dtype)
+        more = [*derived.limited(scales(parallel, truth)), *own_updates(parallel, recipe, dtype)]
+        report = judge(parallel, truth, facts, more=more, **derived.asked(), **about)
+        notes = (*notes, derived.note())
+        slack = derived.middle
+    else:
+        report = judge(parallel, truth, facts, tolerance=trial.tolerance, **about)
+    if report.failed and not report.refusals and report.tolerance == TOLERANCE[torch.float64]:
+        limits = lowered.bounds(truth, run, dtype)
         if limits:
             report = judge(parallel, truth, facts, limits=limits, **about)
             notes = (*notes, lowered.note(limits))
@@ -98,9 +115,10 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
     if not report.ok:
         found = [*_causes(ranks, readings, names, settings), *_norms_apart(ranks, truth), *found]
         found = [*_packed(ranks, found), *found]
-        errors = _module_errors([rank.sketches for rank in ranks], rows, plain, batches[0], loss)
+        sketches = [rank.sketches for rank in ranks]
+        errors = _module_errors(sketches, rows, plain, batches[0], loss, slack=slack)
         if any(one.step == 0 for one in report.failed):
-            found += first_wrong(errors)
+            found += first_wrong(errors, slack)
         report = replace(report, modules=tuple(errors))
     if ranks[0].owns_loop:
         again = _read_twice(ranks, num_samples(made.together))
@@ -138,6 +156,8 @@ def _module_errors(
     plain: nn.Module,
     batch: Batch,
     loss: Loss,
+    *,
+    slack: float,
 ) -> list[ModuleError]:
     """How far each module's output of the first step is from one device's, and its gradient."""
     model = copy.deepcopy(plain)
@@ -147,7 +167,7 @@ def _module_errors(
         return total / count
 
     truth = reference_sketches(model, run)
-    return compare(truth, ranks, rows)
+    return compare(truth, ranks, rows, slack)
 
 
 Data = tuple[list[Batch], list[Reading], list[Rows]]

@@ -109,9 +109,12 @@ def _hook(kept: Sketches, name: str) -> Callable[[nn.Module, Any, Any], None]:
 
 
 def compare(
-    truth: Sequence[Sketch], ranks: Sequence[Sequence[Sketch]], rows: Sequence[Rows]
+    truth: Sequence[Sketch],
+    ranks: Sequence[Sequence[Sketch]],
+    rows: Sequence[Rows],
+    slack: float = SLACK,
 ) -> list[ModuleError]:
-    """The errors of all modules that could be compared, in forward order."""
+    """The errors of all modules that could be compared, in forward order; `slack` passes."""
     known = {one.name: one for one in truth}
     first = next((one for one in rows if any(one)), ())
     sizes = [float(one.grad.abs().max()) for one in truth if one.grad is not None]
@@ -137,7 +140,7 @@ def compare(
             worst = {**outputs[one.name]}
             for here, error in grads.get(one.name, {}).items():
                 worst[here] = max(worst[here], error)
-            wrong = [here for here, error in worst.items() if error > SLACK]
+            wrong = [here for here, error in worst.items() if error > slack]
             found.append(
                 ModuleError(
                     one.name,
@@ -187,7 +190,7 @@ def _error(value: Tensor, truth: Tensor, floor: float = 1e-30) -> float:
     return float((value - truth).abs().max()) / size
 
 
-def first_wrong(errors: Sequence[ModuleError]) -> list[Finding]:
+def first_wrong(errors: Sequence[ModuleError], slack: float = SLACK) -> list[Finding]:
     """The first module in forward order whose output is wrong.
 
     Without one, the first in backward order whose gradient is; without that, that none is.
@@ -195,11 +198,11 @@ def first_wrong(errors: Sequence[ModuleError]) -> list[Finding]:
     if not errors:
         return []
     for one in errors:
-        if one.output is not None and one.output > SLACK:
+        if one.output is not None and one.output > slack:
             what = f"the first output that differs is that of '{one.name}'"
             return [Finding("module", "", _place(what, one, one.output), 0.985, (one.name,))]
     for one in reversed(errors):
-        if one.grad is not None and one.grad > SLACK:
+        if one.grad is not None and one.grad > slack:
             what = f"the first gradient of an output that differs is that of '{one.name}'"
             return [Finding("module", "", _place(what, one, one.grad), 0.985, (one.name,))]
     text = (

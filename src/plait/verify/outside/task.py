@@ -14,7 +14,12 @@ from plait.verify.outside.loss import of_output
 from plait.verify.outside.source import FunctionSource
 from plait.verify.reference.one_device import Batch, Loss
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 @dataclass(frozen=True)

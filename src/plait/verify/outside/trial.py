@@ -92,6 +92,13 @@ def _on_ranks(world: World, trial: Trial) -> Report:
     return told
 
 
+def alone(functions: Functions, trial: Trial) -> Report:
+    """The report on functions that stand for all ranks in this process. No group is needed."""
+    made = _made(functions, DTYPES[trial.dtype], trial.steps)
+    plain = copy.deepcopy(made.model)
+    return judged([_run(functions, made)], plain, made, trial)
+
+
 def _reason(error: Exception) -> str:
     return f"the plain step on one device failed: {type(error).__name__}: {error}"
 

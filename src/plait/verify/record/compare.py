@@ -29,14 +29,16 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, to
 # an update is a small difference of large numbers: it is judged at this multiple of the tolerance
 UPDATE_FACTOR = 100
 FLOOR = 1e-4
+EVERY_GRADIENT = "all gradients"
+EVERY_PARAMETER = "all parameters"
 
 Key = tuple[int, str, str]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One comparison. `kind`: start, loss, count, grad, grad_norm, param, update, buffer or
-    replica; `rank` None: the agreed value. `limit`: the largest error that passes; None for the
+    """One comparison. `kind`: start, loss, count, grad, grad_norm, scale, param, update, buffer
+    or replica; `rank` None: the agreed value. `limit`: the largest error that passes; None for the
     report's.
     """
 
@@ -142,7 +144,7 @@ def differences(parallel: Record, reference: Record) -> Iterator[Difference]:
                 yield Difference(step, "buffer", name, error)
         if before is not None:
             yield Difference(
-                step, "update", "all parameters", update_error(mine.params, truth.params, before)
+                step, "update", EVERY_PARAMETER, update_error(mine.params, truth.params, before)
             )
         yield from _copies(step, mine, truth)
 

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from plait.torch_internals import in_backward
 from plait.values import PyTree
-from plait.verify.record.compare import TOLERANCE, Key, differences
+from plait.verify.record.compare import TOLERANCE, UPDATE_FACTOR, Key, differences
 from plait.verify.record.observation import Record
 
 RUNS = 3
@@ -85,6 +85,9 @@ def bounds(
     limits = {
         key: min(FACTOR * error, most or coarsest) for key, error in furthest.items() if error > 0
     }
+    for key, limit in limits.items():
+        if key[1] == "update":
+            limits[key] = max(limit, UPDATE_FACTOR * TOLERANCE[dtype])
     return _of_numbers(limits, found)
 
 

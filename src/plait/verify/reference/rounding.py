@@ -1,0 +1,244 @@
+"""Bounds by perturbation: how far a right run may lie from the reference in its own precision.
+
+The reference runs again and again. Its weights and inputs move by one unit in the last place, its
+products and sums are taken in another order, and the batch is cut in slices. In half of the runs
+every result moves by one unit as well (see `lowered`). The furthest that a number then lies from
+the reference, times `FACTOR`, is what passes. So an ill-conditioned number gets a wide bound, and a
+well-conditioned one a narrow one, in float32 as in bf16 and float16.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from plait.values import JsonObject, PyTree
+from plait.verify.record.compare import EVERY_GRADIENT, Difference, Key, differences
+from plait.verify.record.observation import Record
+from plait.verify.reference.lowered import LowPrecision
+from plait.verify.reference.one_device import Batch, Recipe, Slice, num_samples
+
+RUNS = 6
+FACTOR = 4.0
+PARTS = 3
+NUMBERS = (
+    "loss",
+    "grad_norm",
+    "update",
+    "scale",
+)  # one number a step, which may stay near by chance
+FEWEST = 16  # elements of a tensor whose rounding goes up as often as down
+
+Rerun = Callable[[Recipe, nn.Module, Sequence[Batch], bool], Record]
+"""Trains a model on batches; the flag asks for slices of each batch, one after the other."""
+
+aten = torch.ops.aten
+
+
+class OtherSums(TorchDispatchMode):
+    """Products and sums over a dim in `PARTS` parts of shuffled terms, each rounded by itself."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self._generator = generator
+
+    def __torch_dispatch__(  # as torch calls it
+        self, func: Callable[..., PyTree], types: object, args: PyTree = (), kwargs: PyTree = None
+    ) -> PyTree:
+        kwargs = kwargs or {}
+        if not kwargs and isinstance(args[0], Tensor) and args[0].is_floating_point():
+            if func in (aten.mm.default, aten.bmm.default):
+                return self._product(func, *args)
+            if func is aten.addmm.default:
+                return args[0] + self._product(aten.mm.default, *args[1:])
+        if func is aten.sum.dim_IntList and not kwargs and args[1]:
+            return self._sum(*args)
+        return func(*args, **kwargs)
+
+    def _product(self, func: Callable[..., PyTree], first: Tensor, second: Tensor) -> Tensor:
+        parts = self._parts(first.shape[-1])
+        products = [func(first[..., part], second[..., part, :]) for part in parts]
+        return _added(products)
+
+    def _sum(self, value: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+        if not value.is_floating_point():
+            return aten.sum.dim_IntList(value, dims, keepdim)
+        parts = self._parts(value.shape[dims[0]])
+        sums = [
+            aten.sum.dim_IntList(value.index_select(dims[0], part), dims, keepdim) for part in parts
+        ]
+        return _added(sums)
+
+    def _parts(self, count: int) -> Sequence[Tensor]:
+        order = torch.randperm(count, generator=self._generator)
+        return [part for part in order.tensor_split(PARTS) if len(part)] or [order]
+
+
+def _added(parts: Sequence[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The largest error that passes, by number; `least` for those that never moved."""
+
+    limits: Mapping[Key, float]
+    least: float
+
+    @property
+    def middle(self) -> float:
+        """The bound of a gradient in the middle."""
+        grads = sorted(limit for (_, kind, _), limit in self.limits.items() if kind == "grad")
+        return grads[len(grads) // 2] if grads else self.least
+
+    def asked(self) -> JsonObject:
+        """What `judge` is asked with."""
+        return {"limits": self.limits, "tolerance": self.least, "slack": self.middle}
+
+    def limited(self, found: Iterable[Difference]) -> list[Difference]:
+        """Differences with their limits."""
+        return [replace(one, limit=self.limits.get(one.key)) for one in found]
+
+    def note(self) -> str:
+        """The sentence of a report about the bounds."""
+        return (
+            f"what passes is {FACTOR:g} times what the last place does to one device; half of the "
+            f"gradients may differ by {self.middle:.1e} at most"
+        )
+
+
+def bounds(
+    reference: Record,
+    rerun: Rerun,
+    recipe: Recipe,
+    model: nn.Module,
+    batches: Sequence[Batch],
+    *,
+    dtype: torch.dtype,
+) -> Bounds:
+    """How far each number may be from the reference's, where the run computes in `dtype`."""
+
+    def runs() -> Iterator[Record]:
+        for seed in range(RUNS):
+            generator = torch.Generator().manual_seed(seed)
+            start = moved_model(model, generator)
+            data = [moved(batch, generator) for batch in batches]
+            with ExitStack() as stack:
+                stack.enter_context(OtherSums(generator))
+                if seed % 2:
+                    stack.enter_context(LowPrecision(torch.float64, generator))
+                again = rerun(_clipped(recipe, dtype, seed), start, data, seed >= RUNS // 2)
+            yield again
+
+    return of_runs(reference, runs(), dtype)
+
+
+def of_runs(reference: Record, runs: Iterable[Record], dtype: torch.dtype) -> Bounds:
+    """The bounds from runs that were shaken."""
+    furthest: dict[Key, float] = {}
+    for again in runs:
+        for one in (*differences(again, reference), *scales(again, reference)):
+            furthest[one.key] = max(furthest.get(one.key, 0.0), one.error)
+    least = torch.finfo(dtype).eps
+    limits = {key: max(FACTOR * error, least) for key, error in furthest.items() if error > 0}
+    return Bounds(_of_numbers(limits), least)
+
+
+def scales(parallel: Record, reference: Record) -> Iterator[Difference]:
+    """How far each gradient is from once the reference's, and all of them together.
+
+    Rounding goes up and down, and a factor does not: it shows here far below a gradient's bound.
+    """
+    for step, (mine, truth) in enumerate(zip(parallel.steps, reference.steps, strict=True)):
+        pairs = {
+            name: (own, other)
+            for name, other in truth.grads.items()
+            if other is not None and bool(other.any())
+            if (own := mine.grads.get(name)) is not None and own.shape == other.shape
+        }
+        total = [
+            torch.cat([one.double().flatten() for one in side])
+            for side in zip(*pairs.values(), strict=True)
+        ]
+        for name, (own, other) in pairs.items():
+            if other.numel() >= FEWEST:
+                yield Difference(step, "scale", name, scale_error(own.double(), other.double()))
+        if total:
+            yield Difference(step, "scale", EVERY_GRADIENT, scale_error(*total))
+
+
+def scale_error(value: Tensor, truth: Tensor) -> float:
+    """|c - 1| for the c with which value is nearest to c times truth."""
+    energy = float(truth.square().sum())
+    gap = abs(float((value.double() * truth).sum()) / energy - 1) if energy else 0.0
+    return gap if math.isfinite(gap) else math.inf
+
+
+def least_scale(value: Tensor, way: Tensor, dtype: torch.dtype) -> float:
+    """What rounding each element of `value` once does to the scale of a small `way` from it."""
+    ratio = float(value.double().norm()) / float(way.double().norm())
+    return FACTOR * torch.finfo(dtype).eps * max(ratio, 1.0) / value.numel() ** 0.5
+
+
+def _of_numbers(limits: Mapping[Key, float]) -> dict[Key, float]:
+    """Each number of a step gets the largest bound of its kind, up to this step and before it."""
+    largest: dict[tuple[str, str], float] = {}
+    for (_, kind, name), limit in limits.items():
+        largest[kind, name] = max(largest.get((kind, name), 0.0), limit)
+    return {
+        (step, kind, name): largest[kind, name] if kind in NUMBERS else limit
+        for (step, kind, name), limit in limits.items()
+    }
+
+
+def _clipped(recipe: Recipe, dtype: torch.dtype, seed: int) -> Recipe:
+    """A norm and its quotient are each rounded once: clipping scales all gradients by as much."""
+    if recipe.clip_grad_norm is None:
+        return recipe
+    up = 2 * torch.finfo(dtype).eps * (1 if seed % 2 else -1)
+    return replace(recipe, clip_grad_norm=recipe.clip_grad_norm * (1 + up))
+
+
+def moved_model(model: nn.Module, generator: torch.Generator) -> nn.Module:
+    """A copy whose weights lie one unit in the last place up, down or not at all."""
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            if parameter.is_floating_point():
+                parameter.copy_(_moved(parameter, generator))
+    return copied
+
+
+def moved(batch: PyTree, generator: torch.Generator) -> PyTree:
+    """A batch whose floating inputs and targets have moved as well."""
+    found: PyTree = tree_map_only(Tensor, lambda leaf: _moved(leaf, generator), batch)
+    return found
+
+
+def _moved(value: Tensor, generator: torch.Generator) -> Tensor:
+    if not value.is_floating_point():
+        return value
+    steps = torch.randint(-1, 2, value.shape, generator=generator).to(value)
+    return value.detach() * (1 + torch.finfo(value.dtype).eps * steps)
+
+
+def halves(step: int, batch: Batch) -> list[Slice]:
+    """A batch in two slices."""
+    middle = num_samples(batch) // 2
+
+    def cut(start: int, stop: int) -> Batch:
+        part: Batch = tree_map_only(Tensor, lambda leaf: leaf[start:stop], batch)
+        return part
+
+    return [Slice(0, 0, cut(0, middle)), Slice(0, 1, cut(middle, num_samples(batch)))]
