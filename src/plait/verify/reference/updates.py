@@ -70,7 +70,7 @@ def _updated(
     if generator is not None:
         _move_settings(optimizer, generator)
     rates = [group["lr"] for group in optimizer.param_groups]
-    found = []
+    found: list[Tensors] = []
     for step, seen in enumerate(record.steps):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * recipe.lr_factor(step)
