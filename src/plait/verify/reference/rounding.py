@@ -103,7 +103,7 @@ class Bounds:
         return grads[len(grads) // 2] if grads else self.least
 
     def asked(self) -> JsonObject:
-        """What `judge` is asked with."""
+        """The arguments for `judge`."""
         return {"limits": self.limits, "tolerance": self.least, "slack": self.middle}
 
     def limited(self, found: Iterable[Difference]) -> list[Difference]:
@@ -186,7 +186,7 @@ def scale_error(value: Tensor, truth: Tensor) -> float:
 
 
 def least_scale(value: Tensor, way: Tensor, dtype: torch.dtype) -> float:
-    """What rounding each element of `value` once does to the scale of a small `way` from it."""
+    """The change in scale of a small `way` from `value` when each element is rounded once."""
     ratio = float(value.double().norm()) / float(way.double().norm())
     return FACTOR * torch.finfo(dtype).eps * max(ratio, 1.0) / value.numel() ** 0.5
 
