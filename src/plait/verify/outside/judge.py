@@ -44,7 +44,7 @@ from plait.verify.reference.one_device import (
     num_samples,
     run_reference,
 )
-from plait.verify.reference.rounding import bounds, halves, scales
+from plait.verify.reference.rounding import Bounds, bounds, halves, scales
 from plait.verify.reference.updates import own_updates
 from plait.verify.report import Report
 
@@ -94,12 +94,9 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
     dtype = DTYPES[trial.dtype]
     about: JsonObject = {"plan": trial.source.name, "world_size": len(ranks)}
 
-    def rerun(recipe: Recipe, start: nn.Module, data: Sequence[Batch], in_halves: bool) -> Record:
-        return run_reference(start, data, recipe, halves, by_slice=in_halves and adds_up)
-
     slack = max(SLACK, trial.tolerance or 0.0)
     if trial.tolerance is None and trial.dtype != "float64":
-        derived = bounds(truth, rerun, recipe, plain, batches, dtype=dtype)
+        derived = _bounds(truth, recipe, plain, batches, dtype=dtype, adds_up=adds_up)
         more = [*derived.limited(scales(parallel, truth)), *own_updates(parallel, recipe, dtype)]
         report = judge(parallel, truth, facts, more=more, **derived.asked(), **about)
         notes = (*notes, derived.note())
@@ -115,15 +112,13 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
     if not report.ok:
         found = [*_causes(ranks, readings, names, settings), *_norms_apart(ranks, truth), *found]
         found = [*_packed(ranks, found), *found]
-        sketches = [rank.sketches for rank in ranks]
-        errors = _module_errors(sketches, rows, plain, batches[0], loss, slack=slack)
+        errors = _module_errors(ranks, rows, plain, batches[0], loss, slack=slack)
         if any(one.step == 0 for one in report.failed):
             found += first_wrong(errors, slack)
         report = replace(report, modules=tuple(errors))
     if ranks[0].owns_loop:
         again = _read_twice(ranks, num_samples(made.together))
-        texts = [one.text for one in again]
-        report = replace(report, refusals=[*report.refusals, *texts])
+        report = replace(report, refusals=[*report.refusals, *(one.text for one in again)])
         found = [*again, *found]
     if len(ranks) > 1 and all(len(one.lines) == 1 for one in readings):
         whole = len(next(iter(readings[0].lines.values()))) == len(ranks)
@@ -150,8 +145,25 @@ def _nothing_held(made: Made, trial: Trial, world_size: int) -> Report:
     )
 
 
+def _bounds(
+    truth: Record,
+    recipe: Recipe,
+    plain: nn.Module,
+    batches: Sequence[Batch],
+    *,
+    dtype: torch.dtype,
+    adds_up: bool,
+) -> Bounds:
+    """The bounds of a step in a low precision; halves of a batch where its loss adds up."""
+
+    def rerun(recipe: Recipe, start: nn.Module, data: Sequence[Batch], in_halves: bool) -> Record:
+        return run_reference(start, data, recipe, halves, by_slice=in_halves and adds_up)
+
+    return bounds(truth, rerun, recipe, plain, batches, dtype=dtype)
+
+
 def _module_errors(
-    ranks: Sequence[Sequence[Sketch]],
+    ranks: Sequence[RankSteps],
     rows: Sequence[Rows],
     plain: nn.Module,
     batch: Batch,
@@ -167,7 +179,7 @@ def _module_errors(
         return total / count
 
     truth = reference_sketches(model, run)
-    return compare(truth, ranks, rows, slack)
+    return compare(truth, [rank.sketches for rank in ranks], rows, slack)
 
 
 Data = tuple[list[Batch], list[Reading], list[Rows]]
