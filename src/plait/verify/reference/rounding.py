@@ -1,6 +1,6 @@
 """Bounds by perturbation: how far a right run may lie from the reference in its own precision.
 
-The reference runs again and again. Its weights and inputs move by one unit in the last place, its
+The reference runs again and again. Its weights and inputs move by one unit in the last place. Its
 products and sums are taken in another order, and the batch is cut in slices. In half of the runs
 every result moves by one unit as well (see `lowered`). The furthest that a number then lies from
 the reference, times `FACTOR`, is what passes. So an ill-conditioned number gets a wide bound, and a
