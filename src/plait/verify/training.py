@@ -2,8 +2,8 @@
 
 A proof in float64 takes other kernels than training: fused updates of float32 with the scale
 inside, masters in float32 under weights in bf16. So the plan also runs as it will train. Its
-gradients are held against one device in that precision, its parameters against a plain optimizer
-that is given the plan's own gradients. What passes is measured by perturbation (see `rounding`).
+gradients are held against one device in that precision. Its parameters are held against a plain
+optimizer that is given the plan's own gradients. What passes is measured by perturbation (see `rounding`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Gradients in a low precision are far from the reference's, and would hide a wrong update. So each
 update of the run is held against the plain rule on the same numbers. The rule is also computed in
-float64, and from gradients and settings that have moved by one unit in the last place. Their
-spread is what passes.
+float64, and from gradients and settings moved by one unit in the last place. Their spread is what
+passes.
 """
 
 from __future__ import annotations
