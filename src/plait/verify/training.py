@@ -3,7 +3,7 @@
 A proof in float64 takes other kernels than training: fused updates of float32 with the scale
 inside, masters in float32 under weights in bf16. So the plan also runs as it will train. Its
 gradients are held against one device in that precision. Its parameters are held against a plain
-optimizer that is given the plan's own gradients. What passes is measured by perturbation (see `rounding`).
+optimizer that is given the plan's own gradients. Perturbation says what passes (`rounding`).
 """
 
 from __future__ import annotations

@@ -91,20 +91,21 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
     if not any(rank.updates[0].norms for rank in ranks):
         truth = Record(truth.start, [replace(seen, grad_norm=None) for seen in truth.steps])
     facts = readings[0].facts(len(ranks))
-    dtype = DTYPES[trial.dtype]
     about: JsonObject = {"plan": trial.source.name, "world_size": len(ranks)}
 
     slack = max(SLACK, trial.tolerance or 0.0)
     if trial.tolerance is None and trial.dtype != "float64":
-        derived = _bounds(truth, recipe, plain, batches, dtype=dtype, adds_up=adds_up)
-        more = [*derived.limited(scales(parallel, truth)), *own_updates(parallel, recipe, dtype)]
+        derived = _bounds(truth, recipe, plain, batches, dtype=DTYPES[trial.dtype], adds_up=adds_up)
+        more = derived.limited(scales(parallel, truth)) + own_updates(
+            parallel, recipe, DTYPES[trial.dtype]
+        )
         report = judge(parallel, truth, facts, more=more, **derived.asked(), **about)
         notes = (*notes, derived.note())
         slack = derived.middle
     else:
         report = judge(parallel, truth, facts, tolerance=trial.tolerance, **about)
     if report.failed and not report.refusals and report.tolerance == TOLERANCE[torch.float64]:
-        limits = lowered.bounds(truth, run, dtype)
+        limits = lowered.bounds(truth, run, DTYPES[trial.dtype])
         if limits:
             report = judge(parallel, truth, facts, limits=limits, **about)
             notes = (*notes, lowered.note(limits))
