@@ -36,8 +36,8 @@ from plait.verify.reference.one_device import (
 )
 from plait.verify.reference.rounding import (
     RUNS,
-    Bounds,
     OtherSums,
+    RoundingBounds,
     bounds,
     halves,
     of_runs,
@@ -102,7 +102,7 @@ def judged(
     return [*found, *_gradients(parallel, truth, limits)]
 
 
-def _gradients(parallel: Record, truth: Record, limits: Bounds) -> Iterator[Difference]:
+def _gradients(parallel: Record, truth: Record, limits: RoundingBounds) -> Iterator[Difference]:
     """Loss, norm and gradients, each with its limit."""
     for one in limits.limited((*differences(parallel, truth), *scales(parallel, truth))):
         if one.kind in GRADIENTS:

@@ -44,7 +44,7 @@ from plait.verify.reference.one_device import (
     num_samples,
     run_reference,
 )
-from plait.verify.reference.rounding import Bounds, bounds, halves, scales
+from plait.verify.reference.rounding import RoundingBounds, bounds, halves, scales
 from plait.verify.reference.updates import own_updates
 from plait.verify.report import Report
 
@@ -154,7 +154,7 @@ def _bounds(
     *,
     dtype: torch.dtype,
     adds_up: bool,
-) -> Bounds:
+) -> RoundingBounds:
     """The bounds of a step in a low precision; halves of a batch where its loss adds up."""
 
     def rerun(recipe: Recipe, start: nn.Module, data: Sequence[Batch], in_halves: bool) -> Record:

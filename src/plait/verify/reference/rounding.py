@@ -90,7 +90,7 @@ def _added(parts: Sequence[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class RoundingBounds:
     """The largest error that passes, by number; `least` for those that never moved."""
 
     limits: Mapping[Key, float]
@@ -126,7 +126,7 @@ def bounds(
     batches: Sequence[Batch],
     *,
     dtype: torch.dtype,
-) -> Bounds:
+) -> RoundingBounds:
     """How far each number may be from the reference's, where the run computes in `dtype`."""
 
     def runs() -> Iterator[Record]:
@@ -144,7 +144,7 @@ def bounds(
     return of_runs(reference, runs(), dtype)
 
 
-def of_runs(reference: Record, runs: Iterable[Record], dtype: torch.dtype) -> Bounds:
+def of_runs(reference: Record, runs: Iterable[Record], dtype: torch.dtype) -> RoundingBounds:
     """The bounds from runs that were shaken."""
     furthest: dict[Key, float] = {}
     for again in runs:
@@ -152,7 +152,7 @@ def of_runs(reference: Record, runs: Iterable[Record], dtype: torch.dtype) -> Bo
             furthest[one.key] = max(furthest.get(one.key, 0.0), one.error)
     least = torch.finfo(dtype).eps
     limits = {key: max(FACTOR * error, least) for key, error in furthest.items() if error > 0}
-    return Bounds(_of_numbers(limits), least)
+    return RoundingBounds(_of_numbers(limits), least)
 
 
 def scales(parallel: Record, reference: Record) -> Iterator[Difference]:
