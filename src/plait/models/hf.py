@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError, nearest
 from plait.models import hf_experts
+from plait.models.hf_conversion import converted
 from plait.models.hf_masks import masks_of
 from plait.models.hf_roles import roles_for
 from plait.models.layers import RMSNorm, ScaledEmbedding
@@ -289,7 +290,7 @@ def find_weights(model: HuggingFace, directory: Path) -> Weights:
     unexpected or of another shape.
     """
     inner: Any = model.model
-    found = open_folder(directory)
+    found = converted(inner, open_folder(directory))
     prefix = f"{inner.base_model_prefix}."
     if not any(
         name.startswith(prefix) for name in found

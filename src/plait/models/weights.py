@@ -31,6 +31,14 @@ class Stored:
     shape: tuple[int, ...]
 
 
+class Made(Stored):
+    """A tensor that is made of several in files."""
+
+    def read(self, index: Sequence[slice] | None, read: Callable[[Stored], Tensor]) -> Tensor:
+        """The elements at `index`; `read` reads a whole tensor of a file."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class RowNorms(Stored):
     """The norms of the rows of a matrix in a file; of its columns where it is `transposed`."""
@@ -71,15 +79,25 @@ class Reader:
         file's type.
         """
         stored = self.weights.stored[name]
-        if stored.file not in self._files:
-            self._files[stored.file] = _open(stored.file)
-        file = self._files[stored.file]
+        if isinstance(stored, Made):
+            return stored.read(index, self._whole)
+        file = self._file(stored)
         if isinstance(stored, RowNorms):
             return self._norms(file.get_slice(stored.key), stored, index)
         if index is None or not stored.shape:
             value: Tensor = file.get_tensor(stored.key)
         else:
             value = file.get_slice(stored.key)[tuple(index)]
+        self.num_bytes += value.numel() * value.element_size()
+        return value
+
+    def _file(self, stored: Stored) -> Any:
+        if stored.file not in self._files:
+            self._files[stored.file] = _open(stored.file)
+        return self._files[stored.file]
+
+    def _whole(self, stored: Stored) -> Tensor:
+        value: Tensor = self._file(stored).get_tensor(stored.key)
         self.num_bytes += value.numel() * value.element_size()
         return value
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from plait.comm import Axis
 from plait.errors import ModelError
 from plait.mesh.layouts import REPLICATED, Sharded
-from plait.parallel.tensor import adapters, layers
+from plait.parallel.tensor import adapters, layers, whole_samples
 from plait.parallel.tensor.group import ForwardContext, TensorGroup
 from plait.parallel.tensor.inside import InsideRoles
 from plait.parallel.tensor.mode import LinearRule, Mode
@@ -48,6 +48,7 @@ def apply(model: nn.Module, roles: Mapping[str, str], group: TensorGroup) -> Ten
     check_sizes(model, role_by_name, mode, str(group))
     splitter = _Splitter(model, role_by_name, mode, group)
     splitter.run_all()
+    whole_samples.watch_buffers(model, mode.residual.samples, str(group))
     has_head = "head" in role_by_name.values()
     outputs = mode.inner if has_head else mode.residual
     return TensorSplit(

@@ -50,6 +50,47 @@ class WholeSamples:
         module.register_forward_hook(lambda module, args, y: self.leave(y))
 
 
+def watch_buffers(model: nn.Module, samples: Axis | None, text: str) -> None:
+    """Refuse modules that write what they see of their samples into buffers.
+
+    Where ranks have other samples these would hold other values. Batch norms see all samples.
+    """
+    if samples is None or samples.size == 1:
+        return
+    for name, module in model.named_modules():
+        kept = set(module._buffers) - module._non_persistent_buffers_set
+        if kept and not isinstance(module, BATCH_NORMS):
+            watch = _Watch(f"'{name}' ({type(module).__name__})", tuple(sorted(kept)), text)
+            module.register_forward_pre_hook(watch.before)
+            module.register_forward_hook(watch.after)
+
+
+class _Watch:
+    """Two hooks that see whether a forward in training writes a module's buffers."""
+
+    def __init__(self, label: str, keys: tuple[str, ...], text: str) -> None:
+        self._label = label
+        self._keys = keys
+        self._text = text
+        self._seen: list[tuple[int, int]] = []
+
+    def _state(self, module: nn.Module) -> list[tuple[int, int]]:
+        buffers = [module._buffers.get(key) for key in self._keys]
+        return [(id(one), one._version) for one in buffers if one is not None]
+
+    def before(self, module: nn.Module, args: object) -> None:
+        """Remember the buffers."""
+        self._seen = self._state(module)
+
+    def after(self, module: nn.Module, args: object, output: object) -> None:
+        """Raise `NotAvailable` where one of them is another now."""
+        if module.training and self._state(module) != self._seen:
+            raise NotAvailable(
+                f"{self._label} writes into its buffers ({', '.join(self._keys)}) in its forward, "
+                f"and {self._text} gives ranks other samples; use tpN:1d"
+            )
+
+
 class WholeSequences:
     """The way to whole sequences, and back."""
 
