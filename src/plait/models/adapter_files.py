@@ -25,7 +25,15 @@ from plait.models.adapters import (
     magnitudes,
     parts_of,
 )
-from plait.models.weights import Made, RowNorms, Stored, Weights, fit, open_folder, weights_of
+from plait.models.weights import (
+    JoinedTensor,
+    RowNorms,
+    Stored,
+    Weights,
+    fit,
+    open_folder,
+    weights_of,
+)
 from plait.values import JsonObject
 
 MODEL = "adapter_model.safetensors"
@@ -112,7 +120,11 @@ def derive_magnitudes(model: nn.Module) -> None:
         return
     derived: dict[str, Stored] = {}
     for weight, (name, transposed) in magnitudes(model).items():
-        if weight in known and name not in known and not isinstance(known.stored[weight], Made):
+        if (
+            weight in known
+            and name not in known
+            and not isinstance(known.stored[weight], JoinedTensor)
+        ):
             base = known.stored[weight]
             shape = (base.shape[1 if transposed else 0],)
             derived[name] = RowNorms(base.file, base.key, shape, transposed)

@@ -1,8 +1,8 @@
 """Renamed and fused weights of a family, by the library's own mapping from files to parameters.
 
 A file may hold each expert apart, or query, key and value, where the model has one tensor. Which
-tensors become which parameter is known from headers. A read takes the parts that it needs: of
-merged experts those in its range, else all that a parameter is made of.
+tensors become which parameter is known from headers. A read takes
+of merged experts those in its range, else all that a parameter is made of.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.models.weights import Made, Stored
+from plait.models.weights import JoinedTensor, Stored
 
 Read = Callable[[Stored], Tensor]
 
 
 @dataclass(frozen=True)
-class Converted(Made):
+class Converted(JoinedTensor):
     """A parameter that the library's `converter` makes of several tensors, by source pattern."""
 
     target: str
@@ -29,7 +29,7 @@ class Converted(Made):
     sources: Mapping[str, Sequence[Stored]]
     converter: Any
     config: Any
-    sizes: Sizes
+    sizes: ParameterShapes
 
     def read(self, index: Sequence[slice] | None, read: Read) -> Tensor:
         """The elements at `index`; `read` reads a whole tensor of a file."""
@@ -54,7 +54,7 @@ class Converted(Made):
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ParameterShapes:
     """A stand-in for the model, which some operations ask for the shapes of its parameters."""
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -88,7 +88,7 @@ def converted(model: Any, found: Mapping[str, Stored]) -> dict[str, Stored]:
             result[name] = found[key]
         else:
             groups.setdefault(name, {}).setdefault(pattern, []).append(found[key])
-    sizes = Sizes({name: tuple(tensor.shape) for name, tensor in state.items()})
+    sizes = ParameterShapes({name: tuple(tensor.shape) for name, tensor in state.items()})
     for first, sources in groups.items():
         converter = by_pattern[next(iter(sources))]
         result |= _made_of(first, sources, converter, model.config, sizes)
@@ -96,7 +96,11 @@ def converted(model: Any, found: Mapping[str, Stored]) -> dict[str, Stored]:
 
 
 def _made_of(
-    first: str, sources: Mapping[str, list[Stored]], converter: Any, config: Any, sizes: Sizes
+    first: str,
+    sources: Mapping[str, list[Stored]],
+    converter: Any,
+    config: Any,
+    sizes: ParameterShapes,
 ) -> dict[str, Stored]:
     """The parameters that some tensors become, their shapes found without values."""
     one = next(iter(sources.values()))[0]

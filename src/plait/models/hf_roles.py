@@ -14,7 +14,7 @@ from torch import nn
 
 from plait.errors import ModelError
 from plait.models import adapters, hf_experts
-from plait.models.derived.demands import KNOWN_NORMS
+from plait.models.derived.demands import is_known_norm
 from plait.models.derived.record import is_linear
 from plait.models.derived.table import Ends, Table, derive_or_leave
 from plait.models.layers import ScaledEmbedding
@@ -68,7 +68,7 @@ def _can_cut_features(model: nn.Module, table: dict[str, str]) -> bool:
         return False
     norms = [pattern for pattern, role in table.items() if role in ("norm", "last_norm")]
     return all(
-        isinstance(module, KNOWN_NORMS)
+        is_known_norm(type(module))
         for name, module in model.named_modules()
         if any(matches(pattern, name) for pattern in norms)
     )

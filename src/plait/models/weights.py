@@ -31,7 +31,7 @@ class Stored:
     shape: tuple[int, ...]
 
 
-class Made(Stored):
+class JoinedTensor(Stored):
     """A tensor that is made of several in files."""
 
     def read(self, index: Sequence[slice] | None, read: Callable[[Stored], Tensor]) -> Tensor:
@@ -79,7 +79,7 @@ class Reader:
         file's type.
         """
         stored = self.weights.stored[name]
-        if isinstance(stored, Made):
+        if isinstance(stored, JoinedTensor):
             return stored.read(index, self._whole)
         file = self._file(stored)
         if isinstance(stored, RowNorms):

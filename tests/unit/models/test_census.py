@@ -18,6 +18,7 @@ pytest.importorskip("transformers")
         ("t5", "seq2seq", "tp2"),  # relative positions that layers share
         ("mixtral", "causal", "tp4:2d"),  # a router of all tokens
         ("cohere", "causal", "tp8:3d"),  # norms that know no parts of features
+        ("nemotron", "causal", "tp4:2d"),  # norms that add one to their weight
     ],
 )
 @pytest.mark.filterwarnings("ignore")

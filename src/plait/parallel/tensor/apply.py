@@ -307,7 +307,7 @@ class _Splitter:
 
     def norm_in_parts(self, name: str, module: nn.Module, axis: Axis, different: Cut) -> nn.Module:
         """A norm of features that are cut over an axis."""
-        centered = isinstance(module, nn.LayerNorm)
+        centered = type(module).forward is nn.LayerNorm.forward
         if not centered and not (type(module).__name__ == "RMSNorm" and hasattr(module, "eps")):
             raise ModelError(
                 f"'{name}' is a {type(module).__name__}; {self._group} cuts the features of norms, "

@@ -60,12 +60,12 @@ def watch_buffers(model: nn.Module, samples: Axis | None, text: str) -> None:
     for name, module in model.named_modules():
         kept = set(module._buffers) - module._non_persistent_buffers_set
         if kept and not isinstance(module, BATCH_NORMS):
-            watch = _Watch(f"'{name}' ({type(module).__name__})", tuple(sorted(kept)), text)
+            watch = _BufferWatch(f"'{name}' ({type(module).__name__})", tuple(sorted(kept)), text)
             module.register_forward_pre_hook(watch.before)
             module.register_forward_hook(watch.after)
 
 
-class _Watch:
+class _BufferWatch:
     """Two hooks that see whether a forward in training writes a module's buffers."""
 
     def __init__(self, label: str, keys: tuple[str, ...], text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -27,11 +28,9 @@ class Range(nn.Module):
         return x
 
 
-def step(world: World, plan: str) -> float:
-    torch.manual_seed(0)
-    layers = [nn.Linear(4, 8), Range(), nn.ReLU(), nn.Linear(8, 4)]
+def step(world: World, plan: str, model: nn.Module) -> float:
     engine = build(
-        nn.Sequential(*layers),
+        copy.deepcopy(model),
         plan,
         loss=losses.cross_entropy,
         optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
@@ -41,11 +40,16 @@ def step(world: World, plan: str) -> float:
     return engine.step((inputs, torch.arange(4)), trace=False).loss
 
 
+def model() -> nn.Module:
+    layers = [nn.Linear(4, 8), Range(), nn.ReLU(), nn.Linear(8, 4)]
+    return nn.Sequential(*layers)
+
+
 def test_a_grid_refuses_them_and_names_the_module() -> None:
     words = r"'1' \(Range\) writes into its buffers \(largest\) .* tp4:2d .* use tpN:1d"
     with pytest.raises(NotAvailable, match=words):
-        threaded(4, step, "tp4:2d", plan="tp4:2d")
+        threaded(4, step, "tp4:2d", model(), plan="tp4:2d")
 
 
 def test_one_dimension_takes_them() -> None:
-    assert threaded(2, step, "tp2", plan="tp2")[0] > 0
+    assert threaded(2, step, "tp2", model(), plan="tp2")[0] > 0
