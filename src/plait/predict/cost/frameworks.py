@@ -13,7 +13,7 @@ from typing import Any
 from plait.errors import ConfigError, nearest
 from plait.plan import Plan
 from plait.plan.axes import CONTEXT_STRATEGIES, DATA_STRATEGIES, TENSOR_MODES
-from plait.plan.facts import ZERO, DataStrategy, schedules_of
+from plait.plan.facts import PLAIN_SCHEDULE, ZERO, DataStrategy, schedules_of
 from plait.predict.cost.runtime import Runtime
 
 LATE = 0.15e-3
@@ -206,7 +206,7 @@ MAXTEXT = Framework(
     "maxtext",
     behaviour(4.0, fused_kernels=True),
     attention="cudnn",
-    schedules=("gpipe",),
+    schedules=(PLAIN_SCHEDULE,),
     tensor_modes=("1d",),
     data=("allreduce", ZERO[3]),
     contexts=("ring",),
