@@ -63,6 +63,7 @@ LONG = frozenset(
         "tests/parity/test_pytest_plugin.py",
         "tests/parity/test_shares.py",
         "tests/parity/test_tensor_parallel.py",
+        "tests/parity/test_verify.py",
         "tests/parity/test_verify_float32_parts.py",
         "tests/parity/test_whole_atlas.py",
         "tests/test_examples.py",
@@ -71,7 +72,15 @@ LONG = frozenset(
 
 # Rooms whose unit tests take seconds, and the laws: `python -m pytest -m quick`.
 QUICK = ("tests/architecture/", "tests/golden/", "tests/unit/")
-NOT_QUICK = ("tests/architecture/test_documents.py", "tests/unit/engine/", "tests/unit/models/")
+NOT_QUICK = (
+    "tests/architecture/test_documents.py",
+    "tests/unit/datasets/test_order.py",
+    "tests/unit/engine/",
+    "tests/unit/explain/",
+    "tests/unit/models/",
+    "tests/unit/predict/planner/",
+    "tests/unit/verify/",
+)
 
 
 @pytest.hookimpl(tryfirst=True)

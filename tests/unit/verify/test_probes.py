@@ -123,6 +123,7 @@ def test_slices_join_to_the_batch_and_are_what_the_loader_gives():
         assert torch.equal(own, next(given.loader(rank, 2))[0])
 
 
+@pytest.mark.long
 def test_slices_of_packed_samples_are_cut_by_samples():
     data = {"name": "stdlib", "seq_len": 16, "packing": True}
     plain = problem("gpt", global_batch=7)
