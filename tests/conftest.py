@@ -74,11 +74,15 @@ LONG = frozenset(
 QUICK = ("tests/architecture/", "tests/golden/", "tests/unit/")
 NOT_QUICK = (
     "tests/architecture/test_documents.py",
+    "tests/unit/comm/",
     "tests/unit/datasets/test_order.py",
     "tests/unit/engine/",
     "tests/unit/explain/",
     "tests/unit/models/",
-    "tests/unit/predict/planner/",
+    "tests/unit/parallel/context/",
+    "tests/unit/parallel/tensor/",
+    "tests/unit/predict/",
+    "tests/unit/products/",
     "tests/unit/verify/",
 )
 
