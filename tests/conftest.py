@@ -87,6 +87,18 @@ NOT_QUICK = (
 )
 
 
+def is_quick(where: str) -> bool:
+    """Whether the tests of a file are among the quick ones."""
+    return where not in LONG and where.startswith(QUICK) and not where.startswith(NOT_QUICK)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files without quick tests unread under `-m quick`: imports take longer than they."""
+    if config.getoption("markexpr") != "quick" or collection_path.suffix != ".py":
+        return None
+    return None if is_quick(collection_path.relative_to(ROOT).as_posix()) else True
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test as long, quick, or neither, by its file."""
@@ -96,7 +108,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         where = item.path.relative_to(ROOT).as_posix()
         if where in LONG:
             item.add_marker("long")
-        elif where.startswith(QUICK) and not where.startswith(NOT_QUICK):
+        elif is_quick(where):
             item.add_marker("quick")
 
 
