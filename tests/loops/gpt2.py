@@ -55,6 +55,7 @@ def as_rank(rank: int, size: int) -> Iterator[None]:
     if size > 1:
         os.environ.update({name: str(value) for name, value in told.items()})
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1", ACCELERATE_USE_CPU="true")
+        os.environ["OMP_NUM_THREADS"] = "1"  # every launcher sets it, and Accelerate warns without
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     try:

@@ -96,11 +96,14 @@ def _of_run(folder: Path, framework: str) -> MeasuredStep:
     try:
         summary = parse_json(paths.summary.read_text(encoding="utf-8"))
         plan = paths.plan.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        missing = Path(error.filename).name
         raise ConfigError(
-            f"{folder}: no run that has ended is there ({error}); name the folder that plait train "
-            "--out was given"
+            f"{folder} has no {missing}, so no run has ended there; name the folder that "
+            "plait train --out was given"
         ) from None
+    except ValueError as error:
+        raise ConfigError(f"{paths.summary} is not JSON: {error}") from None
     seconds = summary.get("step_seconds_median") if isinstance(summary, dict) else None
     if not isinstance(seconds, (int, float)):
         raise ConfigError(f"{paths.summary}: step_seconds_median is missing; let a run end first")

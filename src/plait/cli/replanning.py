@@ -105,8 +105,11 @@ def _best(config: Config, first: Plan, num_ranks: int) -> Plan | None:
     from plait.predict import planner
 
     cluster = replace(Cluster.parse(config.cluster.name), num_devices=num_ranks)
+    precision = f"precision:{first.precision}"  # a cluster's own may be another
     try:
-        found = planner.choose(config.as_dict(), cluster, top=common.ALL, runnable=True)
+        found = planner.choose(
+            config.as_dict(), cluster, top=common.ALL, runnable=True, fix=precision
+        )
     except PlaitError:  # nothing fits
         return None
     for estimate in found:
