@@ -31,6 +31,7 @@ def course(speed: float) -> list[dict[str, Any]]:
             "loss": 2.0 + 3.5 * math.exp(-step / 12),
             "grad_norm": 1.0 + 2.0 * math.exp(-step / 6),
             "lr": 3e-4 * min(1.0, step / 10),
+            "memory": 4e8 + 1e6 * step,
             "tokens": 64,
             "seconds": speed * (1 + 0.1 * math.sin(step)),
         }
@@ -63,7 +64,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("screen", SCREENS)
 @pytest.mark.parametrize(
-    ("name", "canvases"), [("report", 3 + 5), ("compare", 2 + 5), ("schedule", 1)]
+    ("name", "canvases"), [("report", 3 + 6), ("compare", 2 + 6), ("schedule", 1)]
 )
 def test_a_page_draws_itself(
     name: str, canvases: int, screen: str, browser: Any, pages: dict[str, Path]
@@ -77,6 +78,9 @@ def test_a_page_draws_itself(
         box = first.bounding_box()
         page.mouse.move(box["x"] + 62, box["y"] + 10)
         assert "0F0" in page.locator("#timelines .tip").first.inner_text()
+        if name == "report":
+            curves = page.inner_text("#charts")
+            assert curves.count("predicted") == 3 + 1  # a line in three, and a word of one title
         folder = os.environ.get("PLAIT_PICTURES")
         if folder:
             page.mouse.move(0, 0)

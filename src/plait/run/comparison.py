@@ -90,7 +90,7 @@ def pictures_of(
     """The data of the page's curves and timelines."""
     return {
         "runs": [
-            {"name": row["plan"], "steps": list(run.course)}
+            {"name": row["plan"], "steps": list(run.course), "predicted": run.predicted}
             for row, run in zip(rows, runs, strict=True)
         ],
         "timelines": [

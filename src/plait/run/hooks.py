@@ -30,11 +30,15 @@ class RunStart:
 class StepDone:
     """One step that is done; `seconds` holds everything since the step before it, loading the batch
     included.
+
+    `learning_rate` is that of the step, and `memory_bytes` what this rank holds after it.
     """
 
     step: int
     seconds: float
     result: StepResult
+    learning_rate: float | None = None
+    memory_bytes: int | None = None
 
 
 class Hook:

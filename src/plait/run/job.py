@@ -144,6 +144,7 @@ def _trained(
     from plait.run.loop import fit
     from plait.run.metrics import Tally
     from plait.run.observing import Observers
+    from plait.run.optimizers import rate_of_step
     from plait.run.rollback import Rollback
     from plait.run.rundir import RunFolder
     from plait.run.watch import Watch
@@ -157,11 +158,7 @@ def _trained(
     if folder is not None and world.rank == 0:
         training.engine.guard.listeners.append(partial(tell, folder.doctor))
     if world.rank == 0 and plan.dp.offload and world.device.type == "cpu":
-        print(
-            "offload saves nothing here: on the CPU optimizer state is in host memory already",
-            file=sys.stderr,
-            flush=True,
-        )
+        _say("offload saves nothing here: on the CPU optimizer state is in host memory already")
     _load(job, training, place)
     if folder is not None and world.rank == 0:
         _describe(folder, job, table)
@@ -176,8 +173,8 @@ def _trained(
         *observers.hooks(),
     ]
     every = job.config.recovery.steps_between_snapshots
-    goes_back = job.config.recovery.on_nan == "back"
-    progress = [] if place is None else [place.hook(every, keeps_start=goes_back)]
+    keeps = job.config.recovery.on_nan == "back"
+    progress = [] if place is None else [place.hook(every, keeps_start=keeps)]
     ending = next(iter(progress), ending)
     rollback = Rollback(job.folder, place)
     hooks += [*progress, rollback]
@@ -185,7 +182,8 @@ def _trained(
     def ends_before(step: int) -> bool:
         return observers.ends or (ending is not None and ending.ends_before(step))
 
-    fit(training.engine, training.loader, steps, hooks, ends_before, rollback=rollback)
+    rate = rate_of_step(job.config.train)
+    fit(training.engine, training.loader, steps, hooks, ends_before, rollback=rollback, rate=rate)
     if ending is not None and training.engine.step_index < steps and not observers.ends:
         observers.finish()
         world.close()
@@ -199,9 +197,7 @@ def _trained(
     }
     for hook in hooks:
         more.update(hook.numbers())
-    num_bad = getattr(training.loader.dataset, "num_bad", None)
-    if num_bad is not None:
-        more["bad_rows"] = num_bad
+    more.update(_bad_rows(training))
     result = _ended(job, world, training, tally, more)
     observers.finish()
     world.close()
@@ -254,14 +250,24 @@ def _ended(
     if folder is not None and world.rank == 0 and tally.has_news(folder.summary):
         folder.summary.write_text(json.dumps(result, indent=2) + "\n")
     return (
-        {**result, "timeline": Timeline.merge(kept), "course": tally.course()}
+        {**result, "timeline": Timeline.merge(kept), "course": tally.course}
         if job.keeps_timeline and world.rank == 0
         else result
     )
 
 
+def _bad_rows(training: Training) -> JsonObject:
+    """The number of rows that were left out, where the data counts them."""
+    num_bad = getattr(training.loader.dataset, "num_bad", None)
+    return {} if num_bad is None else {"bad_rows": num_bad}
+
+
 def _warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr, flush=True)
+    _say(f"warning: {message}")
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
 
 
 def _be_silent(message: str) -> None:
@@ -320,7 +326,6 @@ def _hooks(
 ) -> list[Hook]:
     from plait.doctor.findings import tell
     from plait.launcher.board import Waited
-    from plait.run import optimizers
     from plait.run.checkpoints import Checkpoints
     from plait.run.metrics import MetricsFile
     from plait.run.profile import ProfileStep
@@ -330,8 +335,7 @@ def _hooks(
     hooks: list[Hook] = []
     if world.rank == 0 and folder is not None:
         first = training.engine.step_index + 1
-        rate = optimizers.rate_of_step(job.config.train)
-        hooks.append(MetricsFile(folder.metrics, first, partial(_describe, folder, job), rate))
+        hooks.append(MetricsFile(folder.metrics, first, partial(_describe, folder, job)))
     if world.rank == 0 and job.shows_progress:
         hooks.append(progress(terminal_of(sys.stderr)))
     if folder is not None:
@@ -361,7 +365,8 @@ def _numbers(
     recoveries: list[JsonObject],
 ) -> JsonObject:
     """The summary over all ranks; rank 0 writes the trace of all into the folder."""
-    from plait.run.metrics import peak_memory_bytes, summary
+    from plait.run.memory import peak_memory_bytes
+    from plait.run.metrics import summary
     from plait.trace import Timeline, breakdown
     from plait.trace.chrome import mark_recoveries
 

@@ -10,6 +10,7 @@ from plait.doctor.flight import Phase
 from plait.engine.engine import Engine
 from plait.engine.step import StepResult
 from plait.run.hooks import Hook, RunStart, StepDone
+from plait.run.memory import held_memory_bytes
 from plait.run.rollback import Rollback
 from plait.values import PyTree
 
@@ -30,12 +31,14 @@ def fit(
     ends_before: Callable[[int], bool] = lambda step: False,
     *,
     rollback: Rollback | None = None,
+    rate: Callable[[int], float] | None = None,
 ) -> StepResult | None:
     """Train until the engine has done `steps` steps in all, and return the last result. Collective.
 
     An engine that was loaded from a checkpoint continues after the step that was saved. Training
     ends earlier where `ends_before` says so, alike on every rank. `rollback` is needed with
-    `on_nan = "back"`, and is one of the hooks.
+    `on_nan = "back"`, and is one of the hooks. `rate` is the learning rate by step, from 0, of
+    which the hooks are told.
     """
     for hook in hooks:
         hook.on_start(RunStart(engine, loader, engine.step_index + 1, steps))
@@ -55,7 +58,10 @@ def fit(
                 hook.on_rollback(step)
             batches = iter(loader)
             continue
-        done = StepDone(engine.step_index, time.perf_counter() - began, result)
+        seconds = time.perf_counter() - began
+        learning_rate = None if rate is None else rate(engine.step_index - 1)
+        memory = held_memory_bytes(engine.world.device)
+        done = StepDone(engine.step_index, seconds, result, learning_rate, memory)
         for hook in hooks:
             hook.on_step(done)
     flight.enter(Phase.ENDING)

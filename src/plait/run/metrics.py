@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import resource
 import statistics
 import sys
 from collections import deque
@@ -34,12 +33,8 @@ class MetricsFile(Hook):
         path: Path,
         first_step: int = 1,
         restore: Callable[[], None] = lambda: None,
-        rate: Callable[[int], float] | None = None,
     ) -> None:
-        """`restore` writes what else belongs into the folder, where that was removed. `rate` is the
-        learning rate by step, from 0.
-        """
-        self._rate = rate
+        """`restore` writes what else belongs into the folder, where that was removed."""
         self.path = path
         self._file: IO[str] | None = None
         self._restore = restore
@@ -50,10 +45,8 @@ class MetricsFile(Hook):
         printed. Errors: `RunError` where it cannot be written.
         """
         try:
-            record = _record(done)
-            if self._rate is not None:
-                record["lr"] = self._rate(done.step - 1)
-            self._open(done.step).write(json.dumps(record, allow_nan=False) + "\n")
+            line = json.dumps(_record(done), allow_nan=False)
+            self._open(done.step).write(f"{line}\n")
         except OSError as error:
             with suppress(OSError):
                 self.on_end()
@@ -95,17 +88,24 @@ class MetricsFile(Hook):
 def _record(done: StepDone) -> JsonObject:
     """One line of `metrics.jsonl`."""
     result = done.result
-    record: JsonObject = {
-        "step": done.step,
-        "loss": _finite(result.loss),
-        "grad_norm": _finite(result.grad_norm),
-        "tokens": result.tokens,
-        "seconds": done.seconds,
-        **result.details,
-    }
+    record = {**_course(done), **result.details}
     if result.load is not None:
         record["experts"] = result.load.as_dict()
     return record
+
+
+def _course(done: StepDone) -> JsonObject:
+    """The numbers of a step that curves are drawn of."""
+    result = done.result
+    more = {"lr": done.learning_rate, "memory": done.memory_bytes}
+    return {
+        "step": done.step,
+        "loss": _finite(result.loss),
+        "grad_norm": _finite(result.grad_norm),
+        "tokens": int(result.tokens),
+        "seconds": done.seconds,
+        **{key: value for key, value in more.items() if value is not None},
+    }
 
 
 def _is_there(path: Path, file: IO[str]) -> bool:
@@ -121,10 +121,10 @@ class Tally(Hook):
     """Measurements of one rank over its run: times, tokens, bytes sent by axis, last timelines."""
 
     losses: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    """Norms of the gradients."""
     seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    course: list[JsonObject] = field(default_factory=list)
+    """The steps as `metrics.jsonl` has them."""
     bytes_by_axis: dict[str, int] = field(default_factory=dict)
     num_counted: int = 0
     last_step: int = 0
@@ -138,9 +138,9 @@ class Tally(Hook):
         """Take in one step."""
         self.last_step = done.step
         self.losses.append(float(done.result.loss))
-        self.norms.append(float(done.result.grad_norm))
         self.seconds.append(done.seconds)
         self.tokens.append(int(done.result.tokens))
+        self.course.append(_course(done))
         self.num_counted += 1
         for axis, sent_bytes in done.result.ledger.by_axis().items():
             self.bytes_by_axis[axis] = self.bytes_by_axis.get(axis, 0) + sent_bytes
@@ -150,8 +150,9 @@ class Tally(Hook):
         """Forget the steps that are done again."""
         num_gone = self.last_step - step
         self.last_step = step
-        for values in (self.losses, self.norms, self.seconds, self.tokens):
+        for values in (self.losses, self.seconds, self.tokens):
             del values[len(values) - num_gone :]
+        del self.course[len(self.course) - num_gone :]
         for _ in range(min(num_gone, len(self.timelines))):
             self.timelines.pop()
 
@@ -160,21 +161,6 @@ class Tally(Hook):
         the existing ones.
         """
         return bool(self.seconds) or not path.exists()
-
-    def course(self) -> list[JsonObject]:
-        """The steps as `metrics.jsonl` has them."""
-        first = self.last_step - len(self.losses) + 1
-        parts = zip(self.losses, self.norms, self.tokens, self.seconds, strict=True)
-        return [
-            {
-                "step": step,
-                "loss": _finite(loss),
-                "grad_norm": _finite(norm),
-                "tokens": tokens,
-                "seconds": seconds,
-            }
-            for step, (loss, norm, tokens, seconds) in enumerate(parts, first)
-        ]
 
     def traffic(self) -> dict[str, float]:
         """Bytes that this rank sent in a step, by axis: counted, the mean over the steps."""
@@ -222,19 +208,6 @@ def summary(
         "peak_memory": peak_memory_bytes,
         "traffic": {axis: max(sent.get(axis, 0) for sent in traffic) for axis in axes},
     }
-
-
-def peak_memory_bytes() -> int:
-    """The most memory that this rank has held: of its GPU, or of the process (resident) where there
-    is none.
-    """
-    import torch
-
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
 
 
 def first_loss(path: Path) -> float | None:

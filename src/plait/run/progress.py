@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from plait.run.hooks import Hook, RunStart, StepDone
-from plait.run.metrics import peak_memory_bytes
+from plait.run.memory import peak_memory_bytes
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

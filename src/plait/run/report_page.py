@@ -65,7 +65,8 @@ def pictures_of(data: RunData) -> JsonMapping:
     shown.insert(0, drawn_timeline(data.simulated, f"simulated: {OWN_TIMES}", line))
     if data.prediction is not None:
         shown.insert(0, drawn_timeline(data.prediction.timeline, PREDICTED, line))
-    runs = [{"name": str(data.plan), "steps": list(data.metrics)}]
+    guess = None if data.prediction is None else data.prediction.numbers
+    runs = [{"name": str(data.plan), "steps": list(data.metrics), "predicted": guess}]
     return {"runs": runs, "timelines": shown}
 
 

@@ -243,6 +243,7 @@ def test_the_page_begins_with_what_happened_and_says_what_to_try(
     hints = [box[4] for lane in data["timelines"][1]["lanes"] for box in lane["boxes"]]
     assert any("micro-batch 3, 1.000 ms from" in hint for hint in hints)
     assert data["runs"][0]["steps"][0]["loss"] == 2.0
+    assert data["runs"][0]["predicted"]["step_seconds"] > 0
 
 
 def test_hostile_text_of_a_run_is_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from plait.comm.ledger import Ledger
 from plait.errors import RunError
 from plait.run.hooks import StepDone
+from plait.run.memory import held_memory_bytes, peak_memory_bytes
 from plait.run.metrics import MetricsFile, Tally, summary
 from plait.trace import Timeline
 
@@ -50,12 +53,19 @@ def test_each_step_is_a_line(tmp_path: Path) -> None:
     metrics.on_end()
 
 
-def test_a_line_has_the_learning_rate_of_its_step(tmp_path: Path) -> None:
+def test_a_line_has_the_learning_rate_and_the_memory_of_its_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    metrics = MetricsFile(path, rate=lambda step: 0.1 * (step + 1))
-    metrics.on_step(done(3))
+    metrics = MetricsFile(path)
+    metrics.on_step(replace(done(3), learning_rate=0.3, memory_bytes=4096))
     metrics.on_end()
-    assert json.loads(path.read_text())["lr"] == pytest.approx(0.3)
+    line = json.loads(path.read_text())
+    assert line["lr"] == 0.3 and line["memory"] == 4096
+
+
+def test_the_held_memory_is_that_of_the_process() -> None:
+    held = held_memory_bytes(torch.device("cpu"))
+    assert held is not None
+    assert 1e6 < held < 1.1 * peak_memory_bytes()  # the kernel adds a few pages later
 
 
 def test_the_course_of_a_run_is_that_of_its_lines() -> None:
@@ -64,7 +74,7 @@ def test_the_course_of_a_run_is_that_of_its_lines() -> None:
         tally.on_step(done(step, loss=4.0 - step))
     tally.on_rollback(2)
     tally.on_step(done(3, loss=0.5))
-    course = tally.course()
+    course = tally.course
     assert [one["step"] for one in course] == [1, 2, 3]
     assert course[2] == {"step": 3, "loss": 0.5, "grad_norm": 1.0, "tokens": 100, "seconds": 0.5}
 

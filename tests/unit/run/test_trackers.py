@@ -41,8 +41,8 @@ class Broken(Recorder):
 
 
 def done(step: int, loss: float = 1.0) -> StepDone:
-    result: Any = SimpleNamespace(loss=loss, grad_norm=2.0, tokens=10, details={"lr": 0.1})
-    return StepDone(step, 0.5, result)
+    result: Any = SimpleNamespace(loss=loss, grad_norm=2.0, tokens=10)
+    return StepDone(step, 0.5, result, learning_rate=0.1)
 
 
 def walk(trackers: Trackers, steps: range, report: Path | None = None) -> None:

@@ -4,40 +4,56 @@ const CURVES = [
   { key: "loss", label: "loss", of: (one) => one.loss },
   { key: "grad_norm", label: "gradient norm", of: (one) => one.grad_norm },
   { key: "lr", label: "learning rate", of: (one) => one.lr },
-  { key: "speed", label: "tokens a second", of: (one) => (one.seconds ? one.tokens / one.seconds : null) },
-  { key: "ms", label: "milliseconds a step", of: (one) => (one.seconds ? one.seconds * 1e3 : null) },
-  { key: "memory", label: "gigabytes of the fullest rank", of: (one) => (one.memory ? one.memory / 1e9 : null) },
+  { key: "speed", label: "tokens a second", of: (one) => (one.seconds ? one.tokens / one.seconds : null),
+    predicted: (guess) => guess.tokens_per_second },
+  { key: "ms", label: "milliseconds a step", of: (one) => (one.seconds ? one.seconds * 1e3 : null),
+    predicted: (guess) => guess.step_seconds * 1e3 },
+  { key: "memory", label: "gigabytes", title: "gigabytes: rank 0 after a step; predicted, the fullest rank at its peak",
+    of: (one) => (one.memory ? one.memory / 1e9 : null), predicted: (guess) => guess.memory.total / 1e9 },
 ];
 const charts = new Map();
 
 function shown(value) { return Number.isFinite(value) ? digits(value, 4) : "-"; }
 
-// The steps of all runs, and one row of values for each run; a gap where a run has none.
+// The runs whose prediction a curve shows, as a level line.
+function promised(curve, runs) { return curve.predicted ? runs.filter((run) => run.predicted) : []; }
+
+// The steps of all runs, one row of values for each run, a gap where a run has none, and predictions.
 function columns(curve, runs) {
   const steps = [...new Set(runs.flatMap((run) => run.steps.map((one) => one.step)))].sort((one, other) => one - other);
   const rows = runs.map((run) => {
     const known = new Map(run.steps.map((one) => [one.step, curve.of(one)]));
     return steps.map((step) => (Number.isFinite(known.get(step)) ? known.get(step) : null));
   });
-  return [steps, ...rows];
+  const levels = promised(curve, runs).map((run) => steps.map(() => curve.predicted(run.predicted)));
+  return [steps, ...rows, ...levels];
+}
+
+function colourOf(runs, number, index) {
+  return PALETTE[(runs.length > 1 ? number : index) % PALETTE.length];
 }
 
 function drawCurve(curve, runs, index) {
   const data = columns(curve, runs);
   const known = charts.get(curve.key);
-  if (known) { renew(known, data); return; }
-  if (!data.slice(1).some((row) => row.some((value) => value !== null))) return;
-  const place = byId("charts").appendChild(element("div", {}));
+  if (known && known.data.length === data.length) { renew(known, data); return; }
+  if (!data.slice(1, runs.length + 1).some((row) => row.some((value) => value !== null))) return;
+  const place = known ? known.root.parentNode : byId("charts").appendChild(element("div", {}));
+  if (known) known.destroy();
   const value = (chart, number) => shown(number);
   const lines = runs.map((run, number) => ({
     label: runs.length > 1 ? run.name : curve.label, width: 2, spanGaps: true, value,
-    stroke: PALETTE[(runs.length > 1 ? number : index) % PALETTE.length],
+    stroke: colourOf(runs, number, index),
+  }));
+  const levels = promised(curve, runs).map((run) => ({
+    label: runs.length > 1 ? `${run.name}, predicted` : "predicted", width: 1, dash: [6, 4], value,
+    stroke: colourOf(runs, runs.indexOf(run), index), points: { show: false },
   }));
   const options = {
-    title: curve.label, width: Math.max(280, place.clientWidth), height: 190,
+    title: curve.title || curve.label, width: Math.max(280, place.clientWidth), height: 190,
     scales: { x: { time: false } },
     axes: [axis("step", (number) => String(number)), axis("", (number) => digits(number))],
-    series: [{ label: "step" }, ...lines],
+    series: [{ label: "step" }, ...lines, ...levels],
   };
   charts.set(curve.key, new uPlot(options, data, place));
 }

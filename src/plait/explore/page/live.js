@@ -35,7 +35,7 @@ function show(run) {
   byId("headline").textContent = `${run.plan || ""}: ${run.state}, ${run.run}`;
   byId("predicted").textContent = run.predicted ? `Predicted for cluster ${run.predicted_for}.` : `No prediction: ${run.why_no_prediction}`;
   cards(run);
-  drawCurves([{ name: run.plan || "", steps: run.metrics }]);
+  drawCurves([{ name: run.plan || "", steps: run.metrics, predicted: run.predicted }]);
   ranks(run);
 }
 

@@ -112,7 +112,7 @@ OTHER_FAMILIES = {
 
 
 def _memory() -> float:
-    from plait.run.metrics import peak_memory_bytes
+    from plait.run.memory import peak_memory_bytes
 
     return float(peak_memory_bytes())
 

@@ -71,7 +71,8 @@ class Trackers(Hook):
         metrics = {
             "train/loss": result.loss,
             "train/grad_norm": result.grad_norm,
-            "train/learning_rate": result.details.get("lr"),
+            "train/learning_rate": done.learning_rate,
+            "train/memory_bytes": done.memory_bytes,
             "train/tokens": result.tokens,
             "train/step_seconds": done.seconds,
             "train/tokens_per_second": result.tokens / done.seconds if done.seconds else None,

@@ -1,0 +1,42 @@
+"""The memory of a rank as its device, or the kernel, counts it."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import torch
+
+_PAGES: Final = Path("/proc/self/statm")
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this rank has held: of its GPU, or of the process (resident) where there
+    is none.
+    """
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
+
+
+def held_memory_bytes(device: torch.device) -> int | None:
+    """The memory that this rank holds now: of its GPU, or of the process (resident) on the CPU.
+
+    None where the system does not say.
+    """
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    try:
+        resident = _PAGES.read_text().split()[1]
+    except OSError:
+        return None
+    return int(resident) * resource.getpagesize()
