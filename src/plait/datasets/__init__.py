@@ -8,20 +8,18 @@ what it predicts, its vocabulary, its shapes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-from torch.utils.data import Dataset
 
 from plait.datasets import files, user
 from plait.datasets.digits import Digits
+from plait.datasets.keys import SectionKeys, known_vocabulary
 from plait.datasets.keys import key as key
-from plait.datasets.keys import known_vocabulary
 from plait.datasets.loader import Loader as Loader
 from plait.datasets.masked import Masked as Masked
 from plait.datasets.mixture import SampleMixture
 from plait.datasets.packing import Packing
 from plait.datasets.packing import check as check_packing
 from plait.datasets.random import RandomClasses, RandomFields, RandomTokens
+from plait.datasets.samples import Samples
 from plait.datasets.text import VOCAB_SIZE as VOCAB_SIZE
 from plait.datasets.text import lines, stdlib, text
 from plait.errors import DataError, nearest
@@ -38,7 +36,9 @@ SEQ_LEN = 128
 IMAGE_SIZE = 32
 
 
-def make(data: Any, model: Any = None, seed: int = 0, global_batch: int = 1) -> Dataset[Any]:
+def make(
+    data: SectionKeys, model: SectionKeys = None, seed: int = 0, global_batch: int = 1
+) -> Samples:
     """The data set of a `[data]` section, fitted to a `[model]` section.
 
     Each is a mapping or an object with attributes. `global_batch` turns steps, from which weights
@@ -51,7 +51,7 @@ def make(data: Any, model: Any = None, seed: int = 0, global_batch: int = 1) -> 
     return _source(data, model, seed)
 
 
-def _source(data: Any, model: Any, seed: int) -> Dataset[Any]:
+def _source(data: SectionKeys, model: SectionKeys, seed: int) -> Samples:
     """The data set of one source."""
     if key(data, "packing", False):
         check_packing(data, model, DOCUMENTS)
@@ -85,7 +85,7 @@ def _source(data: Any, model: Any, seed: int) -> Dataset[Any]:
     )
 
 
-def _documents(data: Any, model: Any) -> Any:
+def _documents(data: SectionKeys, model: SectionKeys) -> Samples:
     """The documents that a `[data]` section names."""
     if key(data, "python") is not None:
         return user.documents(key(data, "python"))
@@ -96,7 +96,7 @@ def _documents(data: Any, model: Any) -> Any:
     return lines(None if name == "stdlib" else key(data, "files", ()))
 
 
-def _check_bytes(name: str, model: Any) -> None:
+def _check_bytes(name: str, model: SectionKeys) -> None:
     vocab_size = _vocab_size(model, VOCAB_SIZE)
     if vocab_size < VOCAB_SIZE:
         raise DataError(
@@ -105,12 +105,12 @@ def _check_bytes(name: str, model: Any) -> None:
         )
 
 
-def _mixture(data: Any, model: Any, seed: int, global_batch: int) -> SampleMixture:
+def _mixture(data: SectionKeys, model: SectionKeys, seed: int, global_batch: int) -> SampleMixture:
     """The sets of a mixture, with the weights of each phase."""
     inherited = {name: key(data, name) for name in INHERITED}
     sets = []
     weights = []
-    for part in data["mixture"] if isinstance(data, Mapping) else data.mixture:
+    for part in key(data, "mixture"):
         own = part if isinstance(part, Mapping) else part.as_dict()
         given = {name: value for name, value in own.items() if value not in (None, 0)}
         sets.append(_source({**inherited, **given}, model, seed))
@@ -120,7 +120,7 @@ def _mixture(data: Any, model: Any, seed: int, global_batch: int) -> SampleMixtu
     return SampleMixture(sets, list(zip(*weights, strict=True)), starts, seed)
 
 
-def _seq_len(data: Any, model: Any) -> int:
+def _seq_len(data: SectionKeys, model: SectionKeys) -> int:
     family = key(model, "name")
     if family in ("mlp", "resnet", "fno"):
         raise DataError(f"model {family!r} takes no text; use digits or random data")
@@ -131,14 +131,14 @@ def _seq_len(data: Any, model: Any) -> int:
     return seq_len
 
 
-def _vocab_size(model: Any, default: int | None = None) -> int:
+def _vocab_size(model: SectionKeys, default: int | None = None) -> int:
     size = known_vocabulary(model) or default
     if size is None:
         raise DataError(f"random data for model {key(model, 'name')!r} needs its vocab_size")
     return int(size)
 
 
-def _digits(model: Any) -> Dataset[Any]:
+def _digits(model: SectionKeys) -> Samples:
     family = key(model, "name")
     if family in LANGUAGE:
         raise DataError(
@@ -156,7 +156,7 @@ def _digits(model: Any) -> Dataset[Any]:
     return Digits(flat=family != "resnet")
 
 
-def _random(data: Any, model: Any, seed: int) -> Dataset[Any]:
+def _random(data: SectionKeys, model: SectionKeys, seed: int) -> Samples:
     family = key(model, "name")
     size = {} if key(data, "num_samples") is None else {"num_samples": key(data, "num_samples")}
     if family == "mlp":
@@ -180,7 +180,9 @@ def _random(data: Any, model: Any, seed: int) -> Dataset[Any]:
     )
 
 
-def _random_pictures(data: Any, model: Any, seed: int, size: Mapping[str, int]) -> Dataset[Any]:
+def _random_pictures(
+    data: SectionKeys, model: SectionKeys, seed: int, size: Mapping[str, int]
+) -> Samples:
     """Pictures for a Hugging Face model of images: of its config's channels, classes and size."""
     config = key(model, "config")
     table = config if isinstance(config, Mapping) else {}

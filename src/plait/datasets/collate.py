@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from plait.datasets.samples import Samples
 from plait.errors import DataError
+from plait.values import PyTree
+
+Batch: TypeAlias = tuple[PyTree, Tensor]
+"""Inputs and targets of several samples."""
 
 
-def collate(dataset: Any, indices: Tensor) -> tuple[Tensor, Tensor]:
+def collate(dataset: Samples, indices: Tensor) -> Batch:
     """Samples [B] stacked, [B, ...] each; through the data set's own `batch` where it has one."""
     if hasattr(dataset, "batch"):
-        batch: tuple[Tensor, Tensor] = dataset.batch(indices)
+        batch: Batch = dataset.batch(indices)
         return batch
     samples = [dataset[index] for index in indices.tolist()]
     if not samples:
@@ -30,7 +35,7 @@ def collate(dataset: Any, indices: Tensor) -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
-def _stacked(parts: Sequence[Any]) -> Any:
+def _stacked(parts: Sequence[PyTree]) -> PyTree:
     """The tensors of all samples, stacked; a tuple of tensors gives a tuple of stacks."""
     if isinstance(parts[0], tuple):
         return tuple(_stacked(column) for column in zip(*parts, strict=True))

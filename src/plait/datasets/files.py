@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from plait.datasets import tokenizer as tokenizers
 from plait.datasets.documents import Documents
-from plait.datasets.keys import key, known_vocabulary
+from plait.datasets.keys import SectionKeys, key, known_vocabulary
 from plait.datasets.rows import FileRows, RowSource, matching
 from plait.datasets.saved_set import SavedSet
 from plait.datasets.sequences import PaddedDocuments, Sequences, TokenStream
@@ -20,7 +19,7 @@ from plait.errors import DataError
 NAMES = ("files", "hf")
 
 
-def load_documents(data: Any, model: Any = None) -> tuple[Documents, Tokenizer]:
+def load_documents(data: SectionKeys, model: SectionKeys = None) -> tuple[Documents, Tokenizer]:
     """The tokenised documents of a `[data]` section, and the tokenizer that it names.
 
     They fit the vocabulary of a `[model]` section that says one. The tokens are made at the first
@@ -54,7 +53,7 @@ def load_documents(data: Any, model: Any = None) -> tuple[Documents, Tokenizer]:
     return found, tokenizer
 
 
-def load_sequences(data: Any, model: Any, seq_len: int) -> Sequences:
+def load_sequences(data: SectionKeys, model: SectionKeys, seq_len: int) -> Sequences:
     """The samples of a `[data]` section: windows of the stream, or padded documents."""
     documents, tokenizer = load_documents(data, model)
     usual = "documents" if documents.facts.is_chat else "stream"
@@ -103,7 +102,7 @@ def say_cut_off(dataset: object) -> None:
             print(f"data: {sentence}", file=sys.stderr, flush=True)
 
 
-def _rows(data: Any) -> RowSource:
+def _rows(data: SectionKeys) -> RowSource:
     if key(data, "name") == "hf":
         return SavedSet(key(data, "path", ""), key(data, "column"), key(data, "split"))
     files = matching(key(data, "files", ()))

@@ -8,7 +8,6 @@ the same global batch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from plait.datasets.collate import collate
 from plait.datasets.order import order_of
 from plait.datasets.prefetch import read_ahead
+from plait.datasets.samples import Samples
 from plait.errors import DataError
 
 MAX_EPOCHS = 1 << 53
@@ -51,7 +51,7 @@ class Loader:
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Samples,
         global_batch: int,
         *,
         dp_size: int = 1,
@@ -177,7 +177,7 @@ class InOrder:
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Samples,
         global_batch: int,
         *,
         dp_size: int = 1,

@@ -4,8 +4,6 @@ get wrong.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
@@ -13,6 +11,7 @@ from torch.utils.data import Dataset
 
 from plait.datasets.collate import collate
 from plait.datasets.hashing import uniforms
+from plait.datasets.samples import Samples
 from plait.errors import DataError
 
 IGNORE = -100
@@ -26,7 +25,7 @@ class Masked(Dataset[tuple[Tensor, Tensor]]):
     masked. What is masked is a function of (seed, index) alone.
     """
 
-    def __init__(self, dataset: Any, *, seed: int = 0) -> None:
+    def __init__(self, dataset: Samples, *, seed: int = 0) -> None:
         self.dataset = dataset
         self.seed = seed
         self.keyed_order = getattr(dataset, "keyed_order", False)

@@ -12,17 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
-from plait.datasets.collate import collate
+from plait.datasets.collate import Batch, collate
 from plait.datasets.hashing import seed_of
 from plait.datasets.order import Order, order_of
 from plait.datasets.permutation import KeyedPermutation
+from plait.datasets.samples import Samples
 from plait.errors import DataError
 from plait.values import PyTree
 
@@ -45,7 +46,7 @@ class WeightPhase:
     before: tuple[int, ...]
 
 
-class SampleMixture(Dataset[Any]):
+class SampleMixture(Dataset[PyTree]):
     """Samples of several sets, drawn by weight; a place of the stream is an index.
 
     Attributes:
@@ -56,7 +57,7 @@ class SampleMixture(Dataset[Any]):
 
     def __init__(
         self,
-        sets: Sequence[Any],
+        sets: Sequence[Samples],
         weights: Sequence[Sequence[float]],
         starts: Sequence[int] = (0,),
         seed: int = 0,
@@ -85,15 +86,15 @@ class SampleMixture(Dataset[Any]):
     def __len__(self) -> int:
         return sum(len(one) for one in self.sets)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> PyTree:
         number, sample = self.drawn(index)
         return self.sets[number][sample]
 
-    def batch(self, indices: Tensor) -> tuple[Any, Any]:
+    def batch(self, indices: Tensor) -> Batch:
         """Samples [B] at places of the stream, stacked."""
         if len(indices) == 0:
             return collate(self.sets[0], indices)
-        samples: list[Any] = [None] * len(indices)
+        samples: list[PyTree] = [None] * len(indices)
         drawn = [self._drawn(place) for place in indices.tolist()]
         for number, one in enumerate(self.sets):
             rows = [row for row, (owner, _) in enumerate(drawn) if owner == number]
@@ -103,7 +104,7 @@ class SampleMixture(Dataset[Any]):
             batch = collate(one, found)
             for at, row in enumerate(rows):
                 samples[row] = tree_map(itemgetter(at), batch)
-        whole: tuple[Any, Any] = _stacked(samples)
+        whole: Batch = _stacked(samples)
         return whole
 
     def drawn(self, place: int) -> tuple[int, int]:

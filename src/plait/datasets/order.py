@@ -5,13 +5,14 @@ Every order is a function of (seed, epoch, place) alone. No rank, worker or plan
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
 from plait.datasets.hashing import seed_of
 from plait.datasets.permutation import KeyedPermutation
+from plait.datasets.samples import Samples
 
 ENDLESS: Final = 1 << 62
 
@@ -74,7 +75,7 @@ class AsDrawn:
         return torch.arange(start, stop)
 
 
-def order_of(dataset: Any, seed: int) -> Order:
+def order_of(dataset: Samples, seed: int) -> Order:
     """The order in which a data set is read: by the set's own word, else a shuffled list.
 
     A set with `keyed_order = True` is read by a keyed permutation, one with `draws = True` as it

@@ -16,14 +16,14 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from plait.datasets.documents import IGNORE
-from plait.datasets.keys import key
+from plait.datasets.keys import SectionKeys, key
+from plait.datasets.samples import Samples
 from plait.errors import DataError
 
 FAMILIES = ("gpt", "llama", "hf")  # that take documents and positions
@@ -66,7 +66,7 @@ class PackingPlan:
         return [Piece(*row) for row in self.pieces[start:stop].tolist()]
 
 
-class Packing(Dataset[tuple[Any, Tensor]]):
+class Packing(Dataset[tuple[tuple[Tensor, Tensor, Tensor], Tensor]]):
     """((input_ids [S], documents [S], positions [S]), labels [S]) of packed documents.
 
     `documents[i]` is a mapping with `input_ids` [L], and `labels` [L] where not every token counts.
@@ -80,7 +80,7 @@ class Packing(Dataset[tuple[Any, Tensor]]):
 
     keyed_order = True
 
-    def __init__(self, documents: Any, seq_len: int, *, window: int = WINDOW) -> None:
+    def __init__(self, documents: Samples, seq_len: int, *, window: int = WINDOW) -> None:
         self.documents = documents
         self.seq_len = seq_len
         self.plan = plan_of(lengths_of(documents), seq_len, window)
@@ -135,7 +135,7 @@ def _places(lengths: Sequence[int], seq_len: int) -> tuple[Tensor, Tensor]:
     return numbers, torch.arange(seq_len) - begins[numbers]
 
 
-def lengths_of(documents: Any) -> Tensor:
+def lengths_of(documents: Samples) -> Tensor:
     """The number of tokens of each document."""
     known = getattr(documents, "lengths", None)
     if known is not None:
@@ -195,7 +195,7 @@ def fitted(pieces: Sequence[Piece], seq_len: int) -> list[list[Piece]]:
     return samples
 
 
-def check(data: Any, model: Any, sources: Sequence[str]) -> None:
+def check(data: SectionKeys, model: SectionKeys, sources: Sequence[str]) -> None:
     """Refuse data without documents, and a model whose documents would see each other.
 
     `data` and `model` are those sections; `sources` are the names of data with documents. Raises

@@ -11,24 +11,25 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from plait.datasets.collate import collate
+from plait.datasets.collate import Batch, collate
+from plait.datasets.samples import Samples
 
 DEPTH: Final = 2
 """Batches that each thread has read or is reading."""
 
 
-def read_ahead(dataset: Any, indices: Iterator[Tensor], workers: int) -> Iterator[Any]:
+def read_ahead(dataset: Samples, indices: Iterator[Tensor], workers: int) -> Iterator[Batch]:
     """The batch of each tensor of indices, by so many threads; pinned where there is a GPU."""
     read = partial(_pinned, dataset) if torch.cuda.is_available() else partial(collate, dataset)
     pool = ThreadPoolExecutor(workers, thread_name_prefix="data")
     try:
-        ahead: deque[Future[Any]] = deque()
+        ahead: deque[Future[Batch]] = deque()
         ahead.extend(pool.submit(read, one) for one in islice(indices, DEPTH * workers))
         while ahead:
             batch = ahead.popleft().result()
@@ -38,6 +39,6 @@ def read_ahead(dataset: Any, indices: Iterator[Tensor], workers: int) -> Iterato
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _pinned(dataset: Any, indices: Tensor) -> Any:
+def _pinned(dataset: Samples, indices: Tensor) -> Batch:
     """A batch in memory from which a GPU copies by itself."""
     return tree_map_only(Tensor, Tensor.pin_memory, collate(dataset, indices))

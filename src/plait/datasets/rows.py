@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import gzip
+import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from plait.errors import DataError, nearest
+from plait.values import JsonValue
 
 COLUMNS: Final = ("text", "messages", "input_ids")
 """Columns that are looked for where none is named, in this order."""
@@ -32,7 +34,7 @@ class Row:
     """One row: the place that a message names, and its value, or the fault that hides it."""
 
     place: str
-    value: Any = None
+    value: JsonValue = None
     fault: str = ""
 
 
@@ -247,7 +249,7 @@ def _no_text(failure: UnicodeDecodeError) -> str:
     return f"byte 0x{byte:02x} at {failure.start} is not UTF-8"
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 

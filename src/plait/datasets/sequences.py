@@ -5,8 +5,6 @@ The labels of a sample are its tokens one place ahead. -100 stands where nothing
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -45,7 +43,7 @@ class Sequences(Dataset[tuple[Tensor, Tensor]]):
         """Samples [B] -> (input_ids [B, S], labels [B, S])."""
         raise NotImplementedError
 
-    def _gathered(self, places: Any) -> tuple[Tensor, Tensor]:
+    def _gathered(self, places: npt.NDArray[np.integer]) -> tuple[Tensor, Tensor]:
         """The tokens at places, and the labels that they are."""
         documents = self.documents
         tokens = torch.from_numpy(documents.tokens[places].astype(np.int64))

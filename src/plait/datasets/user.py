@@ -5,15 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from torch.utils.data import Dataset
-
+from plait.datasets.samples import Samples
 from plait.errors import DataError, PlaitError
 from plait.reference import load
 
 
-def make(python: str) -> Dataset[Any]:
+def make(python: str) -> Samples:
     """Call the function. It returns a `Dataset` or a sequence, which has a length and a pair
     (input, target) at each index.
     """
@@ -27,7 +25,7 @@ def make(python: str) -> Dataset[Any]:
     return data
 
 
-def documents(python: str) -> Any:
+def documents(python: str) -> Samples:
     """Call the function. It returns documents for packing, which have a length and a mapping with
     `input_ids` at each index.
     """
@@ -41,7 +39,7 @@ def documents(python: str) -> Any:
     return data
 
 
-def _call(python: str) -> Any:
+def _call(python: str) -> Samples:
     """The function's data, which has a length and samples."""
     function = load(python, DataError)
     try:

@@ -17,6 +17,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
@@ -24,7 +25,7 @@ from plait.engine.build import Options
 from plait.engine.open_step import check_open
 from plait.errors import ModelError, PlanError
 from plait.loops.batches import shared
-from plait.loops.calls import calls_of
+from plait.loops.calls import LossOfScript, calls_of
 from plait.loops.module import EngineModule, EngineOptimizer, make_module
 from plait.mesh import Mesh
 from plait.plan import Plan
@@ -44,7 +45,7 @@ class PlanAccelerator(accelerate.Accelerator):
         self,
         *args: Any,
         plan: Plan | str,
-        loss: Any = None,
+        loss: LossOfScript | None = None,
         options: Options | None = None,
         **settings: Any,
     ) -> None:
@@ -93,7 +94,7 @@ class PlanAccelerator(accelerate.Accelerator):
             )
         return self._module
 
-    def prepare(self, *args: Any, device_placement: Any = None) -> Any:
+    def prepare(self, *args: object, device_placement: object = None) -> PyTree:
         """Put a model with its optimizer, loaders and schedulers under the plan. Collective."""
         models = [one for one in args if isinstance(one, nn.Module)]
         optimizers = [one for one in args if isinstance(one, torch.optim.Optimizer)]
@@ -120,7 +121,7 @@ class PlanAccelerator(accelerate.Accelerator):
         self._models.append(module)
         self._optimizers.append(optimizer)
 
-    def _prepared(self, one: Any) -> Any:
+    def _prepared(self, one: object) -> object:
         if isinstance(one, nn.Module):
             return self._module
         if isinstance(one, EngineOptimizer | AcceleratedOptimizer):
@@ -129,15 +130,17 @@ class PlanAccelerator(accelerate.Accelerator):
             return self._optimizers[0]
         if isinstance(one, DataLoader):
             return self.prepare_data_loader(one)
-        if isinstance(one, torch.optim.lr_scheduler.LRScheduler):
+        if isinstance(one, LRScheduler):
             return self.prepare_scheduler(one)
         return one
 
-    def prepare_model(self, model: nn.Module, *args: Any, **named: Any) -> Any:
+    def prepare_model(self, model: nn.Module, *args: object, **named: object) -> EngineModule:
         """The prepared model."""
         return self.module
 
-    def prepare_optimizer(self, optimizer: Any, device_placement: Any = None) -> Any:
+    def prepare_optimizer(
+        self, optimizer: object, device_placement: object = None
+    ) -> EngineOptimizer:
         """The prepared optimizer."""
         return self._optimizers[0]
 
@@ -150,8 +153,11 @@ class PlanAccelerator(accelerate.Accelerator):
         return mesh.coordinate(self.process_index, "dp"), mesh.dp
 
     def prepare_data_loader(
-        self, data_loader: Any, device_placement: Any = None, slice_fn_for_dispatch: Any = None
-    ) -> Any:
+        self,
+        data_loader: DataLoader[PyTree],
+        device_placement: object = None,
+        slice_fn_for_dispatch: object = None,
+    ) -> DataLoader[PyTree]:
         """A loader of this rank's part of each batch."""
         if getattr(data_loader, "_is_accelerate_prepared", False):
             return data_loader
@@ -173,7 +179,9 @@ class PlanAccelerator(accelerate.Accelerator):
         self._dataloaders.append(prepared)
         return prepared
 
-    def prepare_scheduler(self, scheduler: Any) -> Any:
+    def prepare_scheduler(
+        self, scheduler: LRScheduler | AcceleratedScheduler
+    ) -> AcceleratedScheduler:
         """A scheduler that counts as Accelerate's does: once for each data rank."""
         if isinstance(scheduler, AcceleratedScheduler):
             return scheduler
@@ -215,7 +223,7 @@ class PlanAccelerator(accelerate.Accelerator):
 
         return tree_map(summed, tensor)
 
-    def unwrap_model(self, model: nn.Module, *args: Any, **named: Any) -> Any:
+    def unwrap_model(self, model: nn.Module, *args: object, **named: object) -> nn.Module:
         """The model as it is: under a plan it has no whole inside."""
         return model
 
@@ -231,11 +239,15 @@ class PlanAccelerator(accelerate.Accelerator):
             gather(None)
         return weights
 
-    def save_model(self, model: nn.Module, save_directory: Any, *args: Any, **named: Any) -> None:
+    def save_model(
+        self, model: nn.Module, save_directory: str | Path, *args: object, **named: object
+    ) -> None:
         """Write the library's files. Collective."""
         self.module.save_pretrained(save_directory)
 
-    def save_state(self, output_dir: Any = None, *args: Any, **named: Any) -> str:
+    def save_state(
+        self, output_dir: str | Path | None = None, *args: object, **named: object
+    ) -> str:
         """Write the engine's checkpoint, schedulers and registered objects. Collective."""
         folder = Path(output_dir or Path(self.project_dir) / "checkpoints")
         self.module.engine.save(folder / ENGINE)
@@ -249,7 +261,9 @@ class PlanAccelerator(accelerate.Accelerator):
         self.wait_for_everyone()
         return str(folder)
 
-    def load_state(self, input_dir: Any = None, *args: Any, **named: Any) -> None:
+    def load_state(
+        self, input_dir: str | Path | None = None, *args: object, **named: object
+    ) -> None:
         """Load what `save_state` of any plan has written. Collective."""
         folder = Path(input_dir or Path(self.project_dir) / "checkpoints")
         self.cut_by_loader()
@@ -271,7 +285,13 @@ class PlanAccelerator(accelerate.Accelerator):
 class _DataScheduler(AcceleratedScheduler):
     """A scheduler that moves a number of steps for each step of the optimizer."""
 
-    def __init__(self, scheduler: Any, optimizers: Any, follows: bool, steps: int) -> None:
+    def __init__(
+        self,
+        scheduler: LRScheduler,
+        optimizers: EngineOptimizer | list[EngineOptimizer],
+        follows: bool,
+        steps: int,
+    ) -> None:
         super().__init__(scheduler, optimizers, follows, split_batches=True)
         self._steps = steps
 

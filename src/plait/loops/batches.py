@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
 
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from plait.datasets.loader import bounds
-from plait.values import PyTree
+from plait.values import JsonObject, PyTree
 
 
 class PartOfBatch:
@@ -40,19 +39,19 @@ class PartOfBatch:
 class JoinedBatches:
     """A batch sampler that joins each few batches of another to one."""
 
-    def __init__(self, batches: Any, count: int) -> None:
+    def __init__(self, batches: BatchSampler, count: int) -> None:
         self._batches = batches
         self._count = count
         self.batch_size = getattr(batches, "batch_size", 1) * count
         self.drop_last = getattr(batches, "drop_last", False)
 
     @property
-    def sampler(self) -> Any:
+    def sampler(self) -> object:
         """The sampler of single samples."""
         return getattr(self._batches, "sampler", None)
 
     @sampler.setter
-    def sampler(self, sampler: Any) -> None:
+    def sampler(self, sampler: Sampler[int]) -> None:
         self._batches.sampler = sampler
 
     def __len__(self) -> int:
@@ -76,10 +75,9 @@ def shared(
     loader: DataLoader[PyTree], rank: int, size: int, *, joined: int = 1
 ) -> DataLoader[PyTree]:
     """A loader of rank's part of batches that are `joined` times as large."""
-    collate: Any = loader.collate_fn
-    settings: dict[str, Any] = {
+    settings: JsonObject = {
         "num_workers": loader.num_workers,
-        "collate_fn": PartOfBatch(collate, rank, size),
+        "collate_fn": PartOfBatch(loader.collate_fn, rank, size),
         "pin_memory": loader.pin_memory,
         "timeout": loader.timeout,
         "worker_init_fn": loader.worker_init_fn,
@@ -92,5 +90,7 @@ def shared(
     if isinstance(loader.dataset, IterableDataset):
         size_of_batch = (loader.batch_size or 1) * joined
         return make(batch_size=size_of_batch, drop_last=loader.drop_last)
-    batches: Any = loader.batch_sampler
-    return make(batch_sampler=batches if joined == 1 else JoinedBatches(batches, joined))
+    batches = loader.batch_sampler
+    if joined > 1 and batches is not None:
+        return make(batch_sampler=JoinedBatches(batches, joined))  # type: ignore[arg-type]
+    return make(batch_sampler=batches)

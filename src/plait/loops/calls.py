@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -31,6 +31,9 @@ WRAPPERS: Final[Mapping[str, type[HuggingFace]]] = {
 
 LossOfLoop = Callable[..., Tensor]
 """A loss of `transformers`: (outputs, labels, num_items_in_batch) -> a sum over that number."""
+
+LossOfScript = Callable[..., PyTree]
+"""A loss that a script gives: a `LossOfLoop`, or (output, targets) -> (sum, count) or a mean."""
 
 
 class Calls(ABC):
@@ -122,7 +125,7 @@ class LibraryCalls(Calls):
         )
 
 
-def calls_of(model: nn.Module, loss: Any = None) -> Calls:
+def calls_of(model: nn.Module, loss: LossOfScript | None = None) -> Calls:
     """The calls of a model: of `transformers`, or any other with its loss."""
     if _is_of_library(model):
         return LibraryCalls(model, loss)

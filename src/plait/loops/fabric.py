@@ -15,14 +15,15 @@ import torch
 from lightning.fabric.plugins.precision.precision import Precision
 from lightning.fabric.strategies.ddp import DDPStrategy
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, RandomSampler
 
 from plait.engine.build import Options
 from plait.engine.open_step import check_open
 from plait.errors import CheckpointError, ModelError, PlanError
 from plait.loops.batches import shared
-from plait.loops.calls import calls_of
-from plait.loops.module import EngineModule, make_module
+from plait.loops.calls import LossOfScript, calls_of
+from plait.loops.module import EngineModule, EngineOptimizer, make_module
 from plait.mesh import Mesh
 from plait.plan import Plan
 from plait.values import JsonObject, PyTree
@@ -41,7 +42,7 @@ class PlanStrategy(DDPStrategy):
         self,
         plan: Plan | str,
         *,
-        loss: Any = None,
+        loss: LossOfScript | None = None,
         options: Options | None = None,
         **settings: Any,
     ) -> None:
@@ -75,8 +76,11 @@ class PlanStrategy(DDPStrategy):
             )
 
     def setup_module_and_optimizers(
-        self, module: nn.Module, optimizers: list[torch.optim.Optimizer], scheduler: Any = None
-    ) -> tuple[EngineModule, list[Any], Any]:
+        self,
+        module: nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        scheduler: LRScheduler | None = None,
+    ) -> tuple[EngineModule, list[EngineOptimizer], LRScheduler | None]:
         """Put a model with its optimizer under the plan. Collective."""
         if len(optimizers) != 1:
             raise ModelError(f"a plan trains one model with one optimizer, not {len(optimizers)}")
@@ -101,11 +105,11 @@ class PlanStrategy(DDPStrategy):
         """Nothing moves whole: each rank takes its parts to its device."""
 
     @property
-    def distributed_sampler_kwargs(self) -> Any:
+    def distributed_sampler_kwargs(self) -> None:
         """None: batches are shared behind the sampler."""
         return None
 
-    def process_dataloader(self, dataloader: Any) -> Any:
+    def process_dataloader(self, dataloader: DataLoader[PyTree]) -> DataLoader[PyTree]:
         """A loader of this rank's part of each batch. Collective where it shuffles."""
         mesh = Mesh.of(self.plan)
         sampler = getattr(dataloader, "sampler", None)
@@ -119,10 +123,10 @@ class PlanStrategy(DDPStrategy):
 
     def save_checkpoint(
         self,
-        path: Any,
+        path: str | Path,
         state: JsonObject,
-        storage_options: Any = None,
-        filter: Any = None,
+        storage_options: object = None,
+        filter: object = None,
     ) -> None:
         """Write a folder: the engine's checkpoint, and all else of `state`. Collective."""
         if filter:
@@ -138,7 +142,11 @@ class PlanStrategy(DDPStrategy):
             torch.save(kept, folder / SCRIPT)
 
     def load_checkpoint(
-        self, path: Any, state: Any = None, strict: bool = True, weights_only: Any = None
+        self,
+        path: str | Path,
+        state: object = None,
+        strict: bool = True,
+        weights_only: bool | None = None,
     ) -> JsonObject:
         """Load what any plan has saved; what is left over is returned. Collective."""
         folder = Path(path)

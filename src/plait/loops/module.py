@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from plait.errors import ModelError
 from plait.loops.calls import Calls
 from plait.loops.outputs import collected
 from plait.plan import Plan
-from plait.values import AutogradContext, JsonMapping, PyTree
+from plait.values import AutogradContext, JsonMapping, JsonObject, PyTree
 
 
 class ModelOutputs:
@@ -126,14 +126,14 @@ class EngineModule(nn.Module):
         """Write the library's files; options of the library are not needed. Collective."""
         self.engine.save_pretrained(path)
 
-    def state_dict(self, *args: Any, **named: Any) -> Any:
+    def state_dict(self, *args: object, **named: object) -> NoReturn:
         """Refused: no rank has the whole model."""
         raise ModelError(
             "a model under a plan has no state_dict on one rank; write it with "
             "model.save_pretrained(folder) or model.engine.save(folder)"
         )
 
-    def load_state_dict(self, state_dict: JsonMapping, *args: Any, **named: Any) -> Any:
+    def load_state_dict(self, state_dict: JsonMapping, *args: object, **named: object) -> NoReturn:
         """Refused: no rank has the whole model."""
         raise ModelError(
             "a model under a plan loads no state_dict; load it before it is prepared, or call "
@@ -141,10 +141,9 @@ class EngineModule(nn.Module):
         )
 
     @property
-    def config(self) -> Any:
+    def config(self) -> PyTree:
         """The library's config of the model."""
-        inner: Any = self._calls.model.model
-        return inner.config
+        return self._calls.model.model.config  # type: ignore[union-attr]
 
 
 class _WholeBackward(torch.autograd.Function):
@@ -192,21 +191,23 @@ class EngineOptimizer(torch.optim.Optimizer):
             group["params"] = [] if index else [module.gradient]
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[JsonObject]:  # type: ignore[override]
         """The groups of the loop's own optimizer."""
         return self.optimizer.param_groups
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Mapping[Tensor, PyTree]:  # type: ignore[override]
         """Empty: the engine keeps the state of its parts."""
         return self.optimizer.state
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> JsonObject:  # type: ignore[override]
         """The defaults of the loop's own optimizer."""
         return self.optimizer.defaults
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(  # type: ignore[override]  # torch has one signature for each closure
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
         """One update with the groups' settings. Collective."""
         loss = None if closure is None else closure()
         if not self._acts():
@@ -221,7 +222,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         if self._acts():
             self.module.zero_grad()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         """The groups' settings; the moments are saved by slices (`engine.save`)."""
         groups = [
             {key: value for key, value in group.items() if key != "params"}
@@ -229,7 +230,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         ]
         return {"state": {}, "param_groups": groups}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: JsonMapping) -> None:
         """Take the groups' settings; the moments are loaded by slices (`engine.load`)."""
         for group, saved in zip(self.param_groups, state["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -29,6 +27,6 @@ def collected(engine: Engine, batch: PyTree) -> Tensor:
         return output.new_zeros(()), output.new_ones(())
 
     engine.measure(batch, [keep])
-    of_stages: list[Any] = engine.world.axis("pp").gather_objects(parts)
+    of_stages: list[list[Tensor]] = engine.world.axis("pp").gather_objects(parts)
     whole = torch.cat(next(found for found in reversed(of_stages) if found))
     return whole.to(engine.world.device)

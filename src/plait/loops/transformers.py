@@ -12,13 +12,16 @@ from typing import Any, Final
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
 from plait.engine.build import Options
 from plait.errors import CheckpointError, ModelError, PlanError
 from plait.loops.accelerate import ENGINE, PlanAccelerator
+from plait.loops.calls import LossOfLoop
 from plait.loops.module import EngineModule, ModelOutputs
 from plait.plan import Plan
-from plait.values import PyTree
+from plait.values import JsonObject, PyTree
 
 SCHEDULER: Final = "scheduler.pt"
 
@@ -42,14 +45,14 @@ class PlanLoop:
 
     accelerator: PlanAccelerator
     args: Any
-    callback_handler: Any
-    compute_loss_func: Any
+    callback_handler: transformers.trainer_callback.CallbackHandler
+    compute_loss_func: LossOfLoop | None
     current_gradient_accumulation_steps: int
-    lr_scheduler: Any
-    model: Any
-    model_wrapped: Any
-    optimizer: Any
-    processing_class: Any
+    lr_scheduler: LRScheduler
+    model: nn.Module
+    model_wrapped: nn.Module
+    optimizer: torch.optim.Optimizer
+    processing_class: transformers.ProcessorMixin | None
     state: Any
     _created_lr_scheduler: bool
     _train_batch_size: int
@@ -64,10 +67,10 @@ class PlanLoop:
         parameters = sum(param.numel() for param in self.model.parameters())
         self._flops_per_token = 6.0 * parameters
 
-    def _build_accelerator_args(self, **named: Any) -> dict[str, Any]:
-        made: dict[str, Any] = super()._build_accelerator_args(**named)  # type: ignore[misc]
-        self._accelerator_args = made
-        return made
+    def _build_accelerator_args(self, **named: object) -> JsonObject:
+        settings: JsonObject = super()._build_accelerator_args(**named)  # type: ignore[misc]
+        self._accelerator_args = settings
+        return settings
 
     def create_accelerator_and_postprocess(self) -> None:
         """Make the Accelerator of the plan in place of the library's."""
@@ -89,21 +92,24 @@ class PlanLoop:
 
     def _engine_module(self) -> EngineModule:
         """The model under the plan, which is built when it is first needed. Collective."""
-        if not isinstance(self.model_wrapped, EngineModule):
-            self.accelerator.loss = self.compute_loss_func
-            self.create_optimizer()  # type: ignore[attr-defined]
-            self.model_wrapped, self.optimizer = self.accelerator.prepare(
-                self.model, self.optimizer
-            )
-        module: EngineModule = self.model_wrapped
+        if isinstance(self.model_wrapped, EngineModule):
+            return self.model_wrapped
+        self.accelerator.loss = self.compute_loss_func
+        self.create_optimizer()  # type: ignore[attr-defined]
+        module: EngineModule
+        module, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
+        self.model_wrapped = module
         return module
 
     def _prepare_for_training(
-        self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
-    ) -> tuple[nn.Module, Any]:
+        self,
+        max_steps: int,
+        train_dataloader: DataLoader[PyTree],
+        resume_from_checkpoint: str | None,
+    ) -> tuple[nn.Module, DataLoader[PyTree]]:
         module = self._engine_module()
         if self._created_lr_scheduler:
-            self.lr_scheduler = None
+            self.lr_scheduler = None  # type: ignore[assignment]  # until it is made below
             self._created_lr_scheduler = False
         self.create_scheduler(num_training_steps=max_steps)  # type: ignore[attr-defined]
         if resume_from_checkpoint is not None:
@@ -128,7 +134,9 @@ class PlanLoop:
         self.lr_scheduler.load_state_dict(state["scheduler"])
         self.optimizer.load_state_dict(state["optimizer"])
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: nn.Module | None = None
+    ) -> None:
         """Nothing yet: weights and moments are loaded together, when the engine is there."""
 
     def _load_best_model(self) -> None:
@@ -163,7 +171,7 @@ class PlanLoop:
         inputs: dict[str, PyTree],
         return_outputs: bool = False,
         num_items_in_batch: PyTree = None,
-    ) -> Any:
+    ) -> PyTree:
         """The loss of all ranks' samples, over the number of labels that the Trainer counts."""
         if not isinstance(model, EngineModule):
             raise ModelError("the Trainer was given a model that its plan has not split")
@@ -201,7 +209,7 @@ class PlanLoop:
                 return loss, None, None
             return loss, outputs.logits, inputs["labels"]
 
-    def evaluation_loop(self, *args: Any, **named: Any) -> Any:
+    def evaluation_loop(self, *args: object, **named: object) -> transformers.EvalPrediction:
         """The library's own, over the model under the plan. Collective."""
         module = self._engine_module()
         whole = self.model
@@ -211,7 +219,7 @@ class PlanLoop:
         finally:
             self.model = whole
 
-    def get_total_train_batch_size(self, args: Any) -> int:
+    def get_total_train_batch_size(self, args: transformers.TrainingArguments) -> int:
         """Samples of a step: the batches of all data ranks."""
         total: int = self._train_batch_size * args.gradient_accumulation_steps
         return total * self.accelerator.data_rank[1]
