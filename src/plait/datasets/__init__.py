@@ -19,7 +19,7 @@ from plait.datasets.mixture import SampleMixture
 from plait.datasets.packing import Packing
 from plait.datasets.packing import check as check_packing
 from plait.datasets.random import RandomClasses, RandomFields, RandomTokens
-from plait.datasets.samples import Samples
+from plait.datasets.sample_set import SampleSet
 from plait.datasets.text import VOCAB_SIZE as VOCAB_SIZE
 from plait.datasets.text import lines, stdlib, text
 from plait.errors import DataError, nearest
@@ -38,7 +38,7 @@ IMAGE_SIZE = 32
 
 def make(
     data: SectionKeys, model: SectionKeys = None, seed: int = 0, global_batch: int = 1
-) -> Samples:
+) -> SampleSet:
     """The data set of a `[data]` section, fitted to a `[model]` section.
 
     Each is a mapping or an object with attributes. `global_batch` turns steps, from which weights
@@ -51,7 +51,7 @@ def make(
     return _source(data, model, seed)
 
 
-def _source(data: SectionKeys, model: SectionKeys, seed: int) -> Samples:
+def _source(data: SectionKeys, model: SectionKeys, seed: int) -> SampleSet:
     """The data set of one source."""
     if key(data, "packing", False):
         check_packing(data, model, DOCUMENTS)
@@ -85,7 +85,7 @@ def _source(data: SectionKeys, model: SectionKeys, seed: int) -> Samples:
     )
 
 
-def _documents(data: SectionKeys, model: SectionKeys) -> Samples:
+def _documents(data: SectionKeys, model: SectionKeys) -> SampleSet:
     """The documents that a `[data]` section names."""
     if key(data, "python") is not None:
         return user.documents(key(data, "python"))
@@ -138,7 +138,7 @@ def _vocab_size(model: SectionKeys, default: int | None = None) -> int:
     return int(size)
 
 
-def _digits(model: SectionKeys) -> Samples:
+def _digits(model: SectionKeys) -> SampleSet:
     family = key(model, "name")
     if family in LANGUAGE:
         raise DataError(
@@ -156,7 +156,7 @@ def _digits(model: SectionKeys) -> Samples:
     return Digits(flat=family != "resnet")
 
 
-def _random(data: SectionKeys, model: SectionKeys, seed: int) -> Samples:
+def _random(data: SectionKeys, model: SectionKeys, seed: int) -> SampleSet:
     family = key(model, "name")
     size = {} if key(data, "num_samples") is None else {"num_samples": key(data, "num_samples")}
     if family == "mlp":
@@ -182,7 +182,7 @@ def _random(data: SectionKeys, model: SectionKeys, seed: int) -> Samples:
 
 def _random_pictures(
     data: SectionKeys, model: SectionKeys, seed: int, size: Mapping[str, int]
-) -> Samples:
+) -> SampleSet:
     """Pictures for a Hugging Face model of images: of its config's channels, classes and size."""
     config = key(model, "config")
     table = config if isinstance(config, Mapping) else {}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from plait.datasets.samples import Samples
+from plait.datasets.sample_set import SampleSet
 from plait.errors import DataError
 from plait.values import PyTree
 
@@ -17,7 +17,7 @@ Batch: TypeAlias = tuple[PyTree, Tensor]
 """Inputs and targets of several samples."""
 
 
-def collate(dataset: Samples, indices: Tensor) -> Batch:
+def collate(dataset: SampleSet, indices: Tensor) -> Batch:
     """Samples [B] stacked, [B, ...] each; through the data set's own `batch` where it has one."""
     if hasattr(dataset, "batch"):
         batch: Batch = dataset.batch(indices)

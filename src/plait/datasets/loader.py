@@ -15,7 +15,7 @@ from torch import Tensor
 from plait.datasets.collate import collate
 from plait.datasets.order import order_of
 from plait.datasets.prefetch import read_ahead
-from plait.datasets.samples import Samples
+from plait.datasets.sample_set import SampleSet
 from plait.errors import DataError
 
 MAX_EPOCHS = 1 << 53
@@ -51,7 +51,7 @@ class Loader:
 
     def __init__(
         self,
-        dataset: Samples,
+        dataset: SampleSet,
         global_batch: int,
         *,
         dp_size: int = 1,
@@ -177,7 +177,7 @@ class InOrder:
 
     def __init__(
         self,
-        dataset: Samples,
+        dataset: SampleSet,
         global_batch: int,
         *,
         dp_size: int = 1,

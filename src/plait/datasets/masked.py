@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from plait.datasets.collate import collate
 from plait.datasets.hashing import uniforms
-from plait.datasets.samples import Samples
+from plait.datasets.sample_set import SampleSet
 from plait.errors import DataError
 
 IGNORE = -100
@@ -25,7 +25,7 @@ class Masked(Dataset[tuple[Tensor, Tensor]]):
     masked. What is masked is a function of (seed, index) alone.
     """
 
-    def __init__(self, dataset: Samples, *, seed: int = 0) -> None:
+    def __init__(self, dataset: SampleSet, *, seed: int = 0) -> None:
         self.dataset = dataset
         self.seed = seed
         self.keyed_order = getattr(dataset, "keyed_order", False)

@@ -23,7 +23,7 @@ from plait.datasets.collate import Batch, collate
 from plait.datasets.hashing import seed_of
 from plait.datasets.order import Order, order_of
 from plait.datasets.permutation import KeyedPermutation
-from plait.datasets.samples import Samples
+from plait.datasets.sample_set import SampleSet
 from plait.errors import DataError
 from plait.values import PyTree
 
@@ -57,7 +57,7 @@ class SampleMixture(Dataset[PyTree]):
 
     def __init__(
         self,
-        sets: Sequence[Samples],
+        sets: Sequence[SampleSet],
         weights: Sequence[Sequence[float]],
         starts: Sequence[int] = (0,),
         seed: int = 0,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from plait.datasets.hashing import seed_of
 from plait.datasets.permutation import KeyedPermutation
-from plait.datasets.samples import Samples
+from plait.datasets.sample_set import SampleSet
 
 ENDLESS: Final = 1 << 62
 
@@ -75,7 +75,7 @@ class AsDrawn:
         return torch.arange(start, stop)
 
 
-def order_of(dataset: Samples, seed: int) -> Order:
+def order_of(dataset: SampleSet, seed: int) -> Order:
     """The order in which a data set is read: by the set's own word, else a shuffled list.
 
     A set with `keyed_order = True` is read by a keyed permutation, one with `draws = True` as it

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from plait.datasets.documents import IGNORE
 from plait.datasets.keys import SectionKeys, key
-from plait.datasets.samples import Samples
+from plait.datasets.sample_set import SampleSet
 from plait.errors import DataError
 
 FAMILIES = ("gpt", "llama", "hf")  # that take documents and positions
@@ -80,7 +80,7 @@ class Packing(Dataset[tuple[tuple[Tensor, Tensor, Tensor], Tensor]]):
 
     keyed_order = True
 
-    def __init__(self, documents: Samples, seq_len: int, *, window: int = WINDOW) -> None:
+    def __init__(self, documents: SampleSet, seq_len: int, *, window: int = WINDOW) -> None:
         self.documents = documents
         self.seq_len = seq_len
         self.plan = plan_of(lengths_of(documents), seq_len, window)
@@ -135,7 +135,7 @@ def _places(lengths: Sequence[int], seq_len: int) -> tuple[Tensor, Tensor]:
     return numbers, torch.arange(seq_len) - begins[numbers]
 
 
-def lengths_of(documents: Samples) -> Tensor:
+def lengths_of(documents: SampleSet) -> Tensor:
     """The number of tokens of each document."""
     known = getattr(documents, "lengths", None)
     if known is not None:

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from plait.datasets.collate import Batch, collate
-from plait.datasets.samples import Samples
+from plait.datasets.sample_set import SampleSet
 
 DEPTH: Final = 2
 """Batches that each thread has read or is reading."""
 
 
-def read_ahead(dataset: Samples, indices: Iterator[Tensor], workers: int) -> Iterator[Batch]:
+def read_ahead(dataset: SampleSet, indices: Iterator[Tensor], workers: int) -> Iterator[Batch]:
     """The batch of each tensor of indices, by so many threads; pinned where there is a GPU."""
     read = partial(_pinned, dataset) if torch.cuda.is_available() else partial(collate, dataset)
     pool = ThreadPoolExecutor(workers, thread_name_prefix="data")
@@ -39,6 +39,6 @@ def read_ahead(dataset: Samples, indices: Iterator[Tensor], workers: int) -> Ite
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _pinned(dataset: Samples, indices: Tensor) -> Batch:
+def _pinned(dataset: SampleSet, indices: Tensor) -> Batch:
     """A batch in memory from which a GPU copies by itself."""
     return tree_map_only(Tensor, Tensor.pin_memory, collate(dataset, indices))

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.datasets.samples import Samples
+from plait.datasets.sample_set import SampleSet
 from plait.errors import DataError, PlaitError
 from plait.reference import load
 
 
-def make(python: str) -> Samples:
+def make(python: str) -> SampleSet:
     """Call the function. It returns a `Dataset` or a sequence, which has a length and a pair
     (input, target) at each index.
     """
@@ -25,7 +25,7 @@ def make(python: str) -> Samples:
     return data
 
 
-def documents(python: str) -> Samples:
+def documents(python: str) -> SampleSet:
     """Call the function. It returns documents for packing, which have a length and a mapping with
     `input_ids` at each index.
     """
@@ -39,7 +39,7 @@ def documents(python: str) -> Samples:
     return data
 
 
-def _call(python: str) -> Samples:
+def _call(python: str) -> SampleSet:
     """The function's data, which has a length and samples."""
     function = load(python, DataError)
     try:

@@ -7,7 +7,7 @@ from typing import Protocol
 from plait.values import PyTree
 
 
-class Samples(Protocol):
+class SampleSet(Protocol):
     """Samples by index. A set may also have `batch(indices)`, which stacks several of them."""
 
     def __len__(self) -> int: ...
