@@ -22,17 +22,19 @@ from plait.models.parameters import Parameters
 from plait.plan import Plan
 from plait.run import optimizers
 from plait.run.preflight import check_optimizer
-from tests.parity.families import DEEP, SPLIT_FAMILIES, Family
+from tests.parity.families import DEEP, EXPERT_FAMILIES, SPLIT_FAMILIES, Family
 from tests.parity.harness import SEED, TOLERANCE, _copies, join, whole_model
 
 Run = Callable[..., list[Any]]
+EXPERTS = EXPERT_FAMILIES["deepseek-plain"]
 GPT = DEEP["gpt-deep"]
 EVEN = SPLIT_FAMILIES["gpt"]  # its sizes are what every tensor mode divides
 SPARED = ("norm", "bias")
 MUON_PLANS = [
     *("dp1", "dp2", "dp2:ring", "dp2:server", "pp2:1f1b mb2", "pp2 dp2:zero3"),
     *("dp2:zero1", "dp3:zero2 mb2", "dp2:zero3", "dp4:zero3,replicate2", "cp2 dp2:zero1"),
-    *("tp2", "tp2:1d,sp dp2:zero1", "tp4:2d", "tp8:3d"),
+    *("tp2", "tp2:1d,sp dp2:zero1", "tp4:2d", "tp8:3d", "tp8:2.5d,depth2"),
+    *("tp4:2d dp2:zero1", "tp2 dp2:zero2", "tp2 dp2:zero3 pp2:1f1b mb2", "pp2:zbv tp2 mb4"),
 ]
 # An eps above rounding: gradients of key biases are zero but for the order of sums.
 MUON = Train(optimizer="muon", lr=0.02, weight_decay=0.1, no_decay=SPARED, eps=1e-5)
@@ -121,6 +123,14 @@ def check(results: list[Any], model: nn.Module) -> None:
 def test_muon_equals_one_device(ranks: Run, plan: str) -> None:
     size = Plan.parse(plan).world_size
     check(ranks(size, trained, plan, MUON, EVEN, plan=plan), plainly(muon_and_adamw, EVEN))
+
+
+@pytest.mark.parametrize("plan", ["dp2:zero1 ep2", "dp2:zero3 ep2", "tp2 dp2:zero2 ep2"])
+def test_muon_beside_split_experts_equals_one_device(ranks: Run, plan: str) -> None:
+    one = join(ranks(1, trained, "dp1", MUON, EXPERTS, plan="dp1"))
+    found = join(ranks(Plan.parse(plan).world_size, trained, plan, MUON, EXPERTS, plan=plan))
+    for name, values in found.items():
+        torch.testing.assert_close(values, one[name], rtol=TOLERANCE, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("after", ["dp2", "pp2", "tp2", "dp2:zero3"])

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 import plait
 from plait import models
 from plait.comm import World
+from plait.config import Train
 from plait.engine.build import build
 from plait.models.losses import cross_entropy
 from plait.plan import Plan
+from plait.run import optimizers
 from tests.helpers.threaded import threaded
 
 Run = Callable[..., list[Any]]
@@ -84,6 +86,16 @@ PIPELINES = [
 ]  # fmt: skip
 
 
+# Plans under which matrices are in parts, and some under which they are whole.
+WHOLE_MATRICES = [
+    ("gpt", "dp2 mb2"), ("gpt", "dp2:zero1"), ("llama", "dp4:zero3,replicate2"),
+    ("gpt", "tp2:1d,sp dp4:zero3"), ("llama", "tp2"), ("gpt", "tp4:2d dp2:zero1"),
+    ("llama", "tp8:2.5d,depth2"), ("gpt", "tp8:3d"), ("experts", "dp2:zero2 mb2"),
+    ("experts", "dp4:zero1 ep2"),
+    ("gpt", "cp2 dp2:zero1"), ("mlp", "dp2:zero3"), ("odd", "dp3:zero1"),
+]  # fmt: skip
+
+
 def batches(keys: dict[str, Any], world: World) -> Iterator[tuple[Tensor, Tensor]]:
     """The same share of a global batch for every data rank."""
     share = BATCH // world.axis("dp").size
@@ -103,7 +115,7 @@ def class_loss(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def counted(world: World, family: str, text: str) -> dict[str, float]:
+def counted(world: World, family: str, text: str, optimizer: str = "adamw") -> dict[str, float]:
     """Bytes that this rank sends in a step by axis, over as many steps as `local` has between two
     synchronisations.
     """
@@ -114,9 +126,8 @@ def counted(world: World, family: str, text: str) -> dict[str, float]:
             keys["name"], **{key: value for key, value in keys.items() if key != "name"}
         )
     loss = class_loss if family in {"mlp", "odd"} else cross_entropy
-    engine = build(
-        model, plan, loss=loss, optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3), world=world
-    )
+    make = optimizers.from_config(Train(optimizer=optimizer))
+    engine = build(model, plan, loss=loss, optimizer=make, world=world)
     data = batches(keys, world)
     steps = plan.dp.every or 1
     if (
@@ -142,15 +153,18 @@ def sizes(family: str, plan: Plan) -> dict[str, Any]:
     return {**MODELS[family], **short}
 
 
-def check(family: str, text: str, found: list[dict[str, float]]) -> None:
+def check(family: str, text: str, found: list[dict[str, float]], optimizer: str = "adamw") -> None:
     config = {
         "model": sizes(family, Plan.parse(text)),
         "data": {"seq_len": SEQ_LEN},
-        "train": {"global_batch": BATCH},
+        "train": {"global_batch": BATCH, "optimizer": optimizer},
     }
     if family in {"mlp", "odd"}:
         config["data"] = {}
     predicted = plait.estimate(config, text, "h100x64").traffic
+    if " ep" in text:  # tokens go where routers send them
+        predicted.pop("ep")
+        found = [{axis: sent for axis, sent in rank.items() if axis != "ep"} for rank in found]
     most = {axis: max(rank.get(axis, 0.0) for rank in found) for axis in predicted}
     assert {axis for rank in found for axis in rank} <= predicted.keys()
     assert most == {axis: math.floor(sent) for axis, sent in predicted.items()}
@@ -166,3 +180,15 @@ def test_predicted_traffic_is_the_counted(family: str, text: str) -> None:
 def test_predicted_traffic_of_pipelines_is_the_counted(ranks: Run, family: str, text: str) -> None:
     plan = Plan.parse(text)
     check(family, text, ranks(plan.world_size, counted, family, text, plan=text))
+
+
+@pytest.mark.parametrize(("family", "text"), WHOLE_MATRICES)
+def test_predicted_traffic_of_muon_is_the_counted(family: str, text: str) -> None:
+    plan = Plan.parse(text)
+    found = threaded(plan.world_size, counted, family, text, "muon", plan=text)
+    check(family, text, found, "muon")
+
+
+def test_predicted_traffic_of_muon_in_a_pipeline_is_the_counted(ranks: Run) -> None:
+    text = "pp2:1f1b dp2:zero1 mb2"
+    check("gpt", text, ranks(4, counted, "gpt", text, "muon", plan=text), "muon")

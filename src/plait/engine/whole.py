@@ -1,15 +1,14 @@
 """Matrices that an optimizer needs whole, where each rank has a part of them.
 
 Every rank keeps the state of its own parts. One owner computes the function of a whole matrix, and
-sends each part of the result back. The owner holds a part itself. So a
-matrix that lies on one rank does not travel. Owners are balanced by the cost of Newton-Schulz.
+sends each part of the result back (`plait.mesh.matrices`). A matrix that lies on one rank does not
+travel.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,35 +16,13 @@ from torch import Tensor
 from plait.comm import Axis, World
 from plait.engine.axes import within_stage
 from plait.mesh import Shard
-from plait.mesh.boxes import Box
+from plait.mesh.boxes import Box, FlatRange
+from plait.mesh.matrices import MatrixPart, MatrixPlace, SplitMatrix, share_matrices
 from plait.plan import Plan
 from plait.plan.facts import STRATEGIES
 
+MATRIX = 2
 WholeFunction = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class MatrixPart:
-    """The elements of a matrix that one rank holds. `sends`: no rank before it holds the same."""
-
-    rank: int
-    numel: int
-    index: slice | Tensor
-    sends: bool
-
-
-@dataclass(frozen=True)
-class SplitMatrix:
-    """A matrix in parts, and the rank that computes with the whole."""
-
-    name: str
-    shape: tuple[int, ...]
-    owner: int
-    parts: tuple[MatrixPart, ...]
-
-    def of(self, rank: int) -> MatrixPart | None:
-        """The part of a rank; None where it holds none."""
-        return next((part for part in self.parts if part.rank == rank), None)
 
 
 def whole_matrices(plan: Plan, world: World, shards: Sequence[Shard]) -> WholeMatrices | None:
@@ -64,8 +41,16 @@ class WholeMatrices:
     def __init__(self, axis: Axis, shards: Iterable[Shard]) -> None:
         """Agree on owners. Collective."""
         self._axis = axis
-        own = [_place(shard) for shard in shards if len(shard.global_shape) == 2]
-        self._matrices = _split_matrices(axis.gather_objects(own))
+        own = [_place(shard) for shard in shards if len(shard.global_shape) == MATRIX]
+        self._places: list[list[MatrixPlace]] = axis.gather_objects(own)
+        self._matrices = share_matrices(self._places).split
+
+    def restrict(self, wanted: Callable[[str], bool]) -> None:
+        """Share only the matrices of these names among owners, as the others never travel.
+
+        Every rank gives the same function of a name.
+        """
+        self._matrices = share_matrices(self._places, wanted).split
 
     def apply(self, parts: Mapping[str, Tensor], function: WholeFunction) -> dict[str, Tensor]:
         """The parts of `function(matrix)`, by name, from those of the matrices.
@@ -89,7 +74,7 @@ class WholeMatrices:
             if (mine := one.of(me)) is not None and mine.sends
         ]
         coming = [
-            (part.rank, part.numel, (one, part))
+            (part.rank, part.place.numel, (one, part))
             for one in used
             if one.owner == me
             for part in one.parts
@@ -99,7 +84,7 @@ class WholeMatrices:
         for (one, part), values in self._exchanged(going, coming, parts):
             if one.name not in wholes:
                 wholes[one.name] = values.new_empty(math.prod(one.shape))
-            wholes[one.name][part.index] = values
+            _write(wholes[one.name], part.place, values)
         return {name: whole.view(self._matrices[name].shape) for name, whole in wholes.items()}
 
     def _scattered(
@@ -108,13 +93,13 @@ class WholeMatrices:
         """This rank's parts of the results."""
         me = self._axis.rank
         going = [
-            (part.rank, made[one.name][part.index])
+            (part.rank, _read(made[one.name], part.place))
             for one in self._matrices.values()
             if one.name in made
             for part in one.parts
         ]
         coming = [
-            (one.owner, mine.numel, (one, mine))
+            (one.owner, mine.place.numel, (one, mine))
             for one in self._matrices.values()
             if one.name in parts and (mine := one.of(me)) is not None
         ]
@@ -141,46 +126,29 @@ class WholeMatrices:
         return [(label, one) for (_, _, label), one in zip(taken, values, strict=True)]
 
 
-Place = tuple[str, tuple[int, ...], Box, int, int, tuple[int, ...] | None]
+def _place(shard: Shard) -> MatrixPlace:
+    rows, columns = shard.global_shape
+    return MatrixPlace(shard.name, (rows, columns), shard.box, shard.start, shard.stop, shard.view)
 
 
-def _place(shard: Shard) -> Place:
-    return shard.name, shard.global_shape, shard.box, shard.start, shard.stop, shard.view
+def _regions(whole: Tensor, place: MatrixPlace) -> list[Tensor]:
+    """The elements of a part inside the flat matrix, as views in the part's order."""
+    shape = place.shape if place.view is None else place.view
+    viewed = whole.view(shape)
+    everything = Box.whole(shape)
+    rectangles = FlatRange(place.box, place.start, place.stop).rectangles()
+    return [viewed[one.box.within(everything)] for one in rectangles]
 
 
-def _split_matrices(places: Sequence[Sequence[Place]]) -> dict[str, SplitMatrix]:
-    """The matrices that no rank holds whole, by name, with balanced owners."""
-    holders: dict[str, list[tuple[int, Place]]] = {}
-    for rank, own in enumerate(places):
-        for place in own:
-            holders.setdefault(place[0], []).append((rank, place))
-    load = [0] * len(places)
-    found = {}
-    for name, held in sorted(holders.items(), key=lambda item: (-_cost(item[1]), item[0])):
-        shape = held[0][1][1]
-        if all(place[4] - place[3] == math.prod(shape) for _, place in held):
-            for rank, _ in held:
-                load[rank] += _cost(held)
-            continue
-        owner = min((rank for rank, _ in held), key=lambda rank: (load[rank], rank))
-        load[owner] += _cost(held)
-        found[name] = SplitMatrix(name, shape, owner, _parts(held))
-    return dict(sorted(found.items()))
+def _read(whole: Tensor, place: MatrixPlace) -> Tensor:
+    """The elements of a part, as one flat tensor."""
+    regions = [region.reshape(-1) for region in _regions(whole, place)]
+    return regions[0] if len(regions) == 1 else torch.cat(regions)
 
 
-def _cost(held: Sequence[tuple[int, Place]]) -> int:
-    """The multiplications of Newton-Schulz, but for a factor."""
-    rows, columns = held[0][1][1]
-    return rows * columns * min(rows, columns)
-
-
-def _parts(held: Sequence[tuple[int, Place]]) -> tuple[MatrixPart, ...]:
-    seen = set()
-    parts = []
-    for rank, (name, shape, box, start, stop, view) in held:
-        key = (box, start, stop)
-        values = torch.empty(stop - start, device="meta")
-        index = Shard(name, shape, box, start, stop, values, view).index()
-        parts.append(MatrixPart(rank, stop - start, index, key not in seen))
-        seen.add(key)
-    return tuple(parts)
+def _write(whole: Tensor, place: MatrixPlace, values: Tensor) -> None:
+    """Set the elements of a part from a flat tensor of them."""
+    regions = _regions(whole, place)
+    flat = values.split([region.numel() for region in regions])
+    for region, part in zip(regions, flat, strict=True):
+        region.copy_(part.view(region.shape))

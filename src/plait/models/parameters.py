@@ -16,6 +16,9 @@ class OnWhole(Protocol):
     ) -> dict[str, Tensor]:
         """The parts of `function(matrix)`, by name, from those of the matrices. Collective."""
 
+    def restrict(self, wanted: Callable[[str], bool]) -> None:
+        """Share only the matrices of these names among owners, where not all are ever given."""
+
 
 class Parameters(list[nn.Parameter]):
     """The parameters that one rank's optimizer owns, as the user's `make_optimizer` gets them: a

@@ -163,6 +163,8 @@ class Muon(torch.optim.Optimizer):
         chosen = {id(param) for _, param in matrices}
         others = [(name, one) for name, one in pairs if id(one) not in chosen]
         self._parts: list[torch.optim.Optimizer] = []
+        if owned.whole is not None:
+            owned.whole.restrict(lambda name: IN_A_BLOCK.search(name) is not None)
         if matrices or owned.whole is not None:
             groups = groups_of(matrices, train)
             self._parts.append(OrthogonalMomentum(groups, train, matrices, shapes, owned.whole))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from plait.plan import Plan
+from plait.predict.cost.matrices import NO_MATRIX_UPDATE, MatrixUpdate, matrix_update
 from plait.predict.cost.memory.local_sizes import least_keys, ring_padding, shared_sums
 from plait.predict.cost.memory.rank_memory import (
     RankMemory,
@@ -39,6 +40,8 @@ class RankState:
     """Optimizer state that is on the host."""
     buckets: Buckets
     """Buckets in which the data axis sends gradients or weights."""
+    matrices: MatrixUpdate = NO_MATRIX_UPDATE
+    """Matrices that the optimizer needs whole."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,10 @@ def rank_state(stages: tuple[StageBlocks, ...], plan: Plan, job: Job) -> RankSta
     offloaded = optimizer_bytes(weights, plan, job.state_numbers) if plan.dp.offload else 0.0
     own = updated_numbers(weights, plan)
     sent = buckets_of(blocks, weights.total, job.runtime.bucket_numbers)
-    return RankState(weights, messages, states, weights.total * width, own, offloaded, sent)
+    matrices = matrix_update(blocks, shard, plan) if job.optimizer == "muon" else NO_MATRIX_UPDATE
+    return RankState(
+        weights, messages, states, weights.total * width, own, offloaded, sent, matrices
+    )
 
 
 def _adapted(weights: WeightBytes, plan: Plan, job: Job, sent: Buckets) -> RankState:

@@ -17,7 +17,9 @@ from plait.predict.cost.memory import offload
 from plait.predict.cost.memory.rank_memory import RankMemory, rank_activations
 from plait.predict.cost.records import Job
 from plait.predict.cost.sharding import Sharding
+from plait.predict.cost.time.collectives import messages_seconds
 from plait.predict.cost.time.machine import Machine
+from plait.predict.cost.time.messages import Message
 from plait.predict.cost.time.passes import PassSeconds, block_pass, send_seconds
 from plait.predict.cost.time.pipeline import StageSeconds
 from plait.predict.cost.time.stages import StageBlocks
@@ -122,7 +124,21 @@ class Rank:
             update = offload.update_seconds(machine, plan.world_size, state.own, moved)
         else:
             update = machine.update_seconds(state.states.optimizer, state.gradient_bytes)
-        return exposed, update
+        return exposed, update + self._matrix_seconds()
+
+    def _matrix_seconds(self) -> float:
+        """Seconds of whole matrices: products of the busiest owner, and two exchanges of parts."""
+        matrices = self.state.matrices
+        if not matrices.flops:
+            return 0.0
+        machine = self.question.machine
+        seconds = matrices.flops / machine.matrix_rate()
+        if matrices.ranks == 1:
+            return seconds
+        # An all-to-all sends all of its payload but a rank's own part.
+        payload = matrices.sent_bytes / 2 * matrices.ranks / (matrices.ranks - 1)
+        exchange = Message("dp", "all_to_all", payload, "backward", matrices.ranks, 1, 2)
+        return seconds + messages_seconds(machine, (exchange,))
 
 
 @lru_cache(maxsize=65536)

@@ -40,14 +40,14 @@ def estimate_job(job: Job, plan: Plan, machine: Machine) -> Estimate:
         for rank in range(plan.pp.size)
     )
     step = predict_step(question, layout)
-    data = [(own, rank.data) for own, rank in zip(layout.held, layout.ranks, strict=True)]
+    states = list(zip(layout.held, layout.ranks, strict=True))
     host_bytes = max(rank.host_bytes for rank in layout.ranks)
     return Estimate(
         plan=asked,
         step_seconds=step.seconds,
         memory=max(memories, key=lambda memory: memory.total),
         memory_limit=machine.memory.usable_bytes(plan),
-        traffic=traffic(job, plan, layout.shard, layout.stages, data),
+        traffic=traffic(job, plan, layout.shard, layout.stages, states),
         bubble_fraction=step.pipeline.bubble_fraction,
         tokens=job.global_batch * job.model.seq_len,
         model_flops=3.0 * square_flops(job.model) * job.global_batch,

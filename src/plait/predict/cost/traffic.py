@@ -10,9 +10,9 @@ from functools import lru_cache
 from plait.comm.transitions import bytes_sent
 from plait.plan import Plan
 from plait.plan.facts import SCHEDULES
+from plait.predict.cost.layout import RankState
 from plait.predict.cost.records import Job
 from plait.predict.cost.sharding import Sharding
-from plait.predict.cost.time.gradients import DataMessages
 from plait.predict.cost.time.messages import block_messages
 from plait.predict.cost.time.passes import sent_again
 from plait.predict.cost.time.stages import StageBlocks
@@ -27,16 +27,17 @@ def traffic(
     plan: Plan,
     shard: Sharding,
     stages: tuple[StageBlocks, ...],
-    ranks: Sequence[tuple[tuple[int, ...], DataMessages]],
+    ranks: Sequence[tuple[tuple[int, ...], RankState]],
 ) -> dict[str, float]:
-    """The largest over the pipeline's ranks, axis by axis. Each rank is its stages and its messages
-    on the data axis.
+    """The largest over the pipeline's ranks, axis by axis. Each rank is its stages and its
+    state.
     """
     totals = dict.fromkeys(AXES, 0.0)
     placement = {stage: rank for rank, (own, _) in enumerate(ranks) for stage in own}
-    for own, messages in ranks:
+    for own, state in ranks:
+        messages = state.data
         sent = {
-            "dp": messages.sent_bytes(plan.micro_batches),
+            "dp": messages.sent_bytes(plan.micro_batches) + state.matrices.sent_bytes,
             "pp": _pipeline_bytes(job, plan, shard, own, placement),
         }
         sent["tp"] = sum(message.sent_bytes for message in messages.shared)

@@ -215,6 +215,11 @@ class Block:
         return total
 
 
+def is_layer(block: Block) -> bool:
+    """Whether a block stands between embedding and head."""
+    return block.name not in {"embedding", "head", "stem"}
+
+
 @dataclass(frozen=True, eq=False)
 class Model:
     """A model as runs of equal blocks, in order: (block, how many). Compared by identity, as it is
@@ -246,7 +251,7 @@ class Model:
             count * op.inputs * op.outputs
             for block, count in self.runs
             for op in block.operations
-            if block.name not in {"embedding", "head", "stem"}
+            if is_layer(block)
             and isinstance(op, Matmul)
             and not (op.weightless or op.convolution)
             and op.copies == 1
@@ -260,9 +265,7 @@ class Model:
     @cached_property
     def num_repeated(self) -> int:
         """How many blocks stand between embedding and head: the layers."""
-        inner = sum(
-            count for block, count in self.runs if block.name not in {"embedding", "head", "stem"}
-        )
+        inner = sum(count for block, count in self.runs if is_layer(block))
         return inner or self.num_blocks
 
     @cached_property

@@ -236,8 +236,6 @@ def assumed(tables: JsonMapping, batch: int, seq_len: int) -> list[str]:
     optimizer = str(tables.get("train", {}).get("optimizer", ""))
     if ":" in optimizer:
         found.append(f"train.optimizer '{optimizer}' is not known: state of AdamW is assumed")
-    if optimizer == "muon":
-        found.append("train.optimizer 'muon': products and messages of its update have no price")
     cluster = tables.get("cluster", {})
     if cluster.get("transport") == "sockets" and cluster.get("name", "local") == "local":
         found.append(

@@ -158,6 +158,10 @@ class Machine(ABC):
         held = self.rounded_sustained if is_rounded else self.sustained
         return self.peak_flops[precision] * held * self.efficiency.matmul
 
+    def matrix_rate(self) -> float:
+        """Flops a second of an optimizer's products of whole matrices, in bf16 where it is had."""
+        return self.matmul_rate("bf16" if "bf16" in self.peak_flops else "float32")
+
     @property
     def streaming_rate(self) -> float:
         """Bytes a second of elementwise kernels."""
