@@ -147,6 +147,36 @@ def test_parameters_are_spared_decay_by_name(ranks: Run, size: int, plan: str) -
     check(ranks(size, trained, plan, train, plan=plan), plainly(adamw))
 
 
+GROUPS = [
+    {"match": "blocks.0.*.bias", "lr": 0.002, "weight_decay": 0.3},
+    {"match": "blocks.0.*", "lr": 0.005},
+    {"match": "norm*", "weight_decay": 0.0},
+]
+PART_FROZEN = replace(EVEN, frozen=("position.weight",))
+
+
+def by_pattern(params: dict[str, nn.Parameter]) -> list[torch.optim.Optimizer]:
+    def settings(name: str) -> tuple[float, float]:
+        if name.startswith("blocks.0."):
+            return (0.002, 0.3) if name.endswith(".bias") else (0.005, 0.1)
+        return 0.02, 0.0 if name.startswith("norm") else 0.1
+
+    chosen = {name: settings(name) for name, param in params.items() if param.requires_grad}
+    own = [
+        {"params": [params[name]], "lr": lr, "weight_decay": decay}
+        for name, (lr, decay) in chosen.items()
+    ]
+    return [torch.optim.AdamW(own, eps=1e-5)]
+
+
+@pytest.mark.parametrize("plan", ["dp2", "dp2:zero1", "dp2:zero3", "tp2", "pp2 mb2", "tp4:2d"])
+def test_groups_by_pattern_equal_one_device(ranks: Run, plan: str) -> None:
+    train = replace_train(optimizer="adamw", no_decay=(), groups=GROUPS)
+    size = Plan.parse(plan).world_size
+    found = ranks(size, trained, plan, train, PART_FROZEN, plan=plan)
+    check(found, plainly(by_pattern, PART_FROZEN))
+
+
 def replace_train(**keys: Any) -> Train:
     return Train.model_validate({**MUON.model_dump(), **keys})
 
@@ -211,6 +241,14 @@ def test_a_users_own_optimizer_of_whole_matrices(ranks: Run, plan: str) -> None:
     one = join(ranks(1, trained, "dp1", own, EVEN, plan="dp1"))
     for name, values in join(ranks(2, trained, plan, own, EVEN, plan=plan)).items():
         torch.testing.assert_close(values, one[name], rtol=TOLERANCE, atol=1e-12)
+
+
+def test_an_optimizer_of_whole_tensors_that_does_not_say_so_is_refused_under_tp() -> None:
+    def norms(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adafactor(params, lr=0.01)
+
+    with pytest.raises(OptimizerError, match="Adafactor is not elementwise"):
+        build(EVEN.model(), "tp2", loss=losses.cross_entropy, optimizer=norms)
 
 
 def test_the_config_takes_them() -> None:

@@ -24,7 +24,7 @@ from plait.config.model import (
     Python,
     TransformerConfig,
 )
-from plait.config.sections import SCHEMAS, Data, Eval, MixturePart, Train
+from plait.config.sections import SCHEMAS, Data, Eval, MixturePart, ParameterGroup, Train
 from plait.errors import nearest
 from plait.values import JsonMapping, JsonObject, JsonValue
 
@@ -135,6 +135,8 @@ def read_section(
     are any.
     """
     given = {key: value for key, value in table.items() if value is not None}
+    if schema is Train and not _read_groups(given, faults):
+        return None
     try:
         return schema.model_validate(given)
     except ValidationError as error:
@@ -145,6 +147,21 @@ def read_section(
             _sentence(name, schema, key, given.get(key), details) for key, details in by_key.items()
         ]
         return None
+
+
+def _read_groups(given: JsonObject, faults: list[str]) -> bool:
+    """Read the tables [[train.groups]] in place. Whether none of them has faults."""
+    tables = given.get("groups")
+    if not isinstance(tables, (list, tuple)):
+        return True
+    if not all(isinstance(table, Mapping) for table in tables):
+        return True
+    found = [
+        read_section(f"train.groups[{number}]", ParameterGroup, table, faults)
+        for number, table in enumerate(tables)
+    ]
+    given["groups"] = tuple(found)
+    return None not in found
 
 
 def unknown_section(name: str) -> str:
@@ -204,6 +221,7 @@ _LISTS: Final = {
     "betas": "a list of two numbers from 0 to below 1",
     "files": "a list of paths",
     "weight": "a number of 0 or more, or a list of such",
+    "groups": "a list of tables, each [[train.groups]]",
     "mixture": "a list of tables, each [[data.mixture]]",
     "from_step": "a list of steps",
     "to": "a list of tensorboard, wandb, mlflow",

@@ -145,6 +145,18 @@ def optimizer_keys_go_together(config: Sections) -> Iterator[str]:
         yield f"train.momentum {train.momentum:g} belongs to optimizer 'sgd'; adamw has betas"
     elif train.nesterov and not train.momentum:
         yield "train.nesterov needs momentum above 0"
+    for number, group in enumerate(train.groups):
+        own = [key for key in ("lr", "weight_decay") if getattr(group, key) is not None]
+        where = f"train.groups[{number}] ('{group.match}')"
+        if group.freeze and own:
+            yield f"{where} is frozen, so {own[0]} says nothing; drop one of them"
+        elif own and ":" in train.optimizer:
+            yield (
+                f"{where} has {own[0]}, but '{train.optimizer}' makes its own groups from "
+                "params.named(); only freeze goes with a function"
+            )
+        elif not own and not group.freeze:
+            yield f"{where} changes nothing; give it lr, weight_decay or freeze = true"
     if train.min_lr > train.lr:
         yield f"train.min_lr {train.min_lr:g} is above lr {train.lr:g}"
 

@@ -93,6 +93,19 @@ class Data(DataSource):
     """Threads of each rank that read batches ahead, two each; 0 reads each when it is needed."""
 
 
+class ParameterGroup(Section):
+    """Parameters with settings of their own. The first group whose pattern fits a name has it."""
+
+    match: str
+    """The names of the group: `*` stands for any characters, as in "*.bias" or "embed*"."""
+    lr: Positive | None = None
+    """The learning rate; by default that of `[train]`, whose schedule scales both."""
+    weight_decay: NonNegative | None = None
+    """The weight decay; by default that of `[train]`."""
+    freeze: bool = False
+    """Whether these parameters keep the values that they start with."""
+
+
 class Train(Section):
     """The training: batch, optimizer and all that a plan does not say."""
 
@@ -112,6 +125,8 @@ class Train(Section):
     """The factor of decoupled weight decay (AdamW), or of the L2 term (SGD)."""
     no_decay: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
     """Parts of names of parameters without weight decay, as ["norm", "bias"]."""
+    groups: Annotated[tuple[ParameterGroup, ...], BeforeValidator(_as_tuple)] = ()
+    """Settings of parameters by name, each a table [[train.groups]] with a pattern `match`."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """SGD: the momentum."""
     nesterov: bool = False

@@ -88,7 +88,8 @@ def build(
     if isinstance(optimizer, torch.optim.Optimizer):
         optimizer = like(optimizer, model)
     asks = getattr(optimizer, "needs_whole", False)
-    if plan.dp.strategy in data.ELEMENTWISE_ONLY and not asks:
+    cuts_parameters = plan.dp.strategy in data.ELEMENTWISE_ONLY or plan.tp.size > 1
+    if cuts_parameters and not asks:
         make_optimizer = optimizer
         data.require_elementwise(lambda params: make_optimizer(_unnamed(params)), str(plan))
 

@@ -8,6 +8,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 import torch
@@ -40,6 +41,8 @@ from plait.values import JsonMapping
 
 ADAPTER = "adapter"
 """The key of a model's keys that holds its `[adapter]`."""
+FROZEN = "frozen"
+"""The key that holds the patterns of parameters that do not train."""
 
 
 class ConfigSource(Protocol):
@@ -104,12 +107,16 @@ def assemble(
 
 def model_keys(config: ConfigSource) -> JsonMapping:
     """The `[model]` section as plain keys: `name` or `python`, and what the model's constructor
-    takes. An `[adapter]` is one more key.
+    takes. An `[adapter]` and the patterns of frozen parameters are keys more.
     """
     section = config.model
     if isinstance(section, Mapping):
         return {key: value for key, value in section.items() if key != "roles"}
     keys = section.keys_for_factory()
+    train = getattr(config, "train", None)
+    frozen = [group.match for group in getattr(train, "groups", ()) if group.freeze]
+    if frozen:
+        keys = {**keys, FROZEN: frozen}
     adapter = getattr(config, "adapter", None)
     if adapter is None or adapter.kind is None:
         return keys
@@ -130,7 +137,21 @@ def make_model(keys: JsonMapping, seed: int = 0) -> nn.Module:
     `INITIALISE_BY_NAME = True` beside the function leaves its models on the meta device.
     """
     model = _make_base(keys, seed)
-    return with_adapters(model, keys, seed)
+    return with_frozen(with_adapters(model, keys, seed), keys)
+
+
+def with_frozen(model: nn.Module, keys: JsonMapping) -> nn.Module:
+    """A model whose parameters of frozen groups do not train. Errors: `ModelError` if none does."""
+    patterns = keys.get(FROZEN, ())
+    for name, param in model.named_parameters():
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            param.requires_grad_(False)
+    if patterns and not any(param.requires_grad for param in model.parameters()):
+        raise ModelError(
+            f"train.groups freeze every parameter of the model ({', '.join(patterns)}); leave "
+            "at least one to train"
+        )
+    return model
 
 
 def with_adapters(model: nn.Module, keys: JsonMapping, seed: int) -> nn.Module:
@@ -152,12 +173,13 @@ def bare_model(keys: JsonMapping) -> nn.Module:
     if python is None:
         return make_model(keys)
     with torch.device("meta"):
-        return with_adapters(user.make(python, keys.get("arguments")), keys, 0)
+        model = with_adapters(user.make(python, keys.get("arguments")), keys, 0)
+        return with_frozen(model, keys)
 
 
 def _make_base(keys: JsonMapping, seed: int) -> nn.Module:
     """The model without adapters."""
-    arguments = {key: value for key, value in keys.items() if key not in ("roles", ADAPTER)}
+    arguments = {key: value for key, value in keys.items() if key not in ("roles", ADAPTER, FROZEN)}
     python = arguments.pop("python", None)
     given = arguments.pop("arguments", None)
     if python is not None and not user.initialises_by_name(python):

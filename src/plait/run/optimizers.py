@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, cast
 
@@ -49,17 +50,29 @@ def named(params: Iterable[nn.Parameter]) -> list[tuple[str, nn.Parameter]]:
 
 
 def groups_of(params: Sequence[tuple[str, nn.Parameter]], train: Train) -> list[JsonObject]:
-    """Parameter groups: with the weight decay of `[train]`, and without it."""
-    spared = [param for name, param in params if _is_spared(name, train)]
-    decayed = [param for name, param in params if not _is_spared(name, train)]
-    groups = [{"params": decayed, "weight_decay": train.weight_decay}]
-    if spared:
-        groups.append({"params": spared, "weight_decay": 0.0})
-    return [group for group in groups if group["params"]] or groups
+    """Parameter groups: those with equal learning rate and weight decay stand together."""
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, param in params:
+        groups.setdefault(settings_of(name, train), []).append(param)
+    groups = groups or {(train.lr, train.weight_decay): []}
+    return [
+        {"params": own, "lr": lr, "weight_decay": weight_decay}
+        for (lr, weight_decay), own in groups.items()
+    ]
 
 
-def _is_spared(name: str, train: Train) -> bool:
-    return any(pattern in name for pattern in train.no_decay)
+def settings_of(name: str, train: Train) -> tuple[float, float]:
+    """The learning rate and the weight decay of a parameter: its group's, else those of `[train]`.
+
+    A weight decay that a group names goes before `no_decay`.
+    """
+    is_spared = any(word in name for word in train.no_decay)
+    weight_decay = 0.0 if is_spared else train.weight_decay
+    group = next((one for one in train.groups if fnmatchcase(name, one.match)), None)
+    if group is None:
+        return train.lr, weight_decay
+    lr = train.lr if group.lr is None else group.lr
+    return lr, weight_decay if group.weight_decay is None else group.weight_decay
 
 
 def _elementwise(groups: list[JsonObject], train: Train) -> torch.optim.Optimizer:

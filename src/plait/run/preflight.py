@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -107,8 +108,8 @@ def _check_takes_parameters(name: str) -> None:
 
 
 def _tell_unused_words(config: Config) -> None:
-    """Say which words of `no_decay` are in no name of a parameter."""
-    if not config.train.no_decay:
+    """Say which words of `no_decay` and patterns of `groups` fit no name of a parameter."""
+    if not config.train.no_decay and not config.train.groups:
         return
     from plait.run import assemble
 
@@ -121,6 +122,12 @@ def _tell_unused_words(config: Config) -> None:
         if not any(word in name for name in names):
             say(
                 f"plait: train.no_decay '{word}' is in no parameter's name and spares none; "
+                f"names are such as '{names[-1]}'"
+            )
+    for group in config.train.groups:
+        if not any(fnmatchcase(name, group.match) for name in names):
+            say(
+                f"plait: train.groups '{group.match}' fits no parameter's name; "
                 f"names are such as '{names[-1]}'"
             )
 

@@ -74,6 +74,7 @@ class Problem:
         # Matrices that the engine draws by name have the width of the run from the start.
         model = model.to(dtype) if is_meta(given) else model
         model = assemble.with_adapters(model, self.model, seed)
+        model = assemble.with_frozen(model, self.model)
         if self.idle:
             more = nn.ModuleDict({"idle": self._idle(is_meta(given))})
             if is_meta(more):

@@ -1,9 +1,9 @@
 """Is an optimizer elementwise? Found out by trying it, so that a user's own optimizer needs no
 entry in a list.
 
-A ZeRO shard is a range of elements that begins and ends inside parameters. An optimizer that looks
-at a whole tensor (a norm, a factored second moment) would silently compute something else. So it is
-refused before it does.
+A ZeRO shard is a range of elements that begins and ends inside parameters. A tensor axis gives
+each rank a box. An optimizer that looks at a whole tensor (a norm, a factored second moment) would
+silently compute something else. So it is refused before it does.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ from torch import Tensor, nn
 from plait.errors import OptimizerError
 
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+
+CURE = (
+    "Use an elementwise optimizer (SGD, Adam, AdamW, ...), one that says needs_whole = True, or "
+    "dpN:allreduce, ring or server without tpN"
+)
 
 _ROWS = 4
 _COLUMNS = 6
@@ -46,9 +51,7 @@ def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str) -> None:
     except Exception as error:
         raise OptimizerError(
             f"{plan_text} updates shards, which are one-dimensional ranges of elements, and {name} "
-            "does not take them: "
-            f"{error}. Use an elementwise optimizer (SGD, Adam, AdamW, ...), or dpN:allreduce, "
-            "ring or server"
+            f"does not take them: {error}. {CURE}"
         ) from error
     if not torch.allclose(
         whole.detach().reshape(-1),
@@ -58,10 +61,8 @@ def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str) -> None:
     ):
         raise OptimizerError(
             f"{plan_text} updates shards, which are ranges of elements, and {name} is not "
-            "elementwise: it updates a matrix "
-            "otherwise than the two halves of its elements. Use an elementwise optimizer (SGD, "
-            "Adam, AdamW, ...), or "
-            f"dpN:allreduce, ring or server"
+            "elementwise: it updates a matrix otherwise than the two halves of its elements. "
+            f"{CURE}"
         )
 
 

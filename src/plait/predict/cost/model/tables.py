@@ -236,6 +236,9 @@ def assumed(tables: JsonMapping, batch: int, seq_len: int) -> list[str]:
     optimizer = str(tables.get("train", {}).get("optimizer", ""))
     if ":" in optimizer:
         found.append(f"train.optimizer '{optimizer}' is not known: state of AdamW is assumed")
+    groups = tables.get("train", {}).get("groups") or ()
+    if any(group.get("freeze") for group in groups):
+        found.append("train.groups freeze parameters: estimated as if these trained too")
     cluster = tables.get("cluster", {})
     if cluster.get("transport") == "sockets" and cluster.get("name", "local") == "local":
         found.append(
