@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
 
 from plait.datasets.loader import bounds
 from plait.values import JsonObject, PyTree
@@ -69,6 +70,15 @@ class JoinedBatches:
         for told in (self._batches, self.sampler):
             if hasattr(told, "set_epoch"):
                 told.set_epoch(epoch)
+
+
+def seeded(loader: DataLoader[PyTree], broadcast: Callable[[int], int]) -> DataLoader[PyTree]:
+    """A loader that shuffles alike on all ranks. Collective where it shuffles."""
+    sampler = getattr(loader, "sampler", None)
+    if isinstance(sampler, RandomSampler) and sampler.generator is None:
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        sampler.generator = torch.Generator().manual_seed(broadcast(seed))
+    return loader
 
 
 def shared(

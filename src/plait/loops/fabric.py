@@ -16,12 +16,12 @@ from lightning.fabric.plugins.precision.precision import Precision
 from lightning.fabric.strategies.ddp import DDPStrategy
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 
 from plait.engine.build import Options
 from plait.engine.open_step import check_open
 from plait.errors import CheckpointError, ModelError, PlanError
-from plait.loops.batches import shared
+from plait.loops.batches import seeded, shared
 from plait.loops.calls import LossOfScript, calls_of
 from plait.loops.module import EngineModule, EngineOptimizer, make_module
 from plait.mesh import Mesh
@@ -112,12 +112,8 @@ class PlanStrategy(DDPStrategy):
     def process_dataloader(self, dataloader: DataLoader[PyTree]) -> DataLoader[PyTree]:
         """A loader of this rank's part of each batch. Collective where it shuffles."""
         mesh = Mesh.of(self.plan)
-        sampler = getattr(dataloader, "sampler", None)
-        if isinstance(sampler, RandomSampler) and sampler.generator is None:
-            seed = int(torch.empty((), dtype=torch.int64).random_().item())
-            sampler.generator = torch.Generator().manual_seed(self.broadcast(seed))
         rank = mesh.coordinate(self.global_rank, "dp")
-        made = shared(dataloader, rank, mesh.dp, joined=mesh.dp)
+        made = shared(seeded(dataloader, self.broadcast), rank, mesh.dp, joined=mesh.dp)
         self._loaders.append(made)
         return made
 

@@ -70,10 +70,15 @@ class EngineModule(nn.Module):
         self._calls = calls
         self._more = more
         self._scales = 0.0
+        self._awaited: Path | None = None
 
     def forward(self, *args: PyTree, **named: PyTree) -> ModelOutputs:
         """The loss of a call, which has a gradient while training."""
         batch = self._calls.batch(args, named)
+        if self._awaited is not None:
+            self.engine.prepare([batch])
+            self.engine.load(self._awaited)
+            self._awaited = None
         if not (self.training and torch.is_grad_enabled()):
             measured = self.engine.measure(batch)[0]
             return self._outputs(self._number(measured), measured, lambda: self.logits(batch))
@@ -121,6 +126,13 @@ class EngineModule(nn.Module):
     def prepare(self, batch: PyTree) -> None:
         """Cut a model that only a batch shows how to cut. Collective."""
         self.engine.prepare([self._calls.batch((), batch)])
+
+    def load_when_cut(self, path: Path) -> None:
+        """Load a checkpoint now, or at the next call where a batch must show the cut."""
+        if self.step.is_cut:
+            self.engine.load(path)
+        else:
+            self._awaited = path
 
     def save_pretrained(self, path: str | Path, **others: object) -> None:
         """Write the library's files; options of the library are not needed. Collective."""
