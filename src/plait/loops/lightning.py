@@ -1,6 +1,6 @@
 """Lightning's Trainer under a plan: `Trainer(strategy=PlanStrategy("pp2 dp2:zero1"), devices=4)`.
 
-The loop stays the library's, and the LightningModule the user's: its one model is exchanged for
+The loop stays the library's, and the LightningModule the user's. Its one model is exchanged for
 that of the plan once `configure_optimizers` has run. A loader's batch is that of one data rank.
 """
 
