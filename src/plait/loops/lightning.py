@@ -36,7 +36,7 @@ LOOP: Final = "loop.pt"
 """The file beside it that has everything of the library's."""
 
 
-class PlanStrategy(DDPStrategy):
+class TrainerStrategy(DDPStrategy):
     """A strategy of Lightning's Trainer that builds, trains and saves a model under a plan."""
 
     optimizers: list[Any]  # a property of the base
@@ -222,3 +222,7 @@ def _name_of_model(owner: Any) -> str:
             f"self.{name}.train() in __init__"
         )
     return name
+
+
+PlanStrategy = TrainerStrategy
+"""The name that a script imports."""
