@@ -14,13 +14,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import torch
 from torch import Tensor
 
 from plait.errors import CheckpointError
-from plait.values import JsonObject
+from plait.values import JsonObject, PyTree
 
 METADATA: Final = ".metadata"
 FLAT: Final = "fp32_flat_groups"
@@ -95,7 +95,7 @@ def _weights(path: Path, found: object) -> dict[str, Tensor]:
     raise CheckpointError(f"{path} holds no weights of a module: a mapping from names to tensors")
 
 
-def _all_below(found: Mapping[Any, object], prefix: str) -> bool:
+def _all_below(found: Mapping[object, object], prefix: str) -> bool:
     """Whether a flat state has weights below a key, beside those of an optimizer."""
     return any(str(name).startswith(prefix) for name in found)
 
@@ -175,7 +175,7 @@ def _optimizer_state(folder: Path, rank: int) -> JsonObject:
     return state
 
 
-def _load_allowed(file: Path) -> Any:
+def _load_allowed(file: Path) -> PyTree:
     """A file of `torch.save` with DeepSpeed's types."""
     module = ModuleType("plait_allowed")
     module.Unpickler = _DeepSpeedUnpickler  # type: ignore[attr-defined]
@@ -225,7 +225,7 @@ class _DeepSpeedUnpickler(_ListedUnpickler):
         return super().find_class(module, name)
 
 
-def _load_listed(stream: Any, **named: Any) -> Any:
+def _load_listed(stream: IO[bytes], **named: Any) -> PyTree:
     return _DeepSpeedUnpickler(stream, **named).load()
 
 

@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from plait.checkpoint.entry import entry_of
 from plait.checkpoint.file import Declared, FileWriter, file_order, format_name
@@ -32,9 +32,10 @@ from plait.checkpoint.folder import (
 from plait.checkpoint.token import KEY, digest, make_token
 from plait.errors import CheckpointError, SaveFailed
 from plait.mesh import Shard
-from plait.values import JsonObject
+from plait.values import JsonObject, JsonValue, PyTree
 
-Gather = Callable[[Any], list[Any]]  # what every rank gives, by rank, to every rank
+T = TypeVar("T")
+Gather = Callable[[PyTree], list[PyTree]]  # what every rank gives, by rank, to every rank
 
 
 def save(
@@ -158,7 +159,7 @@ class _Hold:
     failure: WriteFailure | None
 
 
-def attempt(action: Callable[..., Any], *args: object) -> Any:
+def attempt(action: Callable[..., T], *args: object) -> T | WriteFailure:
     """The action's result, or its failure as something that can be sent to the other ranks."""
     try:
         return action(*args)
@@ -166,14 +167,14 @@ def attempt(action: Callable[..., Any], *args: object) -> Any:
         return WriteFailure(str(error) or type(error).__name__, isinstance(error, OSError))
 
 
-def _stop_if_failed(directory: Path, results: Sequence[Any]) -> None:
+def _stop_if_failed(directory: Path, results: Sequence[object]) -> None:
     for rank, result in enumerate(results):
         if isinstance(result, WriteFailure):
             kind = SaveFailed if result.by_disk else CheckpointError
             raise kind(f"{directory} was not saved: rank {rank}: {result.reason}")
 
 
-def _check_meta(meta: Any, path: str = "meta") -> None:
+def _check_meta(meta: JsonValue, path: str = "meta") -> None:
     """Refuse what JSON would lose or change, by its path. Lists and tuples are one to JSON."""
     if isinstance(meta, dict):
         for key, value in meta.items():
@@ -191,7 +192,7 @@ def _check_meta(meta: Any, path: str = "meta") -> None:
 
 def _distinct(shards: Iterable[Shard]) -> list[Shard]:
     """The shards, without empty ones (of tensors that are not empty) and repeated ones."""
-    found: dict[Any, Shard] = {}
+    found: dict[tuple[object, ...], Shard] = {}
     for shard in shards:
         if shard.numel or not math.prod(shard.global_shape):
             found.setdefault(
@@ -208,7 +209,7 @@ def agree(entries: Sequence[Sequence[JsonObject]]) -> JsonObject:
         CheckpointError: two shards of one name disagree, or too few elements are there to cover it.
     """
     tensors: JsonObject = {}
-    sizes: dict[str, dict[Any, int]] = {}
+    sizes: dict[str, dict[tuple[int, ...], int]] = {}
     for rank, held in enumerate(entries):
         for entry in held:
             name = entry["name"]

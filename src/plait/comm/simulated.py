@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -17,6 +17,7 @@ from plait.comm.backends.base import Backend
 from plait.comm.shm.threads import Hub, ThreadFabric, Threads
 from plait.comm.world import World
 from plait.mesh import AxisName, Mesh
+from plait.values import PyTree
 
 T = TypeVar("T")
 Wrap = Callable[[World, Backend], Backend]
@@ -38,7 +39,7 @@ def simulate(
         Exception: what the first failing rank raised, with a note that names the rank.
     """
     hub = Hub(timeout_seconds)
-    results: list[Any] = [None] * mesh.size
+    results: list[PyTree] = [None] * mesh.size
     failures: list[tuple[int, BaseException]] = []
 
     def live(rank: int) -> None:

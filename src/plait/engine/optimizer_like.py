@@ -7,7 +7,7 @@ with the settings of its groups.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,11 +15,12 @@ from torch import nn
 
 from plait.errors import OptimizerError
 from plait.models.parameters import Parameters
+from plait.values import JsonMapping, JsonObject
 
 
 def like(
     optimizer: torch.optim.Optimizer, model: nn.Module, *, follows_schedule: bool = False
-) -> Callable[[Parameters], Any]:
+) -> Callable[[Parameters], torch.optim.Optimizer]:
     """The function for `build`. Raises `OptimizerError` where the optimizer has been used or leaves
     parameters out, or where nobody follows its schedule of rates.
     """
@@ -60,7 +61,7 @@ def like(
     return make
 
 
-def _settings(kind: Any, group: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(kind: Any, group: JsonMapping) -> JsonObject:
     """The settings of a group that the optimizer's constructor takes."""
     taken = inspect.signature(kind.__init__).parameters
     return {key: value for key, value in group.items() if key in taken and key != "params"}

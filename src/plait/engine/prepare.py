@@ -35,11 +35,10 @@ def _first_sample(tensor: Tensor) -> Tensor:
     return tensor[:1]
 
 
-def first_batch(loader: Any) -> PyTree:
+def first_batch(loader: Iterable[PyTree]) -> PyTree:
     """A batch that does not move the loader on."""
     if isinstance(loader, DataLoader) and _is_indexed(loader):
-        collate: Any = loader.collate_fn
-        return collate([loader.dataset[0]])
+        return loader.collate_fn([loader.dataset[0]])
     if isinstance(loader, Loader):
         return next(iter(Loader(loader.dataset, 1)))
     if isinstance(loader, Iterator):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from plait.comm import World
@@ -245,11 +245,11 @@ class ProductMode(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: Any,
+        func: OpOverload,
         types: object,
-        args: tuple[Any, ...] = (),
+        args: tuple[PyTree, ...] = (),
         kwargs: PyTree = None,
-    ) -> Any:
+    ) -> PyTree:
         """Run an operation, and note it where it is a product."""
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__

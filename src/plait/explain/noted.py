@@ -11,6 +11,7 @@ from torch import Tensor
 from plait.comm import World
 from plait.comm.backends.base import Backend, Handle
 from plait.explain.notebook import Notebook, NotedLedger
+from plait.paths import Paths
 
 
 class _NotedHandle(Handle):
@@ -36,7 +37,7 @@ class NotedBackend(Backend):
         self._inner = inner
         self._notebook = notebook
 
-    def follow(self, paths: Any) -> None:
+    def follow(self, paths: Paths) -> None:
         """Take the ways that `paths` says."""
         super().follow(paths)
         self._inner.follow(paths)

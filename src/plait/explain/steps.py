@@ -7,9 +7,8 @@ on all ranks that have one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from plait.explain.notebook import NotedOperation, NotedTensor
 from plait.explain.recording import RankRecording
@@ -91,10 +90,10 @@ def steps_of(
 
     Where ranks do different actions, `start` has the moment of each.
     """
-    found: dict[tuple[Any, ...], Step] = {}
-    place: dict[tuple[Any, ...], tuple[float, ...]] = {}
+    found: dict[tuple[object, ...], Step] = {}
+    place: dict[tuple[object, ...], tuple[float, ...]] = {}
     for recording in recordings:
-        seen: Counter[tuple[Any, ...]] = Counter()
+        seen: Counter[tuple[object, ...]] = Counter()
         actions: dict[tuple[int, str], int] = {}
         for index, note in enumerate(recording.notes):
             begun = actions.setdefault((note.step, note.action), len(actions))
@@ -133,7 +132,7 @@ def _relation(note: NotedOperation) -> int | None:
     return (peer - note.ranks.index(note.rank)) % len(note.ranks)
 
 
-def _name_results(recordings: Sequence[RankRecording], steps: Any) -> None:
+def _name_results(recordings: Sequence[RankRecording], steps: Collection[Step]) -> None:
     """Name what came of named operands, and what is made of that."""
     sent = {id(note): step.name for step in steps for note in step.notes}
     for step in steps:

@@ -34,7 +34,7 @@ from plait.launcher.policy import Layouts, Policy, deadline_passed
 from plait.launcher.seat import SIGNALS, Assignment, LaunchPlan, Note, RankLoss
 from plait.launcher.snapshot_files import SnapshotFiles
 
-Main = Callable[..., Any]
+Main = Callable[..., object]
 LOOK_SECONDS = 0.1
 SILENT_SECONDS = 10.0
 BUSY_SECONDS = 120.0
@@ -166,7 +166,7 @@ class _Run:
         rank.line.close()
         rank.process.join()
         self._notes.pop(seat, None)
-        code = int(rank.process.exitcode)
+        code = rank.process.exitcode or 0
         if -code in SIGNALS:  # it came before the rank could hear it
             self._signals += [-code, -code]
             self._look_at_signals()

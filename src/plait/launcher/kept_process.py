@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from plait.launcher.board import Board
 from plait.launcher.rank import RankSettings, run_rank
 from plait.launcher.seat import Seat
 
-Main = Callable[..., Any]
+Main = Callable[..., object]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class RunFacts:
 class KeptProcess:
     """One process, the connection to it, when it was started, and whether it has come since."""
 
-    process: Any
+    process: BaseProcess
     line: Connection
     started: float = field(default_factory=time.monotonic)
     has_come: bool = False

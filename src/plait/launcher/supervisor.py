@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -41,7 +42,7 @@ LOOK_SECONDS = 0.1
 class _Rank:
     """One rank's process, and where its result comes from."""
 
-    process: Any
+    process: BaseProcess
     results: Connection
     is_first: bool  # whether no rank was lost from its seat before
 
@@ -82,7 +83,7 @@ class _Group:
 
     def __init__(
         self,
-        main: Callable[..., Any],
+        main: Callable[..., object],
         args: tuple[object, ...],
         board: Board,
         signals: _Signals,
@@ -273,7 +274,7 @@ def _result(rank: _Rank) -> tuple[tuple[Any] | None, int]:
         found = (pickle.loads(rank.results.recv_bytes()),)
     rank.results.close()
     rank.process.join()
-    return found, int(rank.process.exitcode)
+    return found, rank.process.exitcode or 0
 
 
 def _error(failures: Path, rank: int, code: int) -> PlaitError:

@@ -45,14 +45,14 @@ def masks_of(
     return _within_documents(windows, document_mask(documents))
 
 
-def _within_documents(masks: Any, own: Tensor) -> PyTree:
+def _within_documents(masks: PyTree, own: Tensor) -> PyTree:
     """Masks of booleans, None or a table of them, where no token sees another document's."""
     if isinstance(masks, Mapping):
         return {kind: _within_documents(mask, own) for kind, mask in masks.items()}
     return own if masks is None else masks & own
 
 
-def _windows(config: Any, input_ids: Tensor, dtype: torch.dtype) -> Any:
+def _windows(config: Any, input_ids: Tensor, dtype: torch.dtype) -> PyTree:
     """The masks of attention within a window; None where no window is shorter than a sequence."""
     window = getattr(config, "sliding_window", None)
     if window is None or window >= input_ids.shape[1]:

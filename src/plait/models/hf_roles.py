@@ -181,7 +181,7 @@ def _covers(model: nn.Module, table: dict[str, str]) -> bool:
     return True
 
 
-def _refuse_dropped_attention(config: Any) -> None:
+def _refuse_dropped_attention(config: object) -> None:
     """The library's attention draws its own mask, which would be alike on ranks that hold different
     heads.
     """

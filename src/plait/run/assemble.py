@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from plait.comm import World
 from plait.config import Config, Data, ModelSection, PlanSection, Train
 from plait.datasets import Loader
 from plait.datasets.loader import InOrder
+from plait.datasets.sample_set import SampleSet
 from plait.engine.build import Options, build
 from plait.engine.engine import Engine
 from plait.engine.loss import LossFunction
@@ -284,7 +285,7 @@ def make_loader(config: ConfigSource, rank: int = 0, size: int = 1) -> Loader:
     )
 
 
-def make_dataset(config: ConfigSource) -> Any:
+def make_dataset(config: ConfigSource) -> SampleSet:
     """The samples of training. Raises `DataError` where they do not fit the model."""
     _check_alphabet(config)
     keys = model_keys(config)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from torch import Tensor
 
 from plait.datasets.loader import InOrder
+from plait.datasets.sample_set import SampleSet
 from plait.engine.engine import Engine
 from plait.engine.loss import MetricSum
 from plait.errors import RunError
@@ -62,7 +62,7 @@ def evaluate(engine: Engine, batches: InOrder) -> Evaluation:
     return Evaluation(loss, perplexity, accuracy, batches.num_samples)
 
 
-def _kind_of(dataset: Any) -> tuple[bool, bool]:
+def _kind_of(dataset: SampleSet) -> tuple[bool, bool]:
     """Whether a target is one class, and whether it is a sequence of tokens."""
     import torch
 

@@ -88,7 +88,7 @@ def _elementwise(groups: list[JsonObject], train: Train) -> torch.optim.Optimize
 
 
 def _made_by_user(
-    function: Callable[[Iterable[nn.Parameter]], Any], name: str, params: Iterable[nn.Parameter]
+    function: Callable[[Iterable[nn.Parameter]], object], name: str, params: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
     try:
         optimizer = function(params)
@@ -193,7 +193,7 @@ class Muon(torch.optim.Optimizer):
         for own in self._parts:
             own.state = self.state
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure here
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # no closure here
         """Update every parameter. A closure is not called."""
         for part in self._parts:
             part.step()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from plait.errors import RankFailed
 from plait.launcher.board import Waited
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from plait.engine.engine import Engine
     from plait.plan import Plan
 
+T = TypeVar("T")
 RANKS_ARE_BACK = "lost ranks are back"
 
 
@@ -161,7 +162,7 @@ class RankProgress(Hook):
         return {"snapshots": cost}
 
 
-def closing(world: World, act: Callable[[], Any]) -> Any:
+def closing(world: World, act: Callable[[], T]) -> T:
     """The result of `act`. When it fails the world is left without a farewell."""
     try:
         return act()

@@ -11,11 +11,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from plait.trace.chrome import from_chrome, to_chrome
 from plait.trace.records import CommEvent, MemoryMark, Span
-from plait.values import JsonObject
+from plait.values import JsonObject, JsonValue
 
 
 class Timeline:
@@ -134,13 +133,13 @@ class Timeline:
         other.comms, other.marks = list(self.comms), list(self.marks)
         return other
 
-    def by_label(self, name: str) -> dict[Any, Timeline]:
+    def by_label(self, name: str) -> dict[JsonValue, Timeline]:
         """A timeline for each value of a span argument, in order. A communication goes with the
         span in which it ended.
 
         Spans without it are left out, and so are communications outside all spans.
         """
-        found: dict[Any, Timeline] = {}
+        found: dict[JsonValue, Timeline] = {}
         for span in sorted(self.spans, key=lambda span: span.start_seconds):
             if name in span.args:
                 part = found.setdefault(

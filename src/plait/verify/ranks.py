@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol, TypeVar
 
 from plait.comm import World
 from plait.engine.build import build, join_world
@@ -12,6 +12,23 @@ from plait.engine.engine import Engine
 from plait.launcher import launch
 from plait.plan import Plan
 from plait.verify.problem import Problem
+
+T = TypeVar("T")
+
+
+class RankTask(Protocol):
+    """The work of all ranks of a proof: a problem, under a plan."""
+
+    @property
+    def plan(self) -> str:
+        """The plan's text."""
+
+    @property
+    def problem(self) -> Problem:
+        """The problem, which every rank makes for itself."""
+
+
+AnyTask = TypeVar("AnyTask", bound=RankTask)
 
 
 def make_engine(problem: Problem, plan: Plan, world: World) -> Engine:
@@ -26,7 +43,7 @@ def make_engine(problem: Problem, plan: Plan, world: World) -> Engine:
     )
 
 
-def in_new_world(in_world: Callable[[World, Any], Any], task: Any) -> Any:
+def in_new_world(in_world: Callable[[World, AnyTask], T], task: AnyTask) -> T:
     """`in_world(world, task)` on new ranks of `task.plan`, or those that torchrun started: what the
     first returns.
     """
@@ -35,7 +52,7 @@ def in_new_world(in_world: Callable[[World, Any], Any], task: Any) -> Any:
     )[0]
 
 
-def _rank_main(in_world: Callable[[World, Any], Any], task: Any) -> Any:
+def _rank_main(in_world: Callable[[World, AnyTask], T], task: AnyTask) -> T:
     world = join_world(Plan.parse(task.plan), backend=task.problem.backend)
     together = False  # a rank that fails leaves alone: the others may never reach the door
     try:

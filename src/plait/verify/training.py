@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -129,7 +128,7 @@ def _in_bf16(problem: Problem, steps: int, mine: Record) -> Iterator[Difference]
 
 
 def _on_one_device(mesh: Mesh, task: DriftTask, seed: int | None) -> Record:
-    ranks: Any = simulate(mesh, _shaken, task, seed)
+    ranks: list[RankRecord] = simulate(mesh, _shaken, task, seed)
     return join(ranks)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -29,8 +29,11 @@ from plait.comm.backends.base import Handle
 from plait.comm.shm.fabric import DTYPES
 from plait.comm.shm.memory import MappedMemory
 from plait.comm.shm.processes import connect
+from plait.values import PyTree
 
 NAME = "plait"
+Reduction: TypeAlias = dist.ReduceOp | dist.ReduceOp.RedOpType
+ScatterOptions: TypeAlias = dist.ReduceScatterOptions | None
 _SUMS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 
 
@@ -123,7 +126,9 @@ class SharedMemoryGroup(dist.ProcessGroup):
         """Whether the ranks read each other's memory; else all operations are Gloo's."""
         return self._direct is not None
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
+    def allreduce(
+        self, tensors: list[Tensor], opts: dist.AllreduceOptions | None = None
+    ) -> dist.Work:
         """Sum or mean in place; any other reduction by Gloo."""
         opts = dist.AllreduceOptions() if opts is None else opts
         if not self._serves(tensors, opts.reduceOp):
@@ -137,7 +142,9 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
         return self._work(lambda direct: direct.all_reduce(flat.view(-1)), tensors, last)
 
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
+    def allreduce_coalesced(
+        self, tensors: list[Tensor], opts: dist.AllreduceOptions | None = None
+    ) -> dist.Work:
         """Each tensor in turn."""
         plain = dist.AllreduceOptions()
         if opts is not None:
@@ -145,7 +152,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
         works = [self.allreduce([tensor], plain) for tensor in tensors]
         return _all_of(works, tensors)
 
-    def broadcast(self, tensors: list[Tensor], opts: Any) -> dist.Work:
+    def broadcast(self, tensors: list[Tensor], opts: dist.BroadcastOptions) -> dist.Work:
         """The tensor of the root, everywhere."""
         if not self._serves(tensors):
             return self._gloo.broadcast(tensors, opts)
@@ -157,7 +164,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
         )
 
     def allgather(
-        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: object = None
     ) -> dist.Work:
         """The tensors of all ranks, as a list."""
         shard = inputs[0].detach().contiguous()
@@ -169,11 +176,11 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
         return _then(self._gather_into(full, shard), outputs, unpack)
 
-    def _allgather_base(self, full: Tensor, shard: Tensor, opts: Any = None) -> dist.Work:
+    def _allgather_base(self, full: Tensor, shard: Tensor, opts: object = None) -> dist.Work:
         return self._gather_into(full, shard)
 
     def allgather_into_tensor_coalesced(
-        self, fulls: list[Tensor], shards: list[Tensor], opts: Any = None
+        self, fulls: list[Tensor], shards: list[Tensor], opts: object = None
     ) -> dist.Work:
         """Each pair in turn."""
         works = []
@@ -189,16 +196,18 @@ class SharedMemoryGroup(dist.ProcessGroup):
         return self._work(lambda direct: direct.all_gather(flat, part), full)
 
     def reduce_scatter(
-        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: ScatterOptions = None
     ) -> dist.Work:
         """The own part of the sum or mean of a list of tensors."""
         return self._scatter_into(outputs[0], torch.stack(inputs[0]), _reduction(opts))
 
-    def _reduce_scatter_base(self, out: Tensor, full: Tensor, opts: Any = None) -> dist.Work:
+    def _reduce_scatter_base(
+        self, out: Tensor, full: Tensor, opts: ScatterOptions = None
+    ) -> dist.Work:
         return self._scatter_into(out, full, _reduction(opts))
 
     def reduce_scatter_tensor_coalesced(
-        self, outputs: list[Tensor], fulls: list[Tensor], opts: Any = None
+        self, outputs: list[Tensor], fulls: list[Tensor], opts: ScatterOptions = None
     ) -> dist.Work:
         """Each pair in turn."""
         works = []
@@ -206,7 +215,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
             works.append(self._scatter_into(out, full, _reduction(opts)))
         return _all_of(works, outputs)
 
-    def _scatter_into(self, out: Tensor, full: Tensor, reduction: Any) -> dist.Work:
+    def _scatter_into(self, out: Tensor, full: Tensor, reduction: Reduction) -> dist.Work:
         if not self._serves([out], reduction) or not out.is_contiguous():
             opts = dist.ReduceScatterOptions()
             opts.reduceOp = reduction
@@ -219,7 +228,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
             lambda: self._average(part, reduction),
         )
 
-    def barrier(self, opts: Any = None) -> dist.Work:
+    def barrier(self, opts: dist.BarrierOptions | None = None) -> dist.Work:
         """Gloo's."""
         return self._gloo.barrier(dist.BarrierOptions() if opts is None else opts)
 
@@ -297,20 +306,20 @@ class SharedMemoryGroup(dist.ProcessGroup):
             self._direct = None
         self._memory.close()
 
-    def _serves(self, tensors: Sequence[Tensor], reduction: Any = dist.ReduceOp.SUM) -> bool:
+    def _serves(self, tensors: Sequence[Tensor], reduction: Reduction = dist.ReduceOp.SUM) -> bool:
         """Whether shared memory does the operation; all ranks answer alike."""
         sums = any(reduction == one for one in _SUMS)
         first = tensors[0]
         known = first.dtype in DTYPES and first.dtype != torch.bool
         return self._direct is not None and len(tensors) == 1 and sums and known
 
-    def _average(self, tensor: Tensor, reduction: Any) -> None:
+    def _average(self, tensor: Tensor, reduction: Reduction) -> None:
         if reduction == dist.ReduceOp.AVG:
             tensor.div_(self.size())
 
     def _work(
         self,
-        start: Callable[[Any], Handle],
+        start: Callable[[PyTree], Handle],
         result: object,
         last: Callable[[], object] | None = None,
     ) -> dist.Work:
@@ -336,7 +345,7 @@ def _then(work: dist.Work, result: object, last: Callable[[], object]) -> dist.W
     return _GroupWork(_Waiting([work]), result, last)
 
 
-def _reduction(opts: Any) -> Any:
+def _reduction(opts: ScatterOptions) -> Reduction:
     """The reduction that options ask for; the sum where there are none."""
     return dist.ReduceOp.SUM if opts is None else opts.reduceOp
 

@@ -7,13 +7,14 @@ meta device is followed on the host. Its own control flow runs, and no parameter
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -37,7 +38,7 @@ class Value:
     """A tensor of the forward. `name` is that of a parameter; `node` is what made it."""
 
     shape: tuple[int, ...]
-    memory: Any
+    memory: Hashable
     node: Node | None = None
     output: int = 0
     name: str = ""
@@ -67,7 +68,7 @@ class Graph:
 
     nodes: list[Node] = field(default_factory=list)
     results: list[Value] = field(default_factory=list)
-    written: set[Any] = field(default_factory=set)
+    written: set[Hashable] = field(default_factory=set)
 
 
 Check = Callable[[Node, Sequence[Tensor | None]], None]
@@ -86,7 +87,7 @@ class Recorder(TorchDispatchMode):
         self.names = {module: name for name, module in named.items()}
         self._fresh: set[int] = set()
         self._window_of: dict[int, Tensor] = {}
-        self._seen: dict[Any, set[int]] = defaultdict(set)
+        self._seen: dict[Hashable, set[int]] = defaultdict(set)
 
     def name(self, tensor: Tensor, name: str) -> None:
         """Call the value of a tensor a parameter's."""
@@ -103,7 +104,9 @@ class Recorder(TorchDispatchMode):
         """The values of the tensors in a tree."""
         return [self._value(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
-    def layer(self, kind: str, module: nn.Module, inputs: Sequence[Tensor], make: Any) -> PyTree:
+    def layer(
+        self, kind: str, module: nn.Module, inputs: Sequence[Tensor], make: Callable[[], PyTree]
+    ) -> PyTree:
         """The output of a layer, which `make` gives, as one node."""
         name = self.names[module]
         self._paused = True
@@ -114,7 +117,14 @@ class Recorder(TorchDispatchMode):
         self._add(kind, type(module), tuple(inputs), output, name)
         return output
 
-    def _add(self, kind: str, func: Any, args: PyTree, output: PyTree, name: str = "") -> None:
+    def _add(
+        self,
+        kind: str,
+        func: OpOverload | type[nn.Module],
+        args: PyTree,
+        output: PyTree,
+        name: str = "",
+    ) -> None:
         held = tree_map(lambda leaf: self._value(leaf) if isinstance(leaf, Tensor) else leaf, args)
         node = Node(len(self.graph.nodes), kind, func, held, name)
         self.graph.nodes.append(node)
@@ -135,7 +145,7 @@ class Recorder(TorchDispatchMode):
             self._check(node, flat)
 
     def __torch_dispatch__(  # as torch calls it
-        self, func: Any, types: object, args: PyTree = (), kwargs: PyTree = None
+        self, func: OpOverload, types: object, args: PyTree = (), kwargs: PyTree = None
     ) -> PyTree:
         output = func(*args, **(kwargs or {}))
         if self._paused:
@@ -159,7 +169,7 @@ class Recorder(TorchDispatchMode):
         base = self._window_of.get(id(args[0]))
         return base is not None and id(base) in self._fresh
 
-    def _write(self, func: Any, args: PyTree) -> None:
+    def _write(self, func: OpOverload, args: PyTree) -> None:
         """Memory that other values see too is not followed any more."""
         for leaf, argument in zip(args, func._schema.arguments, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
@@ -254,7 +264,7 @@ def run(
 @contextmanager
 def _weightless(named: dict[str, nn.Module], recorder: Recorder, sizes: Sizes) -> Iterator[None]:
     """One zero in the place of every parameter and of every buffer on the meta device."""
-    held: list[tuple[Any, str, Any]] = []
+    held: list[tuple[Any, str, Tensor]] = []
     for name, module in named.items():
         for table in (module._parameters, module._buffers):
             for key, tensor in table.items():
@@ -279,7 +289,7 @@ def _layers(
     named: dict[str, nn.Module], recorder: Recorder, sizes: Sizes, opaque: Sequence[type]
 ) -> Iterator[None]:
     """Forwards of layers that give zeros and are one node each."""
-    replaced: list[tuple[nn.Module, Any]] = []
+    replaced: list[tuple[nn.Module, Callable[..., PyTree] | None]] = []
     for name, module in named.items():
         kind = layer_kind(module, opaque)
         if kind is not None:

@@ -7,27 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from plait.datasets.collate import collate
+from plait.datasets.sample_set import SampleSet
+from plait.values import PyTree
 
 
 class Subset:
     """Some samples of a data set, as a data set."""
 
-    def __init__(self, dataset: Any, indices: Sequence[int]) -> None:
+    def __init__(self, dataset: SampleSet, indices: Sequence[int]) -> None:
         self._dataset, self._indices = dataset, torch.as_tensor(list(indices), dtype=torch.int64)
 
     def __len__(self) -> int:
         return len(self._indices)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> PyTree:
         return self._dataset[int(self._indices[index])]
 
-    def batch(self, indices: Tensor) -> Any:
+    def batch(self, indices: Tensor) -> PyTree:
         """The pairs stacked."""
-        return self._dataset.batch(self._indices[indices])
+        return collate(self._dataset, self._indices[indices])
 
 
 @dataclass

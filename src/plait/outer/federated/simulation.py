@@ -10,11 +10,11 @@ from __future__ import annotations
 import multiprocessing
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch import Tensor
 from plait import datasets
 from plait.comm import World
 from plait.config import Config, Federated
+from plait.datasets.sample_set import SampleSet
 from plait.engine.build import build, join_world
 from plait.engine.precision import MASTER_DTYPES
 from plait.errors import NonFiniteLoss, RunError
@@ -39,6 +40,7 @@ from plait.plan import Plan
 from plait.run import assemble, optimizers
 from plait.values import JsonObject
 
+T = TypeVar("T")
 HELD_OUT = 0.2  # of all samples, at the server; and of each client's, for its own test
 
 
@@ -51,7 +53,7 @@ class Split:
     own_test: list[list[int]]
 
 
-def split(dataset: Any, section: Federated, seed: int) -> Split:
+def split(dataset: SampleSet, section: Federated, seed: int) -> Split:
     """Samples of every client. A pure function: every process computes an equal split."""
     order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist()
     held = int(HELD_OUT * len(order))
@@ -75,7 +77,9 @@ def split(dataset: Any, section: Federated, seed: int) -> Split:
     return Split(test, train, own)
 
 
-def _dealt(dataset: Any, indices: list[int], section: Federated, seed: int) -> list[list[int]]:
+def _dealt(
+    dataset: SampleSet, indices: list[int], section: Federated, seed: int
+) -> list[list[int]]:
     labels = [_label(dataset, index) for index in indices]
     parameter = section.shards_per_client if section.partition == "shards" else section.alpha
     return [
@@ -84,7 +88,7 @@ def _dealt(dataset: Any, indices: list[int], section: Federated, seed: int) -> l
     ]
 
 
-def _label(dataset: Any, index: int) -> int:
+def _label(dataset: SampleSet, index: int) -> int:
     """The label that a skewed partition sorts by: the target, or the last token of a text."""
     return int(dataset[index][1].reshape(-1)[-1])
 
@@ -271,7 +275,7 @@ class PoolFleet:
             self._restart()
         return replies
 
-    def _submit(self, work: Callable[..., Any], *words: object) -> Any:
+    def _submit(self, work: Callable[..., T], *words: object) -> Future[T]:
         try:
             return self._pool.submit(work, *words)
         except BrokenProcessPool:  # since the last round

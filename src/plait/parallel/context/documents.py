@@ -8,10 +8,10 @@ computed from the documents.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
@@ -29,7 +29,7 @@ CURE = "packed documents would see each other; leave packing out"
 class _Descent(TorchDispatchMode):
     """Knows which tensors were computed from some, and hands every operation to `note`."""
 
-    def __init__(self, note: Callable[[Any, Any, Any, Any], None]) -> None:
+    def __init__(self, note: Callable[[OpOverload, PyTree, PyTree, PyTree], None]) -> None:
         super().__init__()
         self._note = note
         self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -42,7 +42,7 @@ class _Descent(TorchDispatchMode):
         return tensor in self._known
 
     def __torch_dispatch__(
-        self, func: Callable[..., PyTree], types: object, args: PyTree = (), kwargs: PyTree = None
+        self, func: OpOverload, types: object, args: PyTree = (), kwargs: PyTree = None
     ) -> PyTree:
         """Results of what is known are known."""
         result = func(*args, **(kwargs or {}))
@@ -94,7 +94,7 @@ def _rehearse(model: nn.Module, blocks: Sequence[str], run: Run, length: int, de
     def is_inside() -> bool:
         return any(f"{stack[-1]}.".startswith(f"{block}.") for block in blocks)
 
-    def note(func: Any, args: PyTree, kwargs: PyTree, result: PyTree) -> None:
+    def note(func: OpOverload, args: PyTree, kwargs: PyTree, result: PyTree) -> None:
         if is_inside() and mixes(func, args, kwargs, result, lengths):
             operation = func._schema.name.partition("::")[2]
             raise ModelError(

@@ -9,10 +9,10 @@ would be wrong.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from plait.values import PyTree
@@ -35,7 +35,7 @@ PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "mv": 0}  # the first f
 
 
 def mixes(
-    func: Any, args: Sequence[PyTree], kwargs: PyTree, result: PyTree, lengths: set[int]
+    func: OpOverload, args: Sequence[PyTree], kwargs: PyTree, result: PyTree, lengths: set[int]
 ) -> bool:
     """Whether `func` makes a value of one position from others; dims of `lengths` are sequences."""
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -73,7 +73,7 @@ def _normalises(args: Sequence[PyTree], lengths: set[int]) -> bool:
 
 
 def _along(  # noqa: PLR0917
-    func: Any,
+    func: OpOverload,
     name: str,
     args: Sequence[PyTree],
     kwargs: PyTree,
@@ -110,7 +110,7 @@ def _along(  # noqa: PLR0917
     return bool(touched)
 
 
-def _default(func: Any) -> Any:
+def _default(func: OpOverload) -> PyTree:
     for argument in func._schema.arguments:
         if argument.name in ("dim", "dims"):
             return argument.default_value

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -34,7 +34,7 @@ LENGTHS_TRIED = 3
 ROUNDS = 24
 PER_TOKEN = "computes_tokens_alone"
 
-Run = Callable[[Callable[[PyTree], PyTree]], Any]
+Run = Callable[[Callable[[PyTree], PyTree]], object]
 
 
 class LengthsOnly(ContextGroup):
@@ -104,7 +104,7 @@ class _Watch(TorchDispatchMode):
         self._lengths = lengths
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: PyTree = (), kwargs: PyTree = None
+        self, func: OpOverload, types: object, args: PyTree = (), kwargs: PyTree = None
     ) -> PyTree:
         """Numbers that are read from tensors without values are taken to be one, or true."""
         kwargs = kwargs or {}

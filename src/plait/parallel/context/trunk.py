@@ -13,10 +13,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import keystr, tree_map_with_path
+from torch.utils._pytree import KeyPath, keystr, tree_map_with_path
 
 from plait.errors import ModelError
 from plait.parallel.context.group import ContextGroup
@@ -72,7 +71,7 @@ def install(
     model: nn.Module, trunk: Trunk, group: ContextGroup, attend: Callable[..., Tensor]
 ) -> Callable[[], None]:
     """Wrap the forwards of the modules of a trunk -> what takes the wraps off again."""
-    wrapped: list[tuple[nn.Module, Any]] = []
+    wrapped: list[tuple[nn.Module, Callable[..., PyTree] | None]] = []
 
     def wrap(name: str, make: Callable[[Callable[..., PyTree]], Callable[..., PyTree]]) -> None:
         module = model.get_submodule(name)
@@ -100,7 +99,7 @@ def cut_at_head(model: nn.Module, trunk: Trunk, group: ContextGroup) -> None:
         head.forward = _cutting(group, trunk.tail.outputs, head.forward)
 
 
-def _unwrap(wrapped: Iterable[tuple[nn.Module, Any]]) -> None:
+def _unwrap(wrapped: Iterable[tuple[nn.Module, Callable[..., PyTree] | None]]) -> None:
     for module, forward in reversed(list(wrapped)):
         del module.forward
         if forward is not None:
@@ -160,7 +159,7 @@ def cut(values: PyTree, group: ContextGroup, dims: Dims) -> PyTree:
     stay whole.
     """
 
-    def part(path: Any, leaf: PyTree) -> PyTree:
+    def part(path: KeyPath, leaf: PyTree) -> PyTree:
         if not isinstance(leaf, Tensor):
             return leaf
         dim = _dim_of(leaf, group, group.seq_len, dims, keystr(path))
@@ -172,7 +171,7 @@ def cut(values: PyTree, group: ContextGroup, dims: Dims) -> PyTree:
 def gather(values: PyTree, group: ContextGroup, dims: Dims) -> PyTree:
     """All positions of all tensors with one dim that is as long as a rank's part."""
 
-    def whole(path: Any, leaf: PyTree) -> PyTree:
+    def whole(path: KeyPath, leaf: PyTree) -> PyTree:
         if not isinstance(leaf, Tensor):
             return leaf
         dim = _dim_of(leaf, group, group.length, dims, keystr(path))

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
@@ -124,7 +125,7 @@ class _UnitWatch(TorchDispatchMode):
         self._origins.setdefault(storage_key(tensor), _Origins()).add(origins)
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: PyTree = (), kwargs: PyTree = None
+        self, func: OpOverload, types: object, args: PyTree = (), kwargs: PyTree = None
     ) -> PyTree:
         kwargs = kwargs or {}
         if self.inside_unit:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from plait.cluster.products import RULE, ProductTable
 from plait.comm.simulated import simulate
+from plait.comm.world import World
 from plait.mesh import Mesh
 from plait.values import JsonObject, PyTree
 
@@ -133,7 +134,7 @@ def step_seconds(
     tiny: Tiny,
     depth: int,
     text: str,
-    world: Any,
+    world: World,
     *,
     samples: int,
     steps: int = STEPS,

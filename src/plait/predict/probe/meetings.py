@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait.cluster.cpu_profile import MEETINGS
 from plait.plan import Plan
-from plait.values import JsonObject
+from plait.values import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from plait.cluster.products import ProductTable
+    from plait.comm import World
     from plait.predict.cost.time.machine import (
         Machine,  # what ranks run of this file starts sooner without
     )
@@ -77,7 +78,7 @@ def shortest_step(text: str, table: ProductTable) -> StepSeconds:
     tiny = Tiny("gpt", keys)
     samples = SAMPLES // Plan.parse(text).dp.size
 
-    def measure(world: Any) -> StepSeconds:
+    def measure(world: World) -> StepSeconds:
         return step_seconds(
             tiny,
             MODEL["num_hidden_layers"],
@@ -151,7 +152,7 @@ def _work(text: str, machine: Machine) -> float:
     return work_seconds(job_of(_config(), plan), plan, machine)
 
 
-def _config() -> Any:
+def _config() -> JsonMapping:
     from plait.predict.cost.model.tables import config_tables
 
     data = {"name": "stdlib", "seq_len": MODEL["max_position_embeddings"]}

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from plait.errors import ConfigError
 from plait.run.hooks import Hook, RunStart, StepDone
@@ -18,6 +18,7 @@ from plait.run.trackers.tracker import TrackedRun, Tracker
 from plait.run.trackers.wandb import WandB
 from plait.values import JsonMapping
 
+T = TypeVar("T")
 TRACKERS: Final[dict[str, tuple[str, Callable[[TrackedRun], Tracker]]]] = {
     "tensorboard": ("tensorboard", TensorBoard),
     "wandb": ("wandb", WandB),
@@ -113,7 +114,7 @@ def _logged(tracker: Tracker, numbers: Mapping[str, float], step: int) -> bool:
     return True
 
 
-def _guarded(name: str, act: Callable[[], Any]) -> Any:
+def _guarded(name: str, act: Callable[[], T]) -> T | None:
     """The result of a tracker's call; None after a failure, which is told on stderr."""
     try:
         return act()

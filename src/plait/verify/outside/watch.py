@@ -7,10 +7,9 @@ and clipping have happened by then. Shards of FSDP2 and DTensor are gathered the
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -136,8 +135,8 @@ class StepWatch:
             self.calls += 1
 
     def _before_update(
-        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self, optimizer: Optimizer, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
+    ) -> tuple[tuple[PyTree, ...], dict[str, PyTree]] | None:
         if _is_wrapper(optimizer):
             return None  # a wrapper: the optimizer inside has its own hook
         self._read(optimizer)
@@ -181,7 +180,7 @@ class StepWatch:
 
     def _clipping(self, clip: Callable[..., PyTree]) -> Callable[..., PyTree]:
         def clip_grad_norm_(
-            parameters: Any, max_norm: float, *args: object, **kwargs: object
+            parameters: Tensor | Iterable[Tensor], max_norm: float, *args: object, **kwargs: object
         ) -> PyTree:
             norm = clip(parameters, max_norm, *args, **kwargs)
             self.update.norms.append((float(max_norm), float(whole(torch.as_tensor(norm)))))
@@ -191,7 +190,11 @@ class StepWatch:
 
     def _scaling(self, scale: Callable[..., PyTree]) -> Callable[..., PyTree]:
         def clip_grads_with_norm_(
-            parameters: Any, max_norm: float, total_norm: Tensor, *args: object, **kwargs: object
+            parameters: Tensor | Iterable[Tensor],
+            max_norm: float,
+            total_norm: Tensor,
+            *args: object,
+            **kwargs: object,
         ) -> PyTree:
             result = scale(parameters, max_norm, total_norm, *args, **kwargs)
             self.update.norms.append((float(max_norm), float(whole(total_norm))))

@@ -10,10 +10,10 @@ the part, and keeps the run's tolerance.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -41,7 +41,7 @@ class LowPrecision(TorchDispatchMode):
         self._generator = generator
 
     def __torch_dispatch__(  # as torch calls it
-        self, func: Callable[..., PyTree], types: object, args: PyTree = (), kwargs: PyTree = None
+        self, func: OpOverload, types: object, args: PyTree = (), kwargs: PyTree = None
     ) -> PyTree:
         result = func(*args, **(kwargs or {}))
         if _is_view(func) or not any(_is_trained(leaf) for leaf in tree_leaves((args, kwargs))):
@@ -114,7 +114,7 @@ def note(limits: Mapping[Key, float]) -> str:
     )
 
 
-def _is_view(func: Any) -> bool:
+def _is_view(func: OpOverload) -> bool:
     aliases = [one.alias_info for one in func._schema.returns]
     return any(alias is not None and not alias.is_write for alias in aliases)
 
