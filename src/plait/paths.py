@@ -47,12 +47,12 @@ def not_walked(ranks: Iterable[Mapping[str, Iterable[bool]]]) -> list[str]:
     """
     ways: dict[str, set[bool]] = {}
     for taken in ranks:
-        for name, found in taken.items():
-            ways.setdefault(name, set()).update(found)
+        for name, ways_found in taken.items():
+            ways.setdefault(name, set()).update(ways_found)
     words = {False: "up to the limit", True: "above"}
     return [
         f"{name}: {words[way]}"
-        for name, found in sorted(ways.items())
+        for name, ways_found in sorted(ways.items())
         for way in (False, True)
-        if way not in found
+        if way not in ways_found
     ]

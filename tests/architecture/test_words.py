@@ -36,6 +36,12 @@ ENTRY = re.compile(
     r"|\S.*?\S  +\S"
 )
 FIGURE = "|"  # a line of a table or a drawing
+# Names of locals that say nothing of what they hold, and the lines for which one may be alive.
+VAGUE = {
+    *("asked", "done", "found", "given", "held", "here", "kept", "made", "mine", "own"),
+    *("rest", "said", "taken", "told", "wanted"),
+}
+MOST_LINES = 20
 # Names of classes that still have two meanings.
 SHARED = {"Choice", "Node", "Recorder", "Report", "Stage"}
 
@@ -125,3 +131,27 @@ def test_the_name_of_a_class_has_one_meaning() -> None:
     several = {name: places for name, places in homes.items() if len(places) > 1}
     several = {name: places for name, places in several.items() if name not in SHARED}
     assert not several, f"classes of one name, which two things share: {several}"
+
+
+@pytest.mark.parametrize("path", files(), ids=module)
+def test_a_local_that_lives_long_says_what_it_holds(path: Path) -> None:
+    vague = [
+        f"{first}: `{name}` of {function} lives for {last - first} lines"
+        for function, name, first, last in _locals(tree(path))
+        if name in VAGUE and last - first > MOST_LINES
+    ]
+    assert not vague, f"{path.name}: name what they hold:\n" + "\n".join(vague)
+
+
+def _locals(root: ast.Module) -> Iterator[tuple[str, str, int, int]]:
+    """(function, name, first line that binds it, last line that reads it) of every local."""
+    for function in ast.walk(root):
+        if isinstance(function, ast.FunctionDef):
+            names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+            bound: dict[str, int] = {}
+            for node in names:
+                if isinstance(node.ctx, ast.Store):
+                    bound[node.id] = min(node.lineno, bound.get(node.id, node.lineno))
+            for name, first in bound.items():
+                last = max(node.lineno for node in names if node.id == name)
+                yield function.name, name, first, last

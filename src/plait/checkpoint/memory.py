@@ -46,8 +46,8 @@ class MemoryFile:
 
         Until that is done the file counts as empty.
         """
-        held = list(shards)
-        entries = [entry_of(shard) for shard in held]
+        listed = list(shards)
+        entries = [entry_of(shard) for shard in listed]
         text = json.dumps(dict(meta)).encode()
         if self._map is not None:
             Head(NOTHING).write(self._map)
@@ -55,7 +55,7 @@ class MemoryFile:
             self._lay_out(entries, len(text))
         assert self._map is not None
         with torch.no_grad():
-            for view, shard in zip(self._views, held, strict=True):
+            for view, shard in zip(self._views, listed, strict=True):
                 view.copy_(shard.values)
         start = self._list_place + self._list_bytes
         self._map[start : start + len(text)] = text

@@ -160,14 +160,14 @@ class Checkpoint:
             CheckpointError: with all that is missing, unexpected or of another shape.
         """
         saved = {name for name in self._tensors if not name.startswith(RANDOM_PREFIX)}
-        asked = {name for name in wanted if not name.startswith(RANDOM_PREFIX)}
+        names = {name for name in wanted if not name.startswith(RANDOM_PREFIX)}
         faults = []
-        self._check_adapters(asked, saved)
-        if missing := sorted(asked - saved):
+        self._check_adapters(names, saved)
+        if missing := sorted(names - saved):
             faults.append(f"not in the checkpoint: {_some(missing)}")
-        if complete and (unexpected := sorted(saved - asked)):
+        if complete and (unexpected := sorted(saved - names)):
             faults.append(f"in the checkpoint only: {_some(unexpected)}")
-        for name in sorted(asked & saved):
+        for name in sorted(names & saved):
             if self.global_shape(name) != tuple(wanted[name]):
                 faults.append(
                     f"'{name}' has shape {self.global_shape(name)} there and {tuple(wanted[name])} "
@@ -310,7 +310,7 @@ class Checkpoint:
         text = reader.metadata["pieces"]
         if expected is not None and digest(text) != expected:
             raise ValueError("it is not the one that was saved")
-        found: dict[str, list[_Saved]] = {}
+        shards_of: dict[str, list[_Saved]] = {}
         for number, entry in enumerate(json.loads(text)):
             name = entry["name"]
             sound = is_shape(entry["offset"]) and is_shape(entry["extent"])
@@ -327,8 +327,8 @@ class Checkpoint:
             if reader.form(key) != (self.dtype(name), flat_range.numel):
                 raise ValueError(f"a shard of '{name}' has other elements in the file")
             saved = _Saved(key, flat_range.rectangles(), reader)
-            found.setdefault(name, []).append(saved)
-        return found
+            shards_of.setdefault(name, []).append(saved)
+        return shards_of
 
     def _reader(self, index: int) -> ShardFile:
         if index not in self._readers:

@@ -102,10 +102,10 @@ def prepare(
 ) -> Prepared:
     """Agree on a save, and make its folder. Collective. Errors: those of `save`."""
     final = Path(directory).absolute()
-    held = _distinct(shards)
+    distinct = _distinct(shards)
     hold = _Hold(
         secrets.token_hex(6),
-        [entry_of(shard) for shard in held],
+        [entry_of(shard) for shard in distinct],
         attempt(_check_meta, meta) if rank == 0 else None,
     )
     holds: list[_Hold] = gather(hold)
@@ -120,7 +120,7 @@ def prepare(
 
     made = gather(attempt(make_folder) if rank == 0 else None)
     _stop_if_failed(final, made)
-    return Prepared(final, temporary, made[0], held, meta, tensors, rank, world_size)
+    return Prepared(final, temporary, made[0], distinct, meta, tensors, rank, world_size)
 
 
 def write_own_file(prepared: Prepared) -> JsonObject:
@@ -192,13 +192,13 @@ def _check_meta(meta: JsonValue, path: str = "meta") -> None:
 
 def _distinct(shards: Iterable[Shard]) -> list[Shard]:
     """The shards, without empty ones (of tensors that are not empty) and repeated ones."""
-    found: dict[tuple[object, ...], Shard] = {}
+    by_place: dict[tuple[object, ...], Shard] = {}
     for shard in shards:
         if shard.numel or not math.prod(shard.global_shape):
-            found.setdefault(
+            by_place.setdefault(
                 (shard.name, shard.global_shape, shard.box, shard.start, shard.stop), shard
             )
-    return list(found.values())
+    return list(by_place.values())
 
 
 def agree(entries: Sequence[Sequence[JsonObject]]) -> JsonObject:

@@ -21,14 +21,14 @@ def advice_for_run(data: RunData) -> list[str]:
     from plait.predict.cost.model.tables import read_config
     from plait.run.rundir import RunFolder
 
-    said = waits(data.summary.get("breakdown"))
+    sentences = waits(data.summary.get("breakdown"))
     if data.prediction is None:
-        return [*said, f"No plan is proposed without a prediction: {data.why_no_prediction}"]
-    said += limits(data.prediction.numbers)
+        return [*sentences, f"No plan is proposed without a prediction: {data.why_no_prediction}"]
+    sentences += limits(data.prediction.numbers)
     try:
-        return [*said, *proposals(read_config(RunFolder(data.folder).config), data.plan)]
+        return [*sentences, *proposals(read_config(RunFolder(data.folder).config), data.plan)]
     except PlaitError as error:
-        return [*said, f"No plan is proposed: {error}"]
+        return [*sentences, f"No plan is proposed: {error}"]
 
 
 def waits(breakdown: JsonMapping | None) -> list[str]:
@@ -52,15 +52,15 @@ def limits(numbers: JsonMapping) -> list[str]:
     }
     rest = {name: part for name, part in spent.items() if name != "compute"}
     most = max(rest, key=lambda name: rest[name])
-    said = f"By the prediction, {spent.get('compute', 0.0):.0%} of a step is computing"
+    sentence = f"By the prediction, {spent.get('compute', 0.0):.0%} of a step is computing"
     if rest[most] >= WORTH:
-        said += f"; the next most is {CAUSES.get(most, most)}, {rest[most]:.0%}"
+        sentence += f"; the next most is {CAUSES.get(most, most)}, {rest[most]:.0%}"
     memory = numbers["memory"]
     kinds = {name: count for name, count in memory.items() if name != "total"}
     fullest = max(kinds, key=lambda name: kinds[name])
     room = memory["total"] / numbers["memory_limit"]
     return [
-        f"{said}.",
+        f"{sentence}.",
         f"The fullest rank needs {room:.0%} of the memory of its device, most of it for {fullest}.",
     ]
 
@@ -75,27 +75,29 @@ def proposals(tables: JsonMapping, plan: Plan) -> list[str]:
     from plait.predict.planner.choose import decide
 
     cluster = cluster_of(tables, None)
-    own = estimate(tables, plan, cluster)
+    estimated = estimate(tables, plan, cluster)
     if cluster.num_devices != plan.world_size:
         cluster = cluster.with_num_devices(plan.world_size)
     words = [word for word in str(plan).split() if not word.startswith("precision:")]
     text = " ".join([*words, f"precision:{plan.precision}"])
     asked = {**tables, "plan": {**tables.get("plan", {}), "text": text}}
     plans = [one for one in decide(asked, cluster, runnable=True).plans if one.plan != plan]
-    said = []
+    sentences = []
     fastest = min(plans, key=lambda one: one.step_seconds, default=None)
-    if fastest is not None and fastest.step_seconds < (1 - WORTH) * own.step_seconds:
-        said.append(f"{_faster(fastest, own)}, and fit.")
+    if fastest is not None and fastest.step_seconds < (1 - WORTH) * estimated.step_seconds:
+        sentences.append(f"{_faster(fastest, estimated)}, and fit.")
     else:
-        said.append(f"No other plan of {plan.world_size} ranks is predicted to be much faster.")
+        sentences.append(
+            f"No other plan of {plan.world_size} ranks is predicted to be much faster."
+        )
     smallest = min(plans, key=lambda one: one.memory.total, default=None)
-    if smallest is not None and smallest.memory.total < (1 - WORTH) * own.memory.total:
-        less = 1 - smallest.memory.total / own.memory.total
-        slower = smallest.step_seconds / own.step_seconds - 1
+    if smallest is not None and smallest.memory.total < (1 - WORTH) * estimated.memory.total:
+        less = 1 - smallest.memory.total / estimated.memory.total
+        slower = smallest.step_seconds / estimated.step_seconds - 1
         word = "longer" if slower > 0 else "shorter"
         step = f"its step would be {abs(slower):.0%} {word}"
-        said.append(f"'{smallest.plan}' would need {less:.0%} less memory; {step}.")
-    return said
+        sentences.append(f"'{smallest.plan}' would need {less:.0%} less memory; {step}.")
+    return sentences
 
 
 def _faster(other: Estimate, own: Estimate) -> str:

@@ -75,13 +75,13 @@ def compared(config: Config, row: Json, course: Sequence[Json]) -> comparison.Co
 
     plan = Plan.parse(row["plan"])
     prediction, _ = predict(config.as_dict(), plan)
-    said = advice.waits(row["breakdown"])
+    sentences = advice.waits(row["breakdown"])
     if prediction is None:
-        return comparison.ComparedRun(course, None, said)
-    said += advice.limits(prediction.numbers)
+        return comparison.ComparedRun(course, None, sentences)
+    sentences += advice.limits(prediction.numbers)
     with suppress(PlaitError):
-        said += advice.proposals(config.as_dict(), plan)
-    return comparison.ComparedRun(course, prediction.numbers, said)
+        sentences += advice.proposals(config.as_dict(), plan)
+    return comparison.ComparedRun(course, prediction.numbers, sentences)
 
 
 def loss_error(result: Json, first: Json) -> float | None:

@@ -17,13 +17,13 @@ def html(explanation: Explanation) -> str:
 
     record = explanation.as_dict()
     data = steps_of(explanation, record)
-    told = [f"{number}. {step['sentence']}" for number, step in enumerate(data["steps"], 1)]
+    sentences = [f"{number}. {step['sentence']}" for number, step in enumerate(data["steps"], 1)]
     counted = [
         f"{op}: {total['num']} times, {total['bytes']} bytes, as the ledgers of the run counted"
         for op, total in record["counted"].items()
     ]
     sections = [
-        PageSection("Step by step", (Spot("stepper", told),)),
+        PageSection("Step by step", (Spot("stepper", sentences),)),
         PageSection("Formula and paper", (record["formula"], record["paper"])),
         PageSection("The case", (record["case"],)),
         PageSection("What was sent", counted or ("Nothing was sent.",)),

@@ -132,20 +132,20 @@ def show(done: Any) -> None:
     """One line a round, on stderr."""
     world = joined_world()
     if world is None or world.rank == 0:
-        told = done.as_dict()
-        missing = len(told["asked"]) - len(told["answered"])
-        judged = told["client_accuracy"]
+        record = done.as_dict()
+        missing = len(record["asked"]) - len(record["answered"])
+        judged = record["client_accuracy"]
         spread = (
-            f"clients {told['client_accuracy_worst']:.3f} to {max(judged.values()):.3f}  "
+            f"clients {record['client_accuracy_worst']:.3f} to {max(judged.values()):.3f}  "
             if judged
             else ""
         )
         line = (
-            f"round {told['round']}  accuracy {told['accuracy']:.3f}  {spread}"
-            f"{told['sent_bytes'] / 1e6:.2f} MB out, {told['received_bytes'] / 1e6:.2f} MB in"
+            f"round {record['round']}  accuracy {record['accuracy']:.3f}  {spread}"
+            f"{record['sent_bytes'] / 1e6:.2f} MB out, {record['received_bytes'] / 1e6:.2f} MB in"
         )
         line += f"  {missing} missing" if missing else ""
-        line += f"  epsilon {told['epsilon']:.2f}" if told["epsilon"] is not None else ""
+        line += f"  epsilon {record['epsilon']:.2f}" if record["epsilon"] is not None else ""
         print(line, file=sys.stderr, flush=True)
 
 

@@ -94,14 +94,14 @@ def _schedules(arguments: argparse.Namespace) -> tuple[Schedule, Schedule]:
     """
     name, _, suffix = arguments.name.partition(",v")
     if name not in SCHEDULES and is_file(arguments.name):
-        given = [
+        options = [
             flag
             for flag in ("stages", "microbatches", "virtual")
             if getattr(arguments, flag) is not None
         ]
-        if given:
+        if options:
             raise ScheduleError(
-                f"{arguments.name} says its own shape; leave out --{' --'.join(given)}"
+                f"{arguments.name} says its own shape; leave out --{' --'.join(options)}"
             )
         loaded = text.load(arguments.name)
         return loaded, loaded

@@ -72,16 +72,16 @@ def proposals(schedule: Schedule, result: Simulation) -> Iterator[str]:
     if result.bubble_fraction < LEAST:
         yield "The ranks never stand idle, unless they wait for each other after each step."
         return
-    found = {name: result.bubble_fraction}
+    bubble_of = {name: result.bubble_fraction}
     for other, facts in SCHEDULES.items():
         divides = not facts.facts.needs_virtual or count % stages == 0
         if facts.facts.asynchronous or not divides or other == name:
             continue
         with suppress(ScheduleError):  # of fewer micro-batches than it needs
-            found[other] = simulate(make(other, stages, count, 0)).bubble_fraction
-    best = min(found, key=lambda one: found[one])
-    if found[best] < result.bubble_fraction - LEAST:
-        yield f"{best} would leave a rank idle for {found[best]:.1%} of a step instead."
+            bubble_of[other] = simulate(make(other, stages, count, 0)).bubble_fraction
+    best = min(bubble_of, key=lambda one: bubble_of[one])
+    if bubble_of[best] < result.bubble_fraction - LEAST:
+        yield f"{best} would leave a rank idle for {bubble_of[best]:.1%} of a step instead."
     virtual = schedule.num_stages // stages if SCHEDULES[name].facts.needs_virtual else 0
     more = simulate(make(name, stages, 2 * count, virtual)).bubble_fraction
     yield f"With {2 * count} micro-batches a step, {name} would leave it idle for {more:.1%}."

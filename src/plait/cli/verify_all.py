@@ -32,8 +32,8 @@ def run_all(arguments: argparse.Namespace, clock: Clock) -> Answer:
     if arguments.dtype == "bf16":
         raise PlanError("--all proves equality; bf16 shows how far one plan drifts: name a --plan")
     config = common.read_config(arguments, with_steps=False)
-    own = common.plan_of(config, None)
-    plans, refused = cover(own, lambda text: _like(config, own, text))
+    own_plan = common.plan_of(config, None)
+    plans, refused = cover(own_plan, lambda text: _like(config, own_plan, text))
     say(f"plait verify: {len(plans)} plans, against one device: {', '.join(map(str, plans))}")
     step = step_seconds(problem_of(config))
     count = [len(PROBES) + 2, *([len(FEW_PROBES)] * (len(plans) - 1))]
@@ -53,7 +53,7 @@ def run_all(arguments: argparse.Namespace, clock: Clock) -> Answer:
         try:
             row, text = _row(arguments, config, plan, replace(clock, speaks=False))
         except PlaitError as error:
-            if plan == own or error.exit_code != 2:
+            if plan == own_plan or error.exit_code != 2:
                 raise
             refused[str(plan)] = str(error)
             continue
@@ -90,14 +90,14 @@ def _row(
     from plait.verify.cover import FEW_PROBES
     from plait.verify.run import run
 
-    own = plan == common.plan_of(config, None)
+    is_own = plan == common.plan_of(config, None)
     report = run(
         config,
         plan,
         steps=arguments.steps,
         dtype=arguments.dtype,
         tolerance=arguments.tolerance,
-        probes=None if own else FEW_PROBES,
+        probes=None if is_own else FEW_PROBES,
         steps_after_resume=arguments.steps_after_resume,
         resume_plans=resume_plans_of(arguments, plan),
         clock=clock,

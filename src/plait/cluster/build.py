@@ -104,24 +104,24 @@ DEFAULTS: Final[JsonObject] = {
 
 def faults(settings: JsonMapping) -> list[str]:
     """One message for each number that is missing, no number, or out of bounds."""
-    found: list[str] = []
+    messages: list[str] = []
     for key, bounds in BOUNDS.items():
         if key in OPTIONAL and key not in settings:
             continue
         if key not in settings:
-            found.append(
+            messages.append(
                 f"{key} is missing; give it in {bounds.unit}, or name a [device] preset to start "
                 "from"
             )
         elif key == "device.peak_tflops" and isinstance(settings[key], Mapping):
-            found += [
+            messages += [
                 fault
                 for name, number in settings[key].items()
                 for fault in number_faults(f"{key}.{name}", number, bounds)
             ]
         else:
-            found += number_faults(key, settings[key], bounds)
-    return found
+            messages += number_faults(key, settings[key], bounds)
+    return messages
 
 
 def build(name: str, device: str, settings: JsonMapping, achieved_bf16: float = 0.0) -> Hardware:

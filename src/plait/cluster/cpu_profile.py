@@ -94,10 +94,10 @@ def profile_of_probe(probe: JsonMapping) -> CpuProfile | None:
     """The `host` of a probe file, None where it has none. Raises `ClusterError` with every wrong
     number.
     """
-    given = probe.get("host")
-    if given is None:
+    host = probe.get("host")
+    if host is None:
         return None
-    if isinstance(given, Mapping) and given.get("version") != VERSION:
+    if isinstance(host, Mapping) and host.get("version") != VERSION:
         raise ClusterError(
             "cluster 'local': it was measured by another version of plait; run plait probe again"
         )
@@ -109,7 +109,7 @@ def profile_of_probe(probe: JsonMapping) -> CpuProfile | None:
             return {}
         return of
 
-    whole = table("", given)
+    whole = table("", host)
     seconds, engine, rule = (
         table(prefix, whole.get(prefix)) for prefix in ("seconds", "engine", "rule")
     )
@@ -153,7 +153,7 @@ def profile_of_probe(probe: JsonMapping) -> CpuProfile | None:
             )
         )
     times = {name: float(seconds[name]) for name in SECONDS}
-    own = {name: float(engine[name]) for name in ENGINE}
+    engine_seconds = {name: float(engine[name]) for name in ENGINE}
     by_family = {
         family: {remat: float(blocks[family][remat]) for remat in REMAT} for family in FAMILIES
     }
@@ -163,7 +163,7 @@ def profile_of_probe(probe: JsonMapping) -> CpuProfile | None:
     }
     return CpuProfile(
         times,
-        own,
+        engine_seconds,
         met,
         by_family,
         float(engine["memory"]),

@@ -44,7 +44,7 @@ class Device:
     def __reduce__(
         self,
     ) -> tuple[Any, ...]:  # a read-only mapping does not pickle; the plain one does
-        rest = (
+        other_fields = (
             self.memory_bytes,
             self.memory_bandwidth,
             self.price_per_hour,
@@ -52,7 +52,7 @@ class Device:
             self.is_cpu,
             self.power_watts,
         )
-        return Device, (self.name, dict(self.flops), *rest)
+        return Device, (self.name, dict(self.flops), *other_fields)
 
     def peak_flops(self, precision: str = "bf16") -> float:
         """Peak flop/s of dense matrix products; raises `ClusterError` for a precision that the

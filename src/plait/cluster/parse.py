@@ -63,18 +63,18 @@ def hardware_of_tables(name: str, tables: JsonMapping) -> Hardware:
     """The hardware of a TOML file's tables; raises `ClusterError` naming unknown keys and
     impossible numbers.
     """
-    given = _flatten(name, tables)
-    preset_name = given.pop("device.preset", None)
+    by_key = _flatten(name, tables)
+    preset_name = by_key.pop("device.preset", None)
     if preset_name == "local":
-        return _calibrated_local(name, given)
+        return _calibrated_local(name, by_key)
     if preset_name is not None and (not isinstance(preset_name, str) or preset_name not in PRESETS):
         raise ClusterError(
             f"{name}: [device] preset {preset_name!r} is unknown; "
             f"{_nearest_preset(str(preset_name))}"
         )
     preset = PRESETS[preset_name] if preset_name else None
-    settings = {**(settings_of(preset_name) if preset_name else DEFAULTS), **given}
-    if "node.bandwidth_gbps" in given and "node.pair_bandwidth_gbps" not in given:
+    settings = {**(settings_of(preset_name) if preset_name else DEFAULTS), **by_key}
+    if "node.bandwidth_gbps" in by_key and "node.pair_bandwidth_gbps" not in by_key:
         settings.pop("node.pair_bandwidth_gbps", None)  # it went with the preset's own bandwidth
     peak: JsonValue = settings.get("device.peak_tflops")
     if not isinstance(peak, Mapping) and not number_faults("", peak, BOUNDS["device.peak_tflops"]):
@@ -86,7 +86,7 @@ def hardware_of_tables(name: str, tables: JsonMapping) -> Hardware:
         }
     elif isinstance(peak, Mapping) and not faults({**settings, "device.peak_tflops": peak}):
         settings["device.peak_tflops"] = {**peaks_of(preset_name), **peak} if preset_name else peak
-    achieved = preset.achieved_bf16 if preset and "device.peak_tflops" not in given else 0.0
+    achieved = preset.achieved_bf16 if preset and "device.peak_tflops" not in by_key else 0.0
     return build(name, preset_name or Path(name).stem, settings, achieved)
 
 
@@ -107,23 +107,23 @@ def _calibrated_local(name: str, given: JsonObject) -> Hardware:
 def _flatten(name: str, tables: JsonMapping) -> JsonObject:
     """The settings by dotted key, after refusing keys that no setting has."""
     known = {*BOUNDS, "device.preset"}
-    given: JsonObject = {}
+    settings: JsonObject = {}
     for section, value in tables.items():
         if isinstance(value, Mapping):
-            given.update({f"{section}.{key}": number for key, number in value.items()})
+            settings.update({f"{section}.{key}": number for key, number in value.items()})
         else:
-            given[section] = value
-    unknown = [f"unknown key {key}; {nearest(key, known)}" for key in given if key not in known]
+            settings[section] = value
+    unknown = [f"unknown key {key}; {nearest(key, known)}" for key in settings if key not in known]
     if unknown:
         raise ClusterError(
             f"{name}: {unknown[0]}" if len(unknown) == 1 else "\n  ".join([f"{name}:", *unknown])
         )
-    peaks = given.get("device.peak_tflops")
+    peaks = settings.get("device.peak_tflops")
     if isinstance(peaks, Mapping) and (set(peaks) - set(PRECISIONS) or not peaks):
         raise ClusterError(
             f"{name}: device.peak_tflops is one number, or a table with {', '.join(PRECISIONS)}"
         )
-    return given
+    return settings
 
 
 def _nearest_preset(word: str) -> str:

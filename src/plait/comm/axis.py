@@ -157,13 +157,13 @@ class Axis:
         """
         out = contiguous(self, out)
         source = contiguous(self, source)
-        given = splits_of(self, source, source_splits, "source")
+        sent_splits = splits_of(self, source, source_splits, "source")
         taken = splits_of(self, out, out_splits, "out")
         row_bytes = num_bytes(source) // source.shape[0] if source.shape[0] else 0
         return self._issue(
             "all_to_all",
-            MessageSize(row_bytes * (sum(given) - given[self.rank])),
-            lambda b: b.all_to_all(out, source, taken, given),
+            MessageSize(row_bytes * (sum(sent_splits) - sent_splits[self.rank])),
+            lambda b: b.all_to_all(out, source, taken, sent_splits),
             lambda: _copy(out, source),
             exact=True,
         )

@@ -103,18 +103,18 @@ class Membership:
         """
         while True:
             round_ = self._meet(opens)
-            done = []
+            results = []
             try:
                 self._join(round_)
-                done.append(act(round_))
+                results.append(act(round_))
             except RankFailed:
                 # whoever still waits in the group for a rank that is gone is set free by that
                 self._drop_group()
-            if self._known().agree(bool(done)):
+            if self._known().agree(bool(results)):
                 if not self._is_in:
                     self.joined_late = set(round_.members) != round_.newcomers
                 self._is_in = True
-                return done[0]
+                return results[0]
             self._drop_group()  # on every rank, for a group is made by all of its members
             undo()
 

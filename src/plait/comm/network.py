@@ -135,24 +135,24 @@ def store_of_world(timeout: timedelta) -> Store | None:
     """
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-    told = os.environ
-    if "MASTER_PORT" not in told:
+    variables = os.environ
+    if "MASTER_PORT" not in variables:
         return None
-    if told.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
-        if not on_one_machine(told):
+    if variables.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+        if not on_one_machine(variables):
             return None
-        address = (told["MASTER_ADDR"], int(told["MASTER_PORT"]))
+        address = (variables["MASTER_ADDR"], int(variables["MASTER_PORT"]))
         kept = TCPStore(*address, is_master=False, timeout=timeout)
-        return PrefixStore(f"start/{told.get('TORCHELASTIC_RESTART_COUNT', '0')}", kept)
-    interface = told.get(VARIABLES[0])
-    port = int(told["MASTER_PORT"])
-    here = on_one_machine(told)
-    if told.get("RANK") != "0":
-        host = LOOPBACK if here else told["MASTER_ADDR"]
+        return PrefixStore(f"start/{variables.get('TORCHELASTIC_RESTART_COUNT', '0')}", kept)
+    interface = variables.get(VARIABLES[0])
+    port = int(variables["MASTER_PORT"])
+    is_local = on_one_machine(variables)
+    if variables.get("RANK") != "0":
+        host = LOOPBACK if is_local else variables["MASTER_ADDR"]
         return TCPStore(host, port, is_master=False, timeout=timeout)
-    if not here and interface not in interfaces():
+    if not is_local and interface not in interfaces():
         return None
-    host = LOOPBACK if here else address_of(str(interface))
+    host = LOOPBACK if is_local else address_of(str(interface))
     try:
         store = listening_store(host, port)
     except OSError as error:

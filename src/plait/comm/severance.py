@@ -65,13 +65,13 @@ def _sockets() -> set[int]:
 
     Those that listen are left alone: a library that fails to accept may end the process.
     """
-    found = set()
+    descriptors = set()
     with suppress(OSError):
         for path in DESCRIPTORS.iterdir():
             with suppress(OSError):
                 if stat.S_ISSOCK(os.fstat(int(path.name)).st_mode):
-                    found.add(int(path.name))
-    return {descriptor for descriptor in found if _is_connection(descriptor)}
+                    descriptors.add(int(path.name))
+    return {descriptor for descriptor in descriptors if _is_connection(descriptor)}
 
 
 def _is_connection(descriptor: int) -> bool:

@@ -266,21 +266,21 @@ def init(
     if place is not None:
         return _apart(mesh, place, timeout_seconds, torch.device(device or "cpu"), measurements)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    made = not dist.is_initialized()
+    makes_group = not dist.is_initialized()
     severance = severance or Severance()
-    if made:
+    if makes_group:
         with severance.collecting():
             _make_group(mesh, rank, store, timeout_seconds, device)
-    own = dist.get_rank()
+    rank_here = dist.get_rank()
     size = dist.get_world_size()
     if size != mesh.size:
-        if made:
+        if makes_group:
             dist.destroy_process_group()
         raise WorldSizeError(
             f"the plan needs {mesh.size} ranks and the world has {size}; start {mesh.size} ranks"
         )
     if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", own % torch.cuda.device_count())
+        device = torch.device("cuda", rank_here % torch.cuda.device_count())
         torch.cuda.set_device(device)
     if device.type != "cpu" and backend in {"gloo", "shared"}:
         raise PlanError(
@@ -290,7 +290,7 @@ def init(
     if mesh.ep > 1 and not mesh.node:
         mesh = replace(mesh, node=_ranks_a_node())
     links = Links(
-        Groups(mesh, own, timeout_seconds),
+        Groups(mesh, rank_here, timeout_seconds),
         "native" if device.type != "cpu" else backend,
         timeout_seconds,
         severance,
@@ -298,10 +298,10 @@ def init(
 
     def leave() -> None:
         links.close()
-        if made and dist.is_initialized():
+        if makes_group and dist.is_initialized():
             dist.destroy_process_group()
 
-    world = World(mesh, own, device, links.connect, leave, measurements=measurements)
+    world = World(mesh, rank_here, device, links.connect, leave, measurements=measurements)
     world.watch()
     return world
 

@@ -134,17 +134,18 @@ def read_section(
     """One section by its schema; adds a sentence for each key at fault and returns None when there
     are any.
     """
-    given = {key: value for key, value in table.items() if value is not None}
-    if schema is Train and not _read_groups(given, faults):
+    keys_given = {key: value for key, value in table.items() if value is not None}
+    if schema is Train and not _read_groups(keys_given, faults):
         return None
     try:
-        return schema.model_validate(given)
+        return schema.model_validate(keys_given)
     except ValidationError as error:
         by_key: dict[str, list[ErrorDetails]] = {}
         for detail in error.errors(include_url=False):
             by_key.setdefault(str(detail["loc"][0]), []).append(detail)
         faults += [
-            _sentence(name, schema, key, given.get(key), details) for key, details in by_key.items()
+            _sentence(name, schema, key, keys_given.get(key), details)
+            for key, details in by_key.items()
         ]
         return None
 

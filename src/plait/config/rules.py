@@ -146,16 +146,16 @@ def optimizer_keys_go_together(config: Sections) -> Iterator[str]:
     elif train.nesterov and not train.momentum:
         yield "train.nesterov needs momentum above 0"
     for number, group in enumerate(train.groups):
-        own = [key for key in ("lr", "weight_decay") if getattr(group, key) is not None]
+        own_keys = [key for key in ("lr", "weight_decay") if getattr(group, key) is not None]
         where = f"train.groups[{number}] ('{group.match}')"
-        if group.freeze and own:
-            yield f"{where} is frozen, so {own[0]} says nothing; drop one of them"
-        elif own and ":" in train.optimizer:
+        if group.freeze and own_keys:
+            yield f"{where} is frozen, so {own_keys[0]} says nothing; drop one of them"
+        elif own_keys and ":" in train.optimizer:
             yield (
-                f"{where} has {own[0]}, but '{train.optimizer}' makes its own groups from "
+                f"{where} has {own_keys[0]}, but '{train.optimizer}' makes its own groups from "
                 "params.named(); only freeze goes with a function"
             )
-        elif not own and not group.freeze:
+        elif not own_keys and not group.freeze:
             yield f"{where} changes nothing; give it lr, weight_decay or freeze = true"
     if train.min_lr > train.lr:
         yield f"train.min_lr {train.min_lr:g} is above lr {train.lr:g}"
@@ -164,18 +164,18 @@ def optimizer_keys_go_together(config: Sections) -> Iterator[str]:
 def federations_have_enough_clients(config: Sections) -> Iterator[str]:
     """A sum of one client hides nothing; krum needs neighbours that are not bad."""
     federated = config.federated
-    asked = max(1, round(federated.fraction * federated.clients))
+    num_asked = max(1, round(federated.fraction * federated.clients))
     share = f"federated.clients {federated.clients} with fraction {federated.fraction:g}"
-    if federated.secure and asked < LEAST_SECRET:
+    if federated.secure and num_asked < LEAST_SECRET:
         yield (
-            f"{share} asks {asked} a round, and federated.secure hides nothing in the sum of one "
-            "client; "
+            f"{share} asks {num_asked} a round, and federated.secure hides nothing in the sum of "
+            "one client; "
             f"ask {LEAST_SECRET} or more"
         )
-    if federated.strategy == "krum" and asked < federated.num_bad + KRUM_NEIGHBOURS:
+    if federated.strategy == "krum" and num_asked < federated.num_bad + KRUM_NEIGHBOURS:
         yield (
-            f"{share} asks {asked} a round, too few for krum with num_bad {federated.num_bad}: it "
-            "needs "
+            f"{share} asks {num_asked} a round, too few for krum with num_bad {federated.num_bad}: "
+            "it needs "
             f"num_bad + {KRUM_NEIGHBOURS} = {federated.num_bad + KRUM_NEIGHBOURS} or more"
         )
 
@@ -224,16 +224,16 @@ def shares_weigh_every_sample_alike(config: Sections) -> Iterator[str]:
     shares = config.plan.shares
     if not shares or len(set(shares)) == 1:
         return
-    given = f"plan.shares {shares_text(shares)}"
+    setting = f"plan.shares {shares_text(shares)}"
     if config.train.aggregate == "mean":
         yield (
-            f"{given} and train.aggregate 'mean' exclude each other: the mean weighs workers "
+            f"{setting} and train.aggregate 'mean' exclude each other: the mean weighs workers "
             "alike; take aggregate 'sum', or leave shares out"
         )
     if config.train.fixed_order:
         yield (
-            f"{given} and train.fixed_order exclude each other: its tree is of equal parts; leave "
-            "one of them out"
+            f"{setting} and train.fixed_order exclude each other: its tree is of equal parts; "
+            "leave one of them out"
         )
 
 

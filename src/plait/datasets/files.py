@@ -36,9 +36,9 @@ def load_documents(data: SectionKeys, model: SectionKeys = None) -> tuple[Docume
         )
     making = Making(rows, tokenizer, key(data, "skip_bad", 0))
     cache = key(data, "cache")
-    found = documents_of(making, None if cache is None else Path(cache))
-    largest = found.facts.max_token
-    is_bytes = name is None and found.facts.kind == "text"
+    documents = documents_of(making, None if cache is None else Path(cache))
+    largest = documents.facts.max_token
+    is_bytes = name is None and documents.facts.kind == "text"
     if is_bytes and key(model, "name") == "hf" and vocab_size not in (None, tokenizer.vocab_size):
         raise DataError(
             f"the model's vocabulary has {vocab_size} tokens, and {rows.name} is read as bytes; "
@@ -50,7 +50,7 @@ def load_documents(data: SectionKeys, model: SectionKeys = None) -> tuple[Docume
             f"{rows.name} has the token {largest}, and the model's vocabulary {vocab_size}; set "
             f"vocab_size = {largest + 1} or more"
         )
-    return found, tokenizer
+    return documents, tokenizer
 
 
 def load_sequences(data: SectionKeys, model: SectionKeys, seq_len: int) -> Sequences:
@@ -80,18 +80,18 @@ def describe(sequences: Sequences) -> str | None:
         return None
     size = sequences.seq_len
     total = len(sequences.documents)
-    said = []
+    sentences = []
     if sequences.num_truncated:
-        said.append(
+        sentences.append(
             f"{sequences.num_truncated:,} of {total:,} documents are longer than seq_len = {size} "
             "and are cut off there"
         )
     if sequences.num_unused:
-        said.append(
+        sentences.append(
             f"{sequences.num_unused:,} of {total:,} have nothing to learn in {size} tokens and are "
             "left out"
         )
-    return "; ".join(said) or None
+    return "; ".join(sentences) or None
 
 
 def say_cut_off(dataset: object) -> None:

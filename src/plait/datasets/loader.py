@@ -142,18 +142,18 @@ class Loader:
 
         Raises `DataError` if the stream is another one, or the place none that a stream can be at.
         """
-        here = self.state_dict()
-        for key in here:
+        place = self.state_dict()
+        for key in place:
             value = state.get(key) if isinstance(state, Mapping) else None
             if not isinstance(value, int) or isinstance(value, bool):
                 raise DataError(f"the data's saved place says {key} = {value!r}, no whole number")
         for key in ("seed", "num_samples"):
-            if state[key] != here[key]:
+            if state[key] != place[key]:
                 raise DataError(
-                    f"the data was saved with {key} = {state[key]} and now has {here[key]}: its "
+                    f"the data was saved with {key} = {state[key]} and now has {place[key]}: its "
                     "order would differ"
                 )
-        if state.get("content") != here.get("content"):
+        if state.get("content") != place.get("content"):
             raise DataError(
                 "the data have other tokens than those that the saved place is in: the files, the "
                 "tokenizer or a setting has changed, and samples would come twice or never"

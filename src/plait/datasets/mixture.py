@@ -125,7 +125,7 @@ class SampleMixture(Dataset[PyTree]):
         """The samples of a set that come after so many others of it."""
         order = self._orders[number]
         size = order.num_samples
-        found = torch.empty(len(counts), dtype=torch.long)
+        samples = torch.empty(len(counts), dtype=torch.long)
         by_epoch: dict[int, list[int]] = {}
         for at, count in enumerate(counts):
             by_epoch.setdefault(count // size, []).append(at)
@@ -134,10 +134,10 @@ class SampleMixture(Dataset[PyTree]):
             first = min(places)
             if max(places) - first < 2 * BLOCK:  # as in a batch, whose places are neighbours
                 stretch = order.at(epoch, first, max(places) + 1)
-                found[rows] = stretch[torch.tensor(places) - first]
+                samples[rows] = stretch[torch.tensor(places) - first]
                 continue
-            found[rows] = torch.cat([order.at(epoch, place, place + 1) for place in places])
-        return found
+            samples[rows] = torch.cat([order.at(epoch, place, place + 1) for place in places])
+        return samples
 
     def _phase_of(self, place: int) -> int:
         return max(n for n, phase in enumerate(self._phases) if phase.start <= place)
@@ -155,8 +155,8 @@ class SampleMixture(Dataset[PyTree]):
 
     def _block(self, phase: int, block: int) -> tuple[Tensor, Tensor]:
         """The set at each place of a block, and how often it stands before, each [BLOCK]."""
-        found = self._blocks.get((phase, block))
-        if found is None:
+        owners_and_ranks = self._blocks.get((phase, block))
+        if owners_and_ranks is None:
             edges = torch.tensor(list(accumulate(self._phases[phase].quotas)))
             shuffled = KeyedPermutation(BLOCK, seed_of(self._seed, "block", phase, block))
             owners = torch.searchsorted(edges, shuffled(torch.arange(BLOCK)), right=True)
@@ -164,9 +164,9 @@ class SampleMixture(Dataset[PyTree]):
             for number in range(len(self.sets)):
                 mine = owners == number
                 ranks[mine] = torch.arange(int(mine.sum()))
-            found = owners, ranks
-            self._blocks = {(phase, block): found}  # threads may be in different blocks
-        return found
+            owners_and_ranks = owners, ranks
+            self._blocks = {(phase, block): owners_and_ranks}  # threads may be in different blocks
+        return owners_and_ranks
 
 
 def _stacked(samples: Sequence[PyTree]) -> PyTree:
@@ -189,10 +189,10 @@ def quotas(weights: Sequence[float]) -> tuple[int, ...]:
     if not total > 0 or min(weights) < 0:
         raise DataError(f"the weights {list(weights)} of a mixture must be positive")
     shares = [weight * BLOCK / total for weight in weights]
-    found = [max(int(share), int(share > 0)) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda n: found[n] - shares[n])
-    for number in by_remainder[: max(0, BLOCK - sum(found))]:
-        found[number] += 1
-    while sum(found) > BLOCK:
-        found[found.index(max(found))] -= 1
-    return tuple(found)
+    counts = [max(int(share), int(share > 0)) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda n: counts[n] - shares[n])
+    for number in by_remainder[: max(0, BLOCK - sum(counts))]:
+        counts[number] += 1
+    while sum(counts) > BLOCK:
+        counts[counts.index(max(counts))] -= 1
+    return tuple(counts)

@@ -58,15 +58,15 @@ class RowSource(Protocol):
 
 def matching(patterns: Iterable[str]) -> list[Path]:
     """The files that paths and globs name: each once, a glob's by name. Raises `DataError`."""
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for pattern in patterns:
         wanted = str(Path(pattern).expanduser())
         names = sorted(glob.glob(wanted, recursive=True))  # noqa: PTH207 - any folder
         paths = [Path(name) for name in names if Path(name).is_file()]
         if not paths:
             raise DataError(f"files: no file matches {str(pattern)!r}")
-        found.update(dict.fromkeys(paths))
-    return list(found)
+        files.update(dict.fromkeys(paths))
+    return list(files)
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,14 @@ class SavedSet:
         if not self.path.is_dir():
             raise DataError(f"data 'hf': there is no folder {str(self.path)!r}")
         try:
-            found = datasets.load_from_disk(str(self.path))
+            loaded = datasets.load_from_disk(str(self.path))
         except Exception as failure:
             reason = str(failure).partition("\n")[0]
             raise DataError(
                 f"data 'hf': {str(self.path)!r} is no folder of save_to_disk that can be read: "
                 f"{type(failure).__name__}: {reason}"
             ) from failure
-        self._set = self._split_of(found, split)
+        self._set = self._split_of(loaded, split)
         self.column = chosen_column(self._set.column_names, column, str(self.path))
         self._split = split
         self.files: Sequence[Path] = [

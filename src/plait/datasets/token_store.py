@@ -70,12 +70,12 @@ class Making:
 def documents(making: Making, cache: Path | None = None) -> Documents:
     """The documents of rows: those that are kept, else made and kept. Raises `DataError`."""
     folder = (cache or CACHE).expanduser()
-    kept = folder / making.key
-    if not (kept / FACTS).is_file():
+    made_of_rows = folder / making.key
+    if not (made_of_rows / FACTS).is_file():
         try:
-            with _alone(kept):
-                if not (kept / FACTS).is_file():
-                    _keep(making, kept)
+            with _alone(made_of_rows):
+                if not (made_of_rows / FACTS).is_file():
+                    _keep(making, made_of_rows)
         except StoreFailed as failure:
             print(
                 f"warning: tokens cannot be kept in {folder}: {failure}; they stay in memory, and "
@@ -84,7 +84,7 @@ def documents(making: Making, cache: Path | None = None) -> Documents:
                 flush=True,
             )
             return _checked(making, _in_memory(making))
-    return _checked(making, opened(kept))
+    return _checked(making, opened(made_of_rows))
 
 
 def opened(kept: Path) -> Documents:

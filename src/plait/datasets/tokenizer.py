@@ -135,16 +135,16 @@ class FromFolder:
             if message["role"] == "assistant"
         ]
         try:
-            found = self._inner(text, add_special_tokens=False, return_offsets_mapping=True)
+            encoded = self._inner(text, add_special_tokens=False, return_offsets_mapping=True)
         except NotImplementedError:
             raise DataError(
                 f"tokenizer {str(self.path)!r} does not say where its tokens stand in the text; "
                 "conversations need a fast one, or a template that marks answers by "
                 "{% generation %}"
             ) from None
-        begins = [begin for begin, _ in found["offset_mapping"]]
+        begins = [begin for begin, _ in encoded["offset_mapping"]]
         learnt = [any(first <= begin < last for first, last in answers) for begin in begins]
-        return Encoded(found["input_ids"], learnt)
+        return Encoded(encoded["input_ids"], learnt)
 
     def _marked(self, messages: Sequence[Message]) -> Encoded:
         """By a template that marks the answers itself."""

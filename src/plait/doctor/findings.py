@@ -95,17 +95,17 @@ def read(folder: Path) -> list[JsonObject]:
         lines = (folder / FILE).read_text(errors="replace").splitlines()
     except OSError:
         return []
-    found = []
+    entries = []
     for line in lines:
         try:
             one = json.loads(line)
         except ValueError:
             continue
         if isinstance(one, dict) and one.get("kind") in KINDS:
-            found.append({**asdict(Symptom("", None, None, "", "")), **one})
-    for one in found:
+            entries.append({**asdict(Symptom("", None, None, "", "")), **one})
+    for one in entries:
         one.pop("details", None)
-    return found
+    return entries
 
 
 def _ranks(ranks: Sequence[int]) -> str:

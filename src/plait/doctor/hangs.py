@@ -35,14 +35,14 @@ class Fault:
 
 def awaited(view: RankSnapshot, views: Views) -> tuple[int, ...]:
     """The ranks that a rank waits for: those that have not come to its communication."""
-    mine = view.current
-    if not view.waits or mine is None:
+    current = view.current
+    if not view.waits or current is None:
         return ()
-    if not mine.is_collective:
-        return _awaited_peer(view, mine, views)
-    others = [rank for rank in mine.ranks if rank != view.rank]
-    late = [rank for rank in others if rank not in views or _reached(views[rank], mine) is None]
-    return tuple(late or [rank for rank in others if not _is_through(views[rank], mine)])
+    if not current.is_collective:
+        return _awaited_peer(view, current, views)
+    others = [rank for rank in current.ranks if rank != view.rank]
+    late = [rank for rank in others if rank not in views or _reached(views[rank], current) is None]
+    return tuple(late or [rank for rank in others if not _is_through(views[rank], current)])
 
 
 def at_fault(views: Views, idle: Sequence[int], frozen: Sequence[int] = ()) -> Fault | None:
@@ -170,15 +170,15 @@ def _reached(view: RankSnapshot, mine: Communication) -> Communication | None:
 
     Where the record does not reach back so far, it counts as equal.
     """
-    found = None
+    reached = None
     for one in reversed(view.entries):
         if one.is_collective and one.axis == mine.axis and one.ranks == mine.ranks:
             if one.number == mine.number:
                 return one
             if one.number < mine.number:
                 break
-            found = one
-    return None if found is None else mine
+            reached = one
+    return None if reached is None else mine
 
 
 def _is_through(view: RankSnapshot, mine: Communication) -> bool:

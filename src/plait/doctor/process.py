@@ -60,7 +60,7 @@ def delay_seconds(pid: int) -> float:
 
 def children(pid: int) -> list[int]:
     """The processes that a process has started, and theirs."""
-    found: list[int] = []
+    descendants: list[int] = []
     wave = [pid]
     while wave:
         following: list[int] = []
@@ -70,9 +70,9 @@ def children(pid: int) -> list[int]:
                     following += [int(word) for word in path.read_text().split()]
                 except OSError:
                     continue
-        found += following
+        descendants += following
         wave = following
-    return found
+    return descendants
 
 
 def _io_bytes(pid: int) -> int:

@@ -225,7 +225,7 @@ def _steps(data: bytes) -> list[StepTimes]:
 
 def _entries(data: bytes, names: Sequence[JsonMapping]) -> list[Communication]:
     num_entries = MOVED.unpack_from(data, MOVED_AT)[1]
-    found = []
+    entries = []
     for entry in range(max(0, num_entries - NUM_ENTRIES), num_entries):
         at = ENTRIES_AT + entry % NUM_ENTRIES * ENTRY.size
         index, name, _, number, num_bytes, peer, *times = ENTRY.unpack_from(data, at)
@@ -233,8 +233,8 @@ def _entries(data: bytes, names: Sequence[JsonMapping]) -> list[Communication]:
             continue
         one = _communication(names, name, (number, num_bytes, peer), (times[0], times[1], times[2]))
         if one is not None:
-            found.append(one)
-    return found
+            entries.append(one)
+    return entries
 
 
 class Records:

@@ -87,26 +87,26 @@ def slowness(
     """
     equals = [rank for rank in view.equals if rank in views and rank != view.rank]
     others = [views[rank] for rank in equals]
-    mine = view.steps[-STEPS:]
+    own_steps = view.steps[-STEPS:]
     theirs = [one.steps[-STEPS:] for one in others]
-    if len(mine) < STEPS or not theirs or min(map(len, theirs)) < STEPS:
+    if len(own_steps) < STEPS or not theirs or min(map(len, theirs)) < STEPS:
         return None
-    length = statistics.median(step.seconds for step in mine)
-    parts = [_part(name, mine, theirs) for name in ("computing", "loader", "link")]
+    length = statistics.median(step.seconds for step in own_steps)
+    parts = [_part(name, own_steps, theirs) for name in ("computing", "loader", "link")]
     worst = max(parts, key=lambda part: part.excess)
     excess = worst.excess - delay_share * length
     least = max(LEAST_SECONDS, LEAST_SHARE * length)
     if not worst.steady or excess < least or worst.own < LEAST_FACTOR * worst.others:
         return None
-    cause = "memory" if worst.name == "computing" and _pages(mine, theirs) else worst.name
-    told = f"{worst.own * 1e3:.1f} ms a step against {worst.others * 1e3:.1f} ms"
+    cause = "memory" if worst.name == "computing" and _pages(own_steps, theirs) else worst.name
+    figures = f"{worst.own * 1e3:.1f} ms a step against {worst.others * 1e3:.1f} ms"
     where = {"loader": "loading the batch", "link": "communication"}.get(cause, "its actions")
     return Symptom(
         "straggler",
         view.rank,
         view.last_step,
         where,
-        f"{NAMES[cause]} ({told})",
+        f"{NAMES[cause]} ({figures})",
         details={"seconds_a_step": worst.own, "seconds_of_equals": worst.others},
     )
 

@@ -48,14 +48,14 @@ class Load:
     def as_dict(self) -> dict[str, object]:
         """The load as `metrics.jsonl` has it."""
         layers = [[round(number) for number in layer] for layer in self.by_layer]
-        told = {
+        record = {
             "busiest": self.busiest,
             "dropped": self.dropped,
             "ranks": [round(n) for n in self.by_rank],
             "layers": layers,
         }
         chosen = {name: choice.as_dict() for name, choice in self.products.items()}
-        return {**told, "grouped_product": chosen} if chosen else told
+        return {**record, "grouped_product": chosen} if chosen else record
 
     def text(self) -> str:
         """`busiest expert 1.32 x the mean, 0.4 % dropped`."""
@@ -165,17 +165,17 @@ class Balance(MicroBatchContext):
         """Sum the load over all ranks, and let the routers of this rank's stages act on it.
         Collective.
         """
-        found = [router.load for router in self.routers.values()]
+        loads_here = [router.load for router in self.routers.values()]
         sizes = [router.settings.num_experts + 2 for router in self.routers.values()]
         device = self._device()
         parts = [
             torch.zeros(size, dtype=torch.float64, device=device) if load is None else load
-            for load, size in zip(found, sizes, strict=True)
+            for load, size in zip(loads_here, sizes, strict=True)
         ]
         together = torch.cat(parts)
         self._tokens.all_reduce(together, control=True).wait()
         for router, own, load in zip(
-            self.routers.values(), found, together.split(sizes), strict=True
+            self.routers.values(), loads_here, together.split(sizes), strict=True
         ):
             if own is not None:
                 router.load = load
@@ -184,7 +184,7 @@ class Balance(MicroBatchContext):
         loads = dict(
             zip(self.routers, (load.tolist() for load in together.split(sizes)), strict=True)
         )
-        self.load = replace(_load(loads, self.placer), products=self._measure(found))
+        self.load = replace(_load(loads, self.placer), products=self._measure(loads_here))
         if self.placer is not None:
             self.placer.after_step({name: load[:-2] for name, load in loads.items()})
 

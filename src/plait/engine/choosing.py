@@ -77,14 +77,14 @@ def table_here(folder: Path, *, may_measure: bool = True, anew: bool = False) ->
     """
     path = folder.expanduser() / FILE_NAME
     machine = this_machine()
-    kept = read_table(path, machine)
-    if (kept is not None and not anew) or not may_measure:
-        return kept or TORCH
+    saved = read_table(path, machine)
+    if (saved is not None and not anew) or not may_measure:
+        return saved or TORCH
     found = measure()
     if found.is_steady:
         keep_table(path, machine, found.table)
-    elif kept is not None:
-        return kept
+    elif saved is not None:
+        return saved
     return found.table
 
 

@@ -207,17 +207,17 @@ def loudest(suspect: Suspect, size: float, middle: float) -> tuple[int, Origin]:
     """
     losses = [float(loss) for loss in suspect.pipeline.loss.means()]
     own = float(suspect.strategy.squared_norm(None)) ** 0.5
-    told = suspect.world.axis("world").gather_objects((losses, own))
+    of_ranks = suspect.world.axis("world").gather_objects((losses, own))
     cause = f"the gradient norm is {size:.4g}, {size / middle:.1f} times the median"
-    ranked = [(max(each), rank) for rank, (each, _) in enumerate(told) if each]
+    ranked = [(max(each), rank) for rank, (each, _) in enumerate(of_ranks) if each]
     spread = max(ranked)[0] > 1.2 * min(ranked)[0] if ranked else False
     if spread:
         largest, rank = max(ranked)
-        index = told[rank][0].index(largest)
+        index = of_ranks[rank][0].index(largest)
         where = f"micro-batch {index}, whose loss is {largest:.4g}"
         return rank, Origin(0, where, cause, largest, index)
-    rank = max(range(len(told)), key=lambda one: (told[one][1], -one))
-    return rank, Origin(0, "the gradient of this rank's parameters", cause, told[rank][1])
+    rank = max(range(len(of_ranks)), key=lambda one: (of_ranks[one][1], -one))
+    return rank, Origin(0, "the gradient of this rank's parameters", cause, of_ranks[rank][1])
 
 
 def _finding(kind: str, step: int, found: tuple[int, Origin]) -> Symptom:

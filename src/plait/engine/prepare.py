@@ -63,7 +63,7 @@ def share(loader: Iterable[PyTree], world: World, shares: Sequence[int] = ()) ->
     if isinstance(loader, Loader):
         if loader.dp_size != 1:
             return loader
-        mine = Loader(
+        part_of_rank = Loader(
             loader.dataset,
             loader.global_batch,
             dp_size=size,
@@ -72,8 +72,8 @@ def share(loader: Iterable[PyTree], world: World, shares: Sequence[int] = ()) ->
             shares=shares,
             workers=loader.workers,
         )
-        mine.load_state_dict(loader.state_dict())
-        return mine
+        part_of_rank.load_state_dict(loader.state_dict())
+        return part_of_rank
     if isinstance(loader, DataLoader) and _is_indexed(loader):
         return _IndexShare(loader, world, shares)
     return _BatchShare(loader, world, shares)

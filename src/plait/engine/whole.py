@@ -114,16 +114,20 @@ class WholeMatrices:
     ) -> list[tuple[tuple[SplitMatrix, MatrixPart], Tensor]]:
         """One all-to-all of (rank, values); what comes is (rank, numel, label). Collective."""
         size = self._axis.size
-        given = sorted(going, key=lambda item: item[0])
-        taken = sorted(coming, key=lambda item: item[0])
-        given_splits = [sum(one.numel() for to, one in given if to == rank) for rank in range(size)]
-        taken_splits = [sum(n for source, n, _ in taken if source == rank) for rank in range(size)]
+        pieces_sent = sorted(going, key=lambda item: item[0])
+        arriving = sorted(coming, key=lambda item: item[0])
+        given_splits = [
+            sum(one.numel() for to, one in pieces_sent if to == rank) for rank in range(size)
+        ]
+        taken_splits = [
+            sum(n for source, n, _ in arriving if source == rank) for rank in range(size)
+        ]
         empty = torch.empty(0, dtype=torch.bfloat16)
-        source = torch.cat([one for _, one in given]) if given else empty
+        source = torch.cat([one for _, one in pieces_sent]) if pieces_sent else empty
         out = source.new_empty(sum(taken_splits))
         self._axis.all_to_all(out, source, taken_splits, given_splits).wait()
-        values = out.split([numel for _, numel, _ in taken]) if taken else ()
-        return [(label, one) for (_, _, label), one in zip(taken, values, strict=True)]
+        values = out.split([numel for _, numel, _ in arriving]) if arriving else ()
+        return [(label, one) for (_, _, label), one in zip(arriving, values, strict=True)]
 
 
 def _place(shard: Shard) -> MatrixPlace:

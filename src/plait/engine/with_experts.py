@@ -26,16 +26,16 @@ def separate(units: Sequence[Unit], names: set[str]) -> tuple[list[Unit], list[U
     dense = []
     experts = []
     for unit in units:
-        own = [(name, param) for name, param in unit.params if name in names]
+        separated = [(name, param) for name, param in unit.params if name in names]
         kept = [(name, param) for name, param in unit.params if name not in names]
         dense.append(Unit(unit.name, unit.is_block, kept, unit.modules))
-        if own:
+        if separated:
             experts.append(
                 Unit(
                     f"{unit.name} experts",
                     True,
-                    own,
-                    _users(unit.modules, {id(param) for _, param in own}),
+                    separated,
+                    _users(unit.modules, {id(param) for _, param in separated}),
                 )
             )
     return dense, experts
@@ -83,20 +83,20 @@ def placements(experts: ExpertSplit | None, layers: TensorSplit | None) -> dict[
     """The place of this rank's parameters in the whole ones: the tensor axis's box within the
     expert axis's box.
     """
-    found = {} if layers is None else dict(layers.placements)
+    placements = {} if layers is None else dict(layers.placements)
     if experts is None:
-        return found
+        return placements
     for name, part in experts.parts.items():
-        inner = found.get(name)
+        inner = placements.get(name)
         if inner is None:
-            found[name] = Placement(part.shape, part.view, part.box, part.local_shape, 1, 0)
+            placements[name] = Placement(part.shape, part.view, part.box, part.local_shape, 1, 0)
         elif part.view != part.shape:  # a matrix of an adapter, whole on every tensor rank
-            found[name] = replace(
+            placements[name] = replace(
                 inner, shape=part.shape, view=part.view, box=part.box, local_shape=part.local_shape
             )
         else:  # the expert axis cuts the first dimension, and that alone
             first = part.box.offset[0] + inner.box.offset[0]
             whole = Box((first, *inner.box.offset[1:]), inner.box.extent)
             view = (part.shape[0], *inner.view[1:])
-            found[name] = replace(inner, shape=part.shape, view=view, box=whole)
-    return found
+            placements[name] = replace(inner, shape=part.shape, view=view, box=whole)
+    return placements

@@ -51,7 +51,7 @@ class Explanation:
         pp = self.case.plan.pp
         if pp.size == 1:
             return None
-        made = make(
+        generated = make(
             pp.schedule,
             pp.size,
             self.case.plan.micro_batches,
@@ -59,7 +59,7 @@ class Explanation:
             num_steps=self.case.num_steps,
         )
         walked = [[Action.parse(text) for _, text in each.actions] for each in self.recordings]
-        return made.with_ranks(walked)
+        return generated.with_ranks(walked)
 
     @cached_property
     def simulation(self) -> Simulation | None:
@@ -88,7 +88,7 @@ class Explanation:
         """The record, for JSON."""
         source = self.source
         plan = self.case.plan
-        found: JsonObject = {
+        record: JsonObject = {
             "term": self.term,
             "plan": str(plan),
             "ranks": plan.world_size,
@@ -107,8 +107,8 @@ class Explanation:
             "after": [[_block(shard) for shard in each.after] for each in self.recordings],
         }
         if self.schedule is not None and self.simulation is not None:
-            found["schedule"] = _schedule(self.schedule, self.simulation)
-        return found
+            record["schedule"] = _schedule(self.schedule, self.simulation)
+        return record
 
     def _holds(self, recording: RankRecording) -> JsonObject:
         return {

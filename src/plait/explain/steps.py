@@ -90,7 +90,7 @@ def steps_of(
 
     Where ranks do different actions, `start` has the moment of each.
     """
-    found: dict[tuple[object, ...], Step] = {}
+    by_key: dict[tuple[object, ...], Step] = {}
     place: dict[tuple[object, ...], tuple[float, ...]] = {}
     for recording in recordings:
         seen: Counter[tuple[object, ...]] = Counter()
@@ -100,12 +100,12 @@ def steps_of(
             alike = (note.step, note.action, note.operation, note.axis, _relation(note))
             key = (*alike, seen[alike])
             seen[alike] += 1
-            if key not in found:
+            if key not in by_key:
                 phase = PHASES.get(_kind(note.action), "forward")
-                found[key] = Step(
+                by_key[key] = Step(
                     note.step, phase, note.action, note.operation, note.axis, note.transport
                 )
-            found[key].notes.append(note)
+            by_key[key].notes.append(note)
             at: tuple[float, ...]
             moment = float(begun) if start is None else start.get(note.action, -1.0)
             at = (moment, float(index))
@@ -113,8 +113,8 @@ def steps_of(
                 is_later = "SEND" not in note.action
                 at = (moment, float(is_later), float(recording.rank), float(index))
             place[key] = min(place.get(key, at), at)
-    _name_results(recordings, found.values())
-    return [found[key] for key in sorted(found, key=lambda key: place[key])]
+    _name_results(recordings, by_key.values())
+    return [by_key[key] for key in sorted(by_key, key=lambda key: place[key])]
 
 
 def _kind(action: str) -> str:

@@ -139,15 +139,15 @@ def details(step: Step) -> list[str]:
         return [_product(step.first)]
     write = GROUP_LINES.get(step.transport)
     if write is None:
-        found = [_line(note) for note in step.notes]
+        lines = [_line(note) for note in step.notes]
     else:
-        found = [
+        lines = [
             write([note for note in step.notes if note.ranks == group]) for group in step.groups
         ]
-    if len(found) > MOST_RANKS:
-        rest = len(found) - MOST_RANKS
-        return [*found[:MOST_RANKS], f"(and {rest} more; --json has all)"]
-    return found
+    if len(lines) > MOST_RANKS:
+        rest = len(lines) - MOST_RANKS
+        return [*lines[:MOST_RANKS], f"(and {rest} more; --json has all)"]
+    return lines
 
 
 def _product(note: NotedOperation) -> str:

@@ -106,13 +106,13 @@ class Opening:
 
 def known_name(choices: Choices) -> Choices:
     """The choices with the names that the page uses. Errors: `ConfigError` for an unknown one."""
-    found: dict[str, Sequence[str]] = {}
+    named: dict[str, Sequence[str]] = {}
     for given, values in choices.items():
         name = ALIASES.get(given, given)
         if name not in NAMES:
             raise ConfigError(f"a question has no '{given}'; {nearest(given, NAMES)}")
-        found[name] = values
-    return found
+        named[name] = values
+    return named
 
 
 def one(choices: Choices, name: str) -> str | None:

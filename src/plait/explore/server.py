@@ -107,11 +107,11 @@ class _Handler(BaseHTTPRequestHandler):
         site = self.server.site
         path = urlsplit(self.path).path
         try:
-            given = parse_qs(query, keep_blank_values=True, max_num_fields=100)
+            fields = parse_qs(query, keep_blank_values=True, max_num_fields=100)
         except ValueError:
             self._refuse(HTTPStatus.BAD_REQUEST, "a question has 100 fields at most")
             return
-        token, slash, appended = given.pop(TOKEN, [""])[-1].partition("/")
+        token, slash, appended = fields.pop(TOKEN, [""])[-1].partition("/")
         if slash:  # a path written behind the address that was printed
             path = f"/{appended}"
         token = token or self._token_of_headers()
@@ -128,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path in ("/", "/index.html"):
             self._send(WebReply(site.page, kind="text/html"))
         elif path in site.answers:
-            reply = site.answer(path, given, self._has_left)
+            reply = site.answer(path, fields, self._has_left)
             if reply is not None:
                 self._send(reply)
         else:

@@ -92,15 +92,15 @@ def _of_another(source: Source, name: str) -> str:
     """Say that no key of a file is one of the framework that the user named, and whose it is."""
     count = len(source.values)
     first = ", ".join(list(source.values)[:3])
-    said = f"{name}: none of its {count} keys ({first}) is one of {source.framework}"
+    sentence = f"{name}: none of its {count} keys ({first}) is one of {source.framework}"
     votes = {
         framework: sum(_has(source.values, sign) for sign in signs)
         for framework, signs in SIGNS.items()
     }
     best = max(votes, key=lambda framework: votes[framework])
     if votes[best] and best != source.framework:
-        return f"{said}; they are those of {best}: say --from {best}, or leave --from out"
-    return f"{said}; is it the file that was meant?"
+        return f"{sentence}; they are those of {best}: say --from {best}, or leave --from out"
+    return f"{sentence}; is it the file that was meant?"
 
 
 def _name_of(framework: str | None) -> str | None:

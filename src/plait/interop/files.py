@@ -138,14 +138,14 @@ def command_line(text: str) -> JsonObject:
 
 def _value(values: list[str]) -> JsonValue:
     stops = ("pretrain", "python", "torchrun", "&", "|", ";", ">", "2>&1")
-    kept: list[str] = []
+    unquoted: list[str] = []
     for value in values:
         if value.endswith(".py") or value.startswith(stops):
             break
-        kept.append(value)
-    if not kept:
+        unquoted.append(value)
+    if not unquoted:
         return True
-    return kept[0] if len(kept) == 1 else kept
+    return unquoted[0] if len(unquoted) == 1 else unquoted
 
 
 def _without_comment(line: str) -> str:

@@ -125,7 +125,7 @@ def free_environment() -> dict[str, str]:
     """This process's variables, without those by which the agent tells each rank who it is. Ranks
     of one machine listen on loopback alone.
     """
-    kept = {
+    variables = {
         name: value
         for name, value in os.environ.items()
         if not (
@@ -134,7 +134,7 @@ def free_environment() -> dict[str, str]:
             or name.startswith(_AGENT_BEGINNINGS)
         )
     }
-    return {**kept, **variables_of(loopback_interface())}
+    return {**variables, **variables_of(loopback_interface())}
 
 
 def start_server() -> str:

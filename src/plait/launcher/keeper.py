@@ -209,13 +209,13 @@ class _Run:
         """
         number = self._members.index(seat) if seat in self._members else seat
         failures = read_failures(self._failures)
-        own = [failure for failure in failures if failure.rank == number]
-        if not own:
+        of_rank = [failure for failure in failures if failure.rank == number]
+        if not of_rank:
             return died_silently(number, code)
         if not self._policy.goes_on:
             return failures[0].as_error()
         (self._failures / f"rank{number}.json").unlink()
-        return own[0].as_error()
+        return of_rank[0].as_error()
 
     # -- moments
     # ------------------------------------------------------------------------------------------

@@ -25,13 +25,13 @@ class SnapshotFiles:
 
     def find(self) -> None:
         """Look for the newest whole snapshot, and let go of the one before it."""
-        found = newest_whole(self.parts)
-        if not found:
+        newest = newest_whole(self.parts)
+        if not newest:
             return
         for path in self.newest:
-            if path not in found and path not in self._all():
+            if path not in newest and path not in self._all():
                 self._files.drop(path)
-        self.newest = found
+        self.newest = newest
 
     def change(self, num_ranks: int) -> None:
         """Make the files of another layout; the newest snapshot stays."""

@@ -84,14 +84,14 @@ class PlanStrategy(DDPStrategy):
         """Put a model with its optimizer under the plan. Collective."""
         if len(optimizers) != 1:
             raise ModelError(f"a plan trains one model with one optimizer, not {len(optimizers)}")
-        made, optimizer = make_module(
+        engine_module, optimizer = make_module(
             calls_of(module, self._loss),
             optimizers[0],
             self.plan,
             options=self._options,
             more=lambda: self._accumulates,
         )
-        return made, [optimizer], scheduler
+        return engine_module, [optimizer], scheduler
 
     def setup_module(self, module: nn.Module) -> NoReturn:
         """Refused: the optimizer's state is split with the model."""

@@ -61,7 +61,7 @@ class Box:
         """The elements outside `inner`, a box within this one: at most two boxes a dim,
         disjoint.
         """
-        rest: list[Box] = []
+        outside: list[Box] = []
         offset = list(self.offset)
         end = list(self.end)
         for dim, (start, stop) in enumerate(zip(inner.offset, inner.end, strict=True)):
@@ -70,11 +70,11 @@ class Box:
                     lows = [*offset]
                     highs = [*end]
                     lows[dim], highs[dim] = low, high
-                    rest.append(
+                    outside.append(
                         Box(tuple(lows), tuple(b - a for a, b in zip(lows, highs, strict=True)))
                     )
             offset[dim], end[dim] = start, stop
-        return rest
+        return outside
 
     def within(self, outer: Box) -> tuple[slice, ...]:
         """The index of these elements in a tensor that holds exactly `outer`."""
@@ -120,13 +120,13 @@ class FlatRange:
 
         Each is contiguous in the range, so it is a view of the range's 1-D tensor.
         """
-        found = []
+        pieces = []
         position = 0
         for box in _cut(self.box.extent, self.start, self.stop):
             shifted = tuple(base + at for base, at in zip(self.box.offset, box.offset, strict=True))
-            found.append(Rectangle(Box(shifted, box.extent), position))
+            pieces.append(Rectangle(Box(shifted, box.extent), position))
             position += box.numel
-        return found
+        return pieces
 
 
 def _cut(extent: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:

@@ -102,15 +102,15 @@ def share_matrices(
                 holders.setdefault(place.name, []).append((rank, place))
     load = [0] * len(places)
     split = {}
-    for name, held in sorted(holders.items(), key=lambda item: -_cost(item[1])):
-        cost = _cost(held)
-        if all(place.is_whole for _, place in held):
-            for rank, _ in held:
+    for name, holder_places in sorted(holders.items(), key=lambda item: -_cost(item[1])):
+        cost = _cost(holder_places)
+        if all(place.is_whole for _, place in holder_places):
+            for rank, _ in holder_places:
                 load[rank] += cost
             continue
-        owner = min((rank for rank, _ in held), key=lambda rank: (load[rank], rank))
+        owner = min((rank for rank, _ in holder_places), key=lambda rank: (load[rank], rank))
         load[owner] += cost
-        split[name] = SplitMatrix(name, held[0][1].shape, owner, _parts(held))
+        split[name] = SplitMatrix(name, holder_places[0][1].shape, owner, _parts(holder_places))
     return MatrixWork(dict(sorted(split.items())), tuple(load))
 
 

@@ -221,13 +221,13 @@ def find_targets(model: nn.Module, targets: tuple[str, ...] | None) -> dict[str,
     if targets is None:
         inner = {name: m for name, m in layers.items() if not _is_output(model, name, m)}
         return inner or layers
-    found: dict[str, nn.Module] = {}
+    targeted: dict[str, nn.Module] = {}
     for target in targets:
         meant = {name: module for name, module in layers.items() if _means(target, name)}
         if not meant:
             raise ModelError(_no_target(model, target, layers))
-        found |= meant
-    return {name: module for name, module in layers.items() if name in found}
+        targeted |= meant
+    return {name: module for name, module in layers.items() if name in targeted}
 
 
 def _means(target: str, name: str) -> bool:

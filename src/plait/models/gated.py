@@ -67,7 +67,7 @@ def measure(
         torch.randn_like(one, memory_format=torch.contiguous_format).requires_grad_()
         for one in inputs
     )
-    found = {}
+    by_method = {}
     for method in METHODS:
         if method == "kernel" and not kernel_takes(weight):
             continue
@@ -78,8 +78,8 @@ def measure(
             if weight.device.type == "cuda":
                 torch.cuda.synchronize(weight.device)
             seconds.append(time.perf_counter() - began)
-        found[method] = min(seconds[1:])
-    return found
+        by_method[method] = min(seconds[1:])
+    return by_method
 
 
 class _ByChunk(torch.autograd.Function):
@@ -106,7 +106,7 @@ class _ByChunk(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        rows, gate, up, down, *kept = ctx.saved_tensors
+        rows, gate, up, down, *saved = ctx.saved_tensors
         grad = grads[0].contiguous()
         counts = ctx.counts
         wanted = ctx.needs_input_grad
@@ -116,7 +116,7 @@ class _ByChunk(torch.autograd.Function):
             for i, weight in enumerate((gate, up, down))
         ]
         for (expert, part, by), gated, raised in zip(
-            _chunks(counts, ctx.products), kept[::2], kept[1::2], strict=True
+            _chunks(counts, ctx.products), saved[::2], saved[1::2], strict=True
         ):
             of_inner = by.product(grad[part], down[expert])
             inner = F.silu(gated)

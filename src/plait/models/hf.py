@@ -190,13 +190,13 @@ def make(
         raise ModelError(
             f"transformers cannot make a {task} model of model_type {model_type!r}: {failure}"
         ) from failure
-    made = WRAPPERS[task](model.train())
-    _adopt_generation(made, [folder for folder in (config, weights) if is_path(folder)])
+    wrapped = WRAPPERS[task](model.train())
+    _adopt_generation(wrapped, [folder for folder in (config, weights) if is_path(folder)])
     if weights is None:
-        made.make_start = functools.partial(_make_whole, settings, task)
+        wrapped.make_start = functools.partial(_make_whole, settings, task)
     else:
-        made.weights = find_weights(made, Path(weights))
-    return made
+        wrapped.weights = find_weights(wrapped, Path(weights))
+    return wrapped
 
 
 def is_path(value: PyTree) -> bool:
@@ -290,12 +290,12 @@ def find_weights(model: HuggingFace, directory: Path) -> Weights:
     unexpected or of another shape.
     """
     inner: Any = model.model
-    found = converted(inner, open_folder(directory))
+    stored_by_name = converted(inner, open_folder(directory))
     prefix = f"{inner.base_model_prefix}."
     if not any(
-        name.startswith(prefix) for name in found
+        name.startswith(prefix) for name in stored_by_name
     ):  # saved from the base model, without the head
-        found = {f"{prefix}{name}": stored for name, stored in found.items()}
+        stored_by_name = {f"{prefix}{name}": stored for name, stored in stored_by_name.items()}
     patterns = [*(inner._keys_to_ignore_on_load_unexpected or ()), *OLD_BUFFERS]
     named = {
         name
@@ -303,11 +303,14 @@ def find_weights(model: HuggingFace, directory: Path) -> Weights:
     }
     ignored = [
         name
-        for name in found
+        for name in stored_by_name
         if name in named or any(re.search(pattern, name) for pattern in patterns)
     ]
     fitting = fit(
-        directory, found, {name: param.shape for name, param in inner.named_parameters()}, ignored
+        directory,
+        stored_by_name,
+        {name: param.shape for name, param in inner.named_parameters()},
+        ignored,
     )
     return Weights(directory, {f"model.{name}": stored for name, stored in fitting.stored.items()})
 

@@ -108,15 +108,15 @@ def adopt(model: Any) -> None:
 
 def roles(model: nn.Module) -> dict[str, str]:
     """The roles of the modules inside adopted mixtures, by name."""
-    found: dict[str, str] = {}
+    role_of: dict[str, str] = {}
     for name, module in model.named_modules():
         if isinstance(module, AdoptedMixture):
-            found |= {f"{name}.gate": "router", f"{name}.experts": "experts"}
+            role_of |= {f"{name}.gate": "router", f"{name}.experts": "experts"}
             if module.shared is not None:
                 ends = {"gate_proj": "column", "up_proj": "column", "down_proj": "row"}
-                found |= {f"{name}.shared_expert.{end}": role for end, role in ends.items()}
-                found[f"{name}.shared_expert_gate"] = "replicated"
-    return found
+                role_of |= {f"{name}.shared_expert.{end}": role for end, role in ends.items()}
+                role_of[f"{name}.shared_expert_gate"] = "replicated"
+    return role_of
 
 
 def _looks_like_one(block: Any) -> bool:

@@ -127,22 +127,22 @@ def _of_library(model: nn.Module) -> dict[str, str] | None:
     if not getattr(model, "gives_positions", True):
         return None
     prefix = f"model.{inner.base_model_prefix}."
-    own = getattr(inner.config, "base_model_tp_plan", None) or {}
+    library_plan = getattr(inner.config, "base_model_tp_plan", None) or {}
     if inner.config.model_type == "gpt2":
         table = {f"{prefix}{pattern}": role for pattern, role in GPT2_ROLES.items()}
-    elif not own:
+    elif not library_plan:
         return None
     else:
         names = [name.removeprefix(prefix) for name, _ in model.named_modules()]
-        own = {
+        library_plan = {
             pattern: style
-            for pattern, style in own.items()
+            for pattern, style in library_plan.items()
             if ".mlp.experts" not in pattern  # see `hf_experts.roles`
             and any(matches(pattern, name) for name in names)
         }
-        if set(own.values()) - STYLES.keys():
+        if set(library_plan.values()) - STYLES.keys():
             return None
-        table = {f"{prefix}{pattern}": STYLES[style] for pattern, style in own.items()}
+        table = {f"{prefix}{pattern}": STYLES[style] for pattern, style in library_plan.items()}
         doors = {pattern.rpartition(".")[0] for pattern, role in table.items() if role == "column"}
         table |= {door: "region" for door in doors if "attention" in door or "attn" in door}
         table |= _by_pattern(hf_experts.roles(model))

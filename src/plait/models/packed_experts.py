@@ -115,15 +115,15 @@ def find(model: nn.Module) -> dict[str, PackedExperts]:
         if isinstance(module, MixtureOfExperts):
             inside |= set(module.modules())
     understood: dict[type, bool] = {}
-    found = {}
+    packed = {}
     for name, module in model.named_modules():
         if module in inside or not is_packed(module):
             continue
         if type(module) not in understood:
             understood[type(module)] = is_sum(module)
         if understood[type(module)]:
-            found[name] = PackedExperts(module)
-    return found
+            packed[name] = PackedExperts(module)
+    return packed
 
 
 def is_packed(module: nn.Module) -> bool:

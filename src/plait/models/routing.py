@@ -176,9 +176,9 @@ class Router(nn.Module):
             weight = weight.softmax(-1)
         elif settings.normalise:
             weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
-        kept = self._within_capacity(chosen, scores.gather(-1, chosen).detach())
+        within = self._within_capacity(chosen, scores.gather(-1, chosen).detach())
         if self.training:
-            self._record(chosen, kept)
+            self._record(chosen, within)
             if settings.balance_coef:
                 shares = (
                     logits.softmax(-1)
@@ -192,18 +192,18 @@ class Router(nn.Module):
         parts = (token.reshape(-1), chosen.reshape(-1), weight.reshape(-1) * settings.scale)
         return (
             Routing(*parts)
-            if kept is None
-            else Routing(*(part[kept.reshape(-1)] for part in parts))
+            if within is None
+            else Routing(*(part[within.reshape(-1)] for part in parts))
         )
 
     def _best(self, scores: Tensor) -> Tensor:
         """The k experts of each token; the bias has a say here and nowhere else."""
         settings = self.settings
-        wanted = scores.detach()
+        preferences = scores.detach()
         if self.bias is not None:
-            wanted = wanted + self.bias.to(wanted.dtype)
+            preferences = preferences + self.bias.to(preferences.dtype)
         if settings.num_groups > 1:
-            grouped = wanted.unflatten(-1, (settings.num_groups, -1))
+            grouped = preferences.unflatten(-1, (settings.num_groups, -1))
             best = min(2 if settings.method == "noaux_tc" else 1, grouped.shape[-1])
             groups = (
                 grouped.topk(best, dim=-1)
@@ -214,8 +214,8 @@ class Router(nn.Module):
             open_groups = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(
                 -1, groups, True
             )
-            wanted = grouped.masked_fill(~open_groups[..., None], -math.inf).flatten(-2)
-        return wanted.topk(settings.num_chosen, dim=-1).indices
+            preferences = grouped.masked_fill(~open_groups[..., None], -math.inf).flatten(-2)
+        return preferences.topk(settings.num_chosen, dim=-1).indices
 
     def _within_capacity(self, chosen: Tensor, scores: Tensor) -> Tensor | None:
         """Which pairs their expert has room for [B, S, k]; None when nothing can be dropped."""

@@ -120,19 +120,19 @@ def open_folder(directory: Path, names: Sequence[str] | None = None) -> dict[str
         ModelError: no files; a missing or unreadable file; a name in two files; values other than
         floats.
     """
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     paths = _files(directory) if names is None else [directory / name for name in names]
     for path in paths:
         file = _open(path)
         for key in file.keys():  # not a mapping  # noqa: SIM118
             part = file.get_slice(key)
-            if key in found:
+            if key in tensors:
                 raise ModelError(
-                    f"the weights {str(directory)!r} hold {key} twice: in {found[key].file.name} "
+                    f"the weights {str(directory)!r} hold {key} twice: in {tensors[key].file.name} "
                     f"and {path.name}"
                 )
-            found[key] = Stored(path, key, tuple(part.get_shape()))
-    return found
+            tensors[key] = Stored(path, key, tuple(part.get_shape()))
+    return tensors
 
 
 def fit(

@@ -38,15 +38,15 @@ def shares_of(plan: Plan, shares: Sequence[float] | None) -> tuple[int, ...]:
     size = plan.dp.size
     if not shares or size == 1:
         return (1,) * size
-    given = f"plan '{plan}': plan.shares {shares_text(shares)}"
+    setting = f"plan '{plan}': plan.shares {shares_text(shares)}"
     if len(shares) != size:
         raise PlanError(
-            f"{given} has {len(shares)} numbers and dp{size} needs {size}; give one for each data "
-            "rank, or leave shares out"
+            f"{setting} has {len(shares)} numbers and dp{size} needs {size}; give one for each "
+            "data rank, or leave shares out"
         )
     if len(set(shares)) > 1 and not STRATEGIES[plan.dp.strategy].synchronous:
         raise PlanError(
-            f"{given} needs ranks that step together, and those of {plan.dp} do not; take "
+            f"{setting} needs ranks that step together, and those of {plan.dp} do not; take "
             f"dp{size} or dp{size}:zero1, or leave shares out"
         )
     return whole_shares(shares)

@@ -129,13 +129,13 @@ def measure(timed: Measure | None = None, classes: Sequence[ProductClass] = CLAS
     ratios: dict[ProductClass, Ratio] = {}
     unsteady = 0
     for one in classes if operations() or timed else ():
-        found = [(timed or time_product)(one, shape) for shape in shapes_of(one)]
-        unsteady += sum(not times.is_steady for times in found)
+        times_of_shapes = [(timed or time_product)(one, shape) for shape in shapes_of(one)]
+        unsteady += sum(not times.is_steady for times in times_of_shapes)
         if unsteady > MOST_UNSTEADY:
             return Measurement(TORCH, False, time.perf_counter() - began)
-        worst = max((times.ratio for times in found), key=lambda ratio: ratio[2])
+        worst = max((times.ratio for times in times_of_shapes), key=lambda ratio: ratio[2])
         ratios[one] = worst
-        if all(times.is_steady for times in found) and worst[2] < CLEAR:
+        if all(times.is_steady for times in times_of_shapes) and worst[2] < CLEAR:
             onednn.add(one)
     return Measurement(ProductTable(frozenset(onednn), ratios), True, time.perf_counter() - began)
 

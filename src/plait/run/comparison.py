@@ -164,7 +164,7 @@ def _cards(rows: Sequence[JsonObject], runs: Sequence[ComparedRun]) -> tuple[Car
 
 def _predicted(rows: Sequence[JsonObject], runs: Sequence[ComparedRun]) -> list[PageSection]:
     """A table of measured numbers beside predicted ones; no section without a prediction."""
-    found = []
+    grid_rows = []
     for row, run in zip(rows, runs, strict=True):
         guess = run.predicted
         if guess is None:
@@ -177,9 +177,11 @@ def _predicted(rows: Sequence[JsonObject], runs: Sequence[ComparedRun]) -> list[
             (f"{row['tokens_per_second']:,.0f}", f"{guess['tokens_per_second']:,.0f}"),
             (f"{row['bubble_fraction']:.1%}", f"{guess['bubble_fraction']:.1%}"),
         )
-        found.append((row["plan"], *(f"{own} / {other}" for own, other in pairs)))
+        grid_rows.append((row["plan"], *(f"{own} / {other}" for own, other in pairs)))
     head = ("plan", "ms/step", "tokens/s", "bubble")
-    return [PageSection("Measured / predicted", [Grid(head, tuple(found))])] if found else []
+    return (
+        [PageSection("Measured / predicted", [Grid(head, tuple(grid_rows))])] if grid_rows else []
+    )
 
 
 def _parts(breakdown: JsonObject) -> tuple[tuple[str, float], ...]:

@@ -95,15 +95,15 @@ def _folder(path: Path) -> RunFolder:
 
 def metrics_so_far(folder: RunFolder) -> list[JsonObject]:
     """The steps of `metrics.jsonl` that can be read."""
-    found = []
+    metrics = []
     for line in (_text(folder.metrics) or "").splitlines():
         try:
             one = parse_json(line)
         except ValueError:
             continue
         if isinstance(one, dict) and isinstance(one.get("step"), int):
-            found.append(one)
-    return found
+            metrics.append(one)
+    return metrics
 
 
 def _steps(folder: RunFolder) -> int | None:

@@ -236,9 +236,9 @@ def _ended(
 
     folder = None if job.folder is None else RunFolder(job.folder)
     timeline = tally.timelines[-1] if tally.timelines else Timeline(world.rank)
-    kept = []
+    timelines = []
     if job.keeps_timeline:
-        kept = world.together(lambda: world.axis("world").gather_objects(timeline))
+        timelines = world.together(lambda: world.axis("world").gather_objects(timeline))
     result = {
         "out": None if folder is None else str(folder.path),
         **world.together(lambda: _numbers(world, training, tally, folder, more["recoveries"])),
@@ -250,7 +250,7 @@ def _ended(
     if folder is not None and world.rank == 0 and tally.has_news(folder.summary):
         folder.summary.write_text(json.dumps(result, indent=2) + "\n")
     return (
-        {**result, "timeline": Timeline.merge(kept), "course": tally.course}
+        {**result, "timeline": Timeline.merge(timelines), "course": tally.course}
         if job.keeps_timeline and world.rank == 0
         else result
     )
@@ -371,14 +371,16 @@ def _numbers(
     from plait.trace.chrome import mark_recoveries
 
     engine = training.engine
-    own = (
+    own_numbers = (
         peak_memory_bytes(),
         tally.traffic(),
         engine.memory(),
         tally.timeline(),
         engine.driver.staleness(),
     )
-    gathered = zip(*world.axis("world").gather_objects((*own, tally.breakdown())), strict=True)
+    gathered = zip(
+        *world.axis("world").gather_objects((*own_numbers, tally.breakdown())), strict=True
+    )
     peaks, traffic, states, timelines, ages, parts = (list(part) for part in gathered)
     if folder is not None and world.rank == 0 and tally.has_news(folder.trace):
         merged = Timeline.merge(timelines)

@@ -31,14 +31,14 @@ class Observers:
     def of(config: Config, plan: str, world: World, folder: RunFolder | None) -> Observers:
         """The observers that a config names."""
         evaluations = None
-        wanted = config.eval
-        if wanted.every:
+        evaluation = config.eval
+        if evaluation.every:
             evaluations = Evaluations(
                 make_eval_batches(config, *world.worker),
-                wanted.every,
+                evaluation.every,
                 folder,
-                keep_best=wanted.keep_best,
-                patience=wanted.patience,
+                keep_best=evaluation.keep_best,
+                patience=evaluation.patience,
             )
         trackers = None
         if config.log.to and folder is not None and world.rank == 0:

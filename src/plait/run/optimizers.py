@@ -136,14 +136,14 @@ class OrthogonalMomentum(torch.optim.Optimizer):
             for name, param in used.items()
         }
         if self._whole is None:
-            made = {name: orthogonal(update) for name, update in updates.items()}
+            orthogonal_updates = {name: orthogonal(update) for name, update in updates.items()}
         else:
-            made = self._whole.apply(updates, orthogonal)
+            orthogonal_updates = self._whole.apply(updates, orthogonal)
         for name, param in used.items():
             group = group_of[id(param)]
             rate = group["lr"] * RMS_OF_ADAMW * math.sqrt(max(self._shapes[name]))
             param.mul_(1 - group["lr"] * group["weight_decay"])
-            param.add_(made[name], alpha=-rate)
+            param.add_(orthogonal_updates[name], alpha=-rate)
 
     def _momentum(self, param: nn.Parameter, momentum: float) -> Tensor:
         """Nesterov's momentum of a gradient, as the bf16 that Newton-Schulz begins with."""

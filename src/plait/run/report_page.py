@@ -260,14 +260,14 @@ def _memory(data: RunData) -> PageSection:
             )
         )
     peaks = data.summary.get("peak_memory") or []
-    said = (
+    sentence = (
         "Measured between steps: state alone. At its peak the fullest process held "
         f"{max(peaks) / 1e6:,.0f} MB."
         if peaks
         else ""
     )
     return PageSection(
-        "Memory", [Picture(bars(rows[: MAX_LANES + 1], "MB")), *([said] if said else [])]
+        "Memory", [Picture(bars(rows[: MAX_LANES + 1], "MB")), *([sentence] if sentence else [])]
     )
 
 
@@ -349,7 +349,7 @@ def _recovery(one: JsonMapping) -> tuple[str, ...]:
 
 def _findings(data: RunData) -> list[PageSection]:
     """The findings of the doctor; no section where there is none."""
-    found = findings.read(RunFolder(data.folder).doctor)
+    entries = findings.read(RunFolder(data.folder).doctor)
     rows = tuple(
         (
             str(one["kind"]),
@@ -359,7 +359,7 @@ def _findings(data: RunData) -> list[PageSection]:
             str(one["cause"]),
             str(one["line"] or "-"),
         )
-        for one in found
+        for one in entries
     )
     header = ("kind", "rank", "step", "where", "cause", "line")
     return [PageSection("Findings of the doctor", [Grid(header, rows)])] if rows else []

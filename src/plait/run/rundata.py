@@ -102,13 +102,13 @@ def read_run(path: Path) -> RunData:
     metrics = metrics_of(folder.metrics)
     from plait.predict.cost.step_timeline import schedule_of
 
-    own = load(folder.schedule) if folder.schedule.exists() else None
+    own_schedule = load(folder.schedule) if folder.schedule.exists() else None
     prediction, why = (
         predict(folder.config, plan)
-        if own is None
+        if own_schedule is None
         else (None, "the cost model knows no schedule of your own")
     )
-    schedule = schedule_of(plan, len(steps)) if own is None else lower(own)
+    schedule = schedule_of(plan, len(steps)) if own_schedule is None else lower(own_schedule)
     seen = list(steps.values()) if schedule.asynchronous else [median_step(list(steps.values()))]
     simulated = simulated_step(schedule, observed_costs(seen, statistics.fmean))
     return RunData(

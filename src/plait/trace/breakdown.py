@@ -66,13 +66,15 @@ def _of_step(timeline: Timeline, seconds: float) -> TimeBreakdown:
 
 def mean(parts: Iterable[TimeBreakdown]) -> TimeBreakdown:
     """The mean over several steps, or over several ranks."""
-    found = list(parts)
-    if not found:
+    breakdowns = list(parts)
+    if not breakdowns:
         return TimeBreakdown()
-    axes = sorted({axis for part in found for axis in part.waiting_seconds})
+    axes = sorted({axis for part in breakdowns for axis in part.waiting_seconds})
     waiting = {
-        axis: sum(part.waiting_seconds.get(axis, 0.0) for part in found) / len(found)
+        axis: sum(part.waiting_seconds.get(axis, 0.0) for part in breakdowns) / len(breakdowns)
         for axis in axes
     }
-    step = sum(part.step_seconds for part in found) / len(found)
-    return TimeBreakdown(step, sum(part.compute_seconds for part in found) / len(found), waiting)
+    step = sum(part.step_seconds for part in breakdowns) / len(breakdowns)
+    return TimeBreakdown(
+        step, sum(part.compute_seconds for part in breakdowns) / len(breakdowns), waiting
+    )

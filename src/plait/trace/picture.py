@@ -166,15 +166,15 @@ def timeline_lanes(timeline: Timeline, per_second: float = 1e3) -> list[Lane]:
     """
     records: list[Span | CommEvent] = [*timeline.spans, *timeline.comms]
     origin = min((record.start_seconds for record in records), default=0.0)
-    found = []
+    lanes = []
     for rank in timeline.ranks:
         spans = [span for span in timeline.spans if span.rank == rank and span.seconds > 0]
         waits = [comm for comm in timeline.comms if comm.rank == rank and comm.exposed_seconds > 0]
         boxes = [_of_span(span, origin, per_second) for span in spans] + [
             _of_wait(wait, origin, per_second) for wait in waits
         ]
-        found.append(Lane(f"rank {rank}", tuple(boxes)))
-    return found
+        lanes.append(Lane(f"rank {rank}", tuple(boxes)))
+    return lanes
 
 
 def _of_span(span: Span, origin: float, per_second: float) -> TimeBox:

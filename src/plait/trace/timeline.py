@@ -139,16 +139,16 @@ class Timeline:
 
         Spans without it are left out, and so are communications outside all spans.
         """
-        found: dict[JsonValue, Timeline] = {}
+        timelines: dict[JsonValue, Timeline] = {}
         for span in sorted(self.spans, key=lambda span: span.start_seconds):
             if name in span.args:
-                part = found.setdefault(
+                part = timelines.setdefault(
                     span.args[name], Timeline(self.rank, origin_seconds=self.origin_seconds)
                 )
                 part.spans.append(span)
         windows = [
             (rank, min(s.start_seconds for s in spans), max(s.stop_seconds for s in spans), part)
-            for part in found.values()
+            for part in timelines.values()
             for rank in part.ranks
             if (spans := [span for span in part.spans if span.rank == rank])
         ]
@@ -163,7 +163,7 @@ class Timeline:
             )
             if home is not None:
                 home.comms.append(comm)
-        return found
+        return timelines
 
     @classmethod
     def from_chrome(cls, trace: Mapping[str, object]) -> Timeline:

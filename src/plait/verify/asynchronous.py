@@ -88,14 +88,14 @@ def reference_stream(
     stream = [_micro_batches(cut(step, batch)) for step, batch in enumerate(batches)]
     recipe = problem.recipe()
     begun = _values(model)
-    found = run_delayed(
+    record = run_delayed(
         model, stream, recipe, list(zip(names, stage_weights(schedule), strict=True))
     )
     trained = {name for name, param in model.named_parameters() if param.requires_grad}
-    change = {name: begun[name] - value for name, value in found.params.items() if name in trained}
-    loss = sum(found.losses) / len(found.losses)
-    grads: Mapping[str, Tensor | None] = {name: change.get(name) for name in found.params}
-    return Record(begun, [Observation(loss, grads, found.params, count=found.num_tokens)])
+    change = {name: begun[name] - value for name, value in record.params.items() if name in trained}
+    loss = sum(record.losses) / len(record.losses)
+    grads: Mapping[str, Tensor | None] = {name: change.get(name) for name in record.params}
+    return Record(begun, [Observation(loss, grads, record.params, count=record.num_tokens)])
 
 
 def _names(shards: Sequence[Shard]) -> list[str]:

@@ -198,22 +198,22 @@ def compared(
     """The distributions of two runs in bf16 around one in float32; `run` is (plan, world size,
     steps).
     """
-    found = _drifts(mine, truth)
+    drifts = _drifts(mine, truth)
     yardstick = _drifts(one_device, truth)
     kinds = {}
     for kind in KINDS:
-        worst = max(found[kind], key=lambda name: found[kind][name])
+        worst = max(drifts[kind], key=lambda name: drifts[kind][name])
         kinds[kind] = Drift(
-            _quantiles(found[kind].values()), _quantiles(yardstick[kind].values()), worst
+            _quantiles(drifts[kind].values()), _quantiles(yardstick[kind].values()), worst
         )
     return DriftReport(kinds, *run, notes)
 
 
 def _drifts(mine: Record, truth: Record) -> dict[str, dict[str, float]]:
     """The drift of each tensor in each step, by kind."""
-    found: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
+    drifts: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
     for step, (seen, known) in enumerate(zip(mine.steps, truth.steps, strict=True)):
-        found["loss"][f"step {step}"] = abs(seen.loss - known.loss) / max(abs(known.loss), 1e-30)
+        drifts["loss"][f"step {step}"] = abs(seen.loss - known.loss) / max(abs(known.loss), 1e-30)
         pairs: dict[str, tuple[Mapping[str, Tensor | None], Mapping[str, Tensor | None]]] = {
             "grad": (seen.grads, known.grads),
             "param": (seen.params, known.params),
@@ -221,8 +221,8 @@ def _drifts(mine: Record, truth: Record) -> dict[str, dict[str, float]]:
         for kind, (own, other) in pairs.items():
             for name, value in other.items():
                 if value is not None and value.numel():
-                    found[kind][f"{name} in step {step}"] = _distance(own.get(name), value)
-    return found
+                    drifts[kind][f"{name} in step {step}"] = _distance(own.get(name), value)
+    return drifts
 
 
 def _distance(value: Tensor | None, truth: Tensor) -> float:

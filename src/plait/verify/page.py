@@ -48,15 +48,15 @@ def page(report: Report) -> str:
 
 def _rows(report: Report, kind: str) -> list[Row]:
     """The largest error of each tensor, in the order in which a model names them."""
-    found: dict[str, Row] = {}
+    row_of: dict[str, Row] = {}
     for part in (report, *report.parts):
         for one in part.differences:
             if one.kind == kind:
                 name = f"step {one.step}" if kind == "loss" else one.name
                 limit = part.limit_of(one)
-                if name not in found or one.error / limit > found[name][1] / found[name][2]:
-                    found[name] = (name, one.error, limit)
-    return list(found.values())
+                if name not in row_of or one.error / limit > row_of[name][1] / row_of[name][2]:
+                    row_of[name] = (name, one.error, limit)
+    return list(row_of.values())
 
 
 def _section(title: str, rows: Sequence[Row]) -> str:

@@ -66,17 +66,17 @@ class Problem:
     def make_whole_model(self, dtype: torch.dtype) -> nn.Module:
         """With its values, on the host, made without the engine where plain PyTorch has a start."""
         seed = self.train.seed
-        given = self.make_model()
-        model = plain_start(self.model, seed, given)
+        start = self.make_model()
+        model = plain_start(self.model, seed, start)
         if model is None:
-            start_by_name(given, seed, dtype)
-            return given.to(dtype)
+            start_by_name(start, seed, dtype)
+            return start.to(dtype)
         # Matrices that the engine draws by name have the width of the run from the start.
-        model = model.to(dtype) if is_meta(given) else model
+        model = model.to(dtype) if is_meta(start) else model
         model = assemble.with_adapters(model, self.model, seed)
         model = assemble.with_frozen(model, self.model)
         if self.idle:
-            more = nn.ModuleDict({"idle": self._idle(is_meta(given))})
+            more = nn.ModuleDict({"idle": self._idle(is_meta(start))})
             if is_meta(more):
                 start_by_name(more, seed, dtype)
             model.add_module("idle", more["idle"])
@@ -170,14 +170,14 @@ class Problem:
         """
 
         def cut(step: int, batch: Batch) -> list[Slice]:
-            found = []
+            cut_slices = []
             for rank, share in enumerate(_loader_shares(batch, plan.dp.size, self.plan.shares)):
                 for index, part in enumerate(_even_parts(share, plan.micro_batches)):
                     seed = derive_seed(
                         self.train.seed, "step", step, rank * plan.micro_batches + index
                     )
-                    found.append(Slice(rank, index, part, seed))
-            return found
+                    cut_slices.append(Slice(rank, index, part, seed))
+            return cut_slices
 
         return cut
 

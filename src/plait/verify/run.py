@@ -97,7 +97,7 @@ def run(
     if steps < 1:
         raise PlanError(f"steps = {steps}: at least one step is needed")
     parsed = Plan.parse(plan) if isinstance(plan, str) else plan
-    wanted = parsed.precision
+    own_precision = parsed.precision
     parsed = replace(parsed, precision=dtype).check()  # type: ignore[arg-type]  # one of the words
     check_runnable(parsed)
     _check_steps_together(parsed)
@@ -109,7 +109,9 @@ def run(
         adopt(own, parsed.pp.size, parsed.micro_batches)
     if dtype == "bf16":
         return drift(problem, parsed, steps)
-    training = wanted if dtype == "float64" and wanted != dtype and probes is None else ""
+    training = (
+        own_precision if dtype == "float64" and own_precision != dtype and probes is None else ""
+    )
     if clock.speaks:
         seconds = predicted_seconds(
             step_seconds(problem), parsed, steps, len(names) + 2 * bool(training)
@@ -121,10 +123,11 @@ def run(
         plans = tuple(resume_plans) or (str(parsed),)
         both = (steps, steps_after_resume)
         report = resumed(report, problem, parsed, plans, steps=both, clock=clock)
-    if wanted in ("float32", dtype):
+    if own_precision in ("float32", dtype):
         return report
     return replace(
-        report, notes=[*report.notes, f"compared in {dtype}; the plan's own precision is {wanted}"]
+        report,
+        notes=[*report.notes, f"compared in {dtype}; the plan's own precision is {own_precision}"],
     )
 
 
@@ -245,7 +248,7 @@ def in_world(world: World, task: VerifyTask) -> Report:
     refused = [] if parts else ["no probe applies to this model: nothing was compared"]
     tolerance = parts[0].tolerance if parts else TOLERANCE[plan_dtype(plan)]
     found = _only(parts)
-    taken = world.axis("world").gather_objects(world.paths.taken())
+    walked = world.axis("world").gather_objects(world.paths.taken())
     return Report(
         [],
         refused,
@@ -256,7 +259,7 @@ def in_world(world: World, task: VerifyTask) -> Report:
         world.size,
         notes=skipped,
         parts=tuple(parts),
-        paths_not_walked=[*left, *not_walked(taken)],
+        paths_not_walked=[*left, *not_walked(walked)],
     )
 
 

@@ -54,18 +54,18 @@ def prove(world: World, problem: Problem, plan: Plan, steps: int) -> Report:
     Collective.
     """
     problem = with_optimizer(problem, problem.train.optimizer)
-    found: list[Difference] = []
+    differences: list[Difference] = []
     for hurried in (False, True):
-        asked = replace(problem, hurried=hurried)
+        own_problem = replace(problem, hurried=hurried)
         world.paths.limits = SCALED if hurried else {}
-        engine = make_engine(asked, plan, world)
+        engine = make_engine(own_problem, plan, world)
         axis = world.axis("dp")
-        own = record_rank(engine, asked.loader(axis.rank, axis.size), steps)
+        own = record_rank(engine, own_problem.loader(axis.rank, axis.size), steps)
         records = world.axis("world").gather_objects(own)
         if world.rank == 0:
-            found += judged(asked, plan, steps, records)
+            differences += judged(own_problem, plan, steps, records)
     world.paths.limits = {}
-    told: list[Difference] = world.axis("world").gather_objects(found)[0]
+    told: list[Difference] = world.axis("world").gather_objects(differences)[0]
     tolerance = torch.finfo(torch.float32).eps
     title = f"training-{plan.precision}"
     return Report(told, [], [], tolerance, steps, str(plan), world.size, title)
@@ -76,12 +76,12 @@ def judged(
 ) -> list[Difference]:
     """Differences of a run in the precision of training from its two references."""
     parallel = join(records)
-    found = [
+    differences = [
         *own_updates(parallel, problem.recipe(), torch.float32),
         *copies(records, parallel),
     ]
     if plan.precision == "bf16":
-        return [*found, *_in_bf16(problem, steps, parallel)]
+        return [*differences, *_in_bf16(problem, steps, parallel)]
     model = problem.make_whole_model(torch.float32)
     batches = problem.batches(steps, torch.float32)
     notes = slicing_reasons(model, batches[0])
@@ -98,7 +98,7 @@ def judged(
     recipe = problem.recipe()
     truth = run(recipe, model, batches)
     limits = bounds(truth, run, recipe, model, batches, dtype=torch.float32)
-    return [*found, *_gradients(parallel, truth, limits)]
+    return [*differences, *_gradients(parallel, truth, limits)]
 
 
 def _gradients(parallel: Record, truth: Record, limits: RoundingBounds) -> Iterator[Difference]:

@@ -57,9 +57,9 @@ class Gloo(Native):
         if not self.paths.beyond("gloo_all_gather_bytes", num_bytes, COPIED_BYTES):
             return Then([self._spread(shard, full)[1]])
         parts = full.view(self.size, -1)
-        own = parts[self.rank]
-        if own.data_ptr() != shard.data_ptr():
-            own.copy_(shard.view(-1))
+        own_part = parts[self.rank]
+        if own_part.data_ptr() != shard.data_ptr():
+            own_part.copy_(shard.view(-1))
         works = []
         for step in range(1, self.size):  # each rank begins with another peer
             to = (self.rank + step) % self.size
@@ -67,7 +67,7 @@ class Gloo(Native):
             works.append(
                 dist.irecv(parts[source], group_src=source, group=self.group, tag=_ALL_GATHER_TAG)
             )
-            works.append(dist.isend(own, group_dst=to, group=self.group, tag=_ALL_GATHER_TAG))
+            works.append(dist.isend(own_part, group_dst=to, group=self.group, tag=_ALL_GATHER_TAG))
         return Then(works)
 
     def _spread(self, flat: Tensor, full: Tensor | None = None) -> tuple[Tensor, dist.Work]:

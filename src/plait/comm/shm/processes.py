@@ -354,15 +354,15 @@ def connect(
     """
     if not all(exchange.gather_objects(available())):
         return None
-    own = Identity.own()
+    own_identity = Identity.own()
     control = Control.create(exchange.size, memory) if exchange.rank == 0 else None
-    sides = exchange.gather_objects((own, control.place(memory) if control else None))
+    sides = exchange.gather_objects((own_identity, control.place(memory) if control else None))
     identities = [identity for identity, _ in sides]
-    if all(own.same_host(other) for other in identities) and control is None:
+    if all(own_identity.same_host(other) for other in identities) and control is None:
         control = _mapped(exchange.size, memory, identities[0].pid, sides[0][1])
     if not all(
         exchange.gather_objects(
-            control is not None and all(own.same_host(other) for other in identities)
+            control is not None and all(own_identity.same_host(other) for other in identities)
         )
     ):
         return None

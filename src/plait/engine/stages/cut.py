@@ -306,13 +306,13 @@ def params_of(
     the last stage's.
     """
     name_of = {id(param): name for name, param in model.named_parameters()}
-    found = [
+    by_stage = [
         {name_of[id(p)] for link in links for p in model.get_submodule(link).parameters()}
         for links in stages
     ]
-    found = [names | glue[stage] if glue else names for stage, names in enumerate(found)]
-    found[-1] |= set(name_of.values()) - set().union(*found)
-    return tuple(frozenset(names) for names in found)
+    by_stage = [names | glue[stage] if glue else names for stage, names in enumerate(by_stage)]
+    by_stage[-1] |= set(name_of.values()) - set().union(*by_stage)
+    return tuple(frozenset(names) for names in by_stage)
 
 
 def cost(module: nn.Module) -> float:

@@ -134,20 +134,20 @@ def local_holding(
     """The parameters and buffers of all stages of this rank."""
     shapes, buffers = shapes_of(model)
     shapes.update({name: placement.shape for name, placement in placements.items()})
-    held: dict[str, nn.Parameter] = {}
+    params: dict[str, nn.Parameter] = {}
     copies: dict[str, list[nn.Parameter]] = {}
     for stage in stages.values():
         for name, param in stage.params.items():
-            if name not in held:
-                held[name] = param
+            if name not in params:
+                params[name] = param
             elif not param.requires_grad:
                 copies.setdefault(name, []).append(param)
     return LocalParameters(
         model,
-        held,
+        params,
         shapes,
         _buffers(model, cut, list(stages), buffers),
-        tied_copies=frozenset(name for name in held if cut.holders(name)[0] not in stages),
+        tied_copies=frozenset(name for name in params if cut.holders(name)[0] not in stages),
         placements=placements,
         copies=copies,
     )
@@ -178,19 +178,19 @@ def _params_by_stage(
 ) -> dict[int, dict[str, nn.Parameter]]:
     """The parameters of each own stage; those that an earlier own stage uses too, in a copy."""
     params = dict(model.named_parameters())
-    taken: set[str] = set()
-    found: dict[int, dict[str, nn.Parameter]] = {}
+    seen: set[str] = set()
+    by_stage: dict[int, dict[str, nn.Parameter]] = {}
     for stage in own:
-        found[stage] = {}
+        by_stage[stage] = {}
         for name, param in params.items():
             if name in plan.params[stage]:
-                found[stage][name] = (
+                by_stage[stage][name] = (
                     nn.Parameter(param.data, requires_grad=param.requires_grad)
-                    if name in taken
+                    if name in seen
                     else param
                 )
-        taken |= plan.params[stage]
-    return found
+        seen |= plan.params[stage]
+    return by_stage
 
 
 def _swaps(
@@ -247,17 +247,17 @@ def stage_units(
     """The units of the whole model, narrowed to one stage; every tied parameter becomes a unit of
     its own.
     """
-    found: list[Unit] = []
+    narrowed: list[Unit] = []
     for unit in units:
         names = [name for name, _ in unit.params if name in local]
-        found += [
+        narrowed += [
             Unit(f"tied {name}", params=[(name, local[name])]) for name in names if name in tied
         ]
         kept = [(name, local[name]) for name in names if name not in tied]
         used = [module for module in unit.modules if module in modules]
         if kept or used:
-            found.append(Unit(unit.name, unit.is_block, kept, used))
-    return found
+            narrowed.append(Unit(unit.name, unit.is_block, kept, used))
+    return narrowed
 
 
 def _buffers(

@@ -56,17 +56,17 @@ def place_holders(model: nn.Module, dtype: torch.dtype, device: torch.device) ->
 
     Shared parameters stay shared. A strategy then points `.data` at the memory that it owns.
     """
-    made: dict[int, nn.Parameter] = {}
+    replaced: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, param in module.named_parameters(recurse=False):
-            if id(param) not in made:
+            if id(param) not in replaced:
                 element = torch.zeros(
                     (), dtype=dtype if param.is_floating_point() else param.dtype, device=device
                 )
-                made[id(param)] = nn.Parameter(
+                replaced[id(param)] = nn.Parameter(
                     element.expand(param.shape), requires_grad=param.requires_grad
                 )
-            module._parameters[name] = made[id(param)]
+            module._parameters[name] = replaced[id(param)]
 
 
 class Initializer:
@@ -120,7 +120,7 @@ class Initializer:
     def make(self, take: TakeValue) -> None:
         """Initialise the parameters whose values are not saved."""
         take = self._with_norms(take)
-        taken = {
+        with_values = {
             param
             for param, name in self._names.items()
             if self._weights is not None and name in self._weights
@@ -128,18 +128,18 @@ class Initializer:
         placed: set[str] = set()
         if self._start is not None:
             placed = self._take_start(self._start, take)
-            taken |= {param for param, name in self._names.items() if name in placed}
+            with_values |= {param for param, name in self._names.items() if name in placed}
         with torch.random.fork_rng(devices=[]):
             for name, module in self._model.named_modules():
                 params = dict(module.named_parameters(recurse=False, remove_duplicate=False))
                 buffers = dict(module.named_buffers(recurse=False))
                 prefix = f"{name}." if name else ""
                 known = all(f"{prefix}{key}" in placed for key in buffers)
-                if not known or any(id(param) not in taken for param in params.values()):
+                if not known or any(id(param) not in with_values for param in params.values()):
                     values = self._values_of(name, module, params, buffers)
                     for key, param in params.items():
-                        if id(param) not in taken:
-                            taken.add(id(param))
+                        if id(param) not in with_values:
+                            with_values.add(id(param))
                             take(param, values[key])
 
     def _with_norms(self, take: TakeValue) -> TakeValue:
@@ -165,15 +165,15 @@ class Initializer:
 
         Returns the names of both. What was added to the model since is initialised by its name.
         """
-        told: Iterable[tuple[str, Tensor]]
+        named_values: Iterable[tuple[str, Tensor]]
         if self._axis is None:
-            told = make_start(start, self._seed).items()
+            named_values = make_start(start, self._seed).items()
         else:
-            told = told_start(start, self._seed, self._axis, self._device)
+            named_values = told_start(start, self._seed, self._axis, self._device)
         params = dict(self._model.named_parameters())
         buffers = dict(self._model.named_buffers(remove_duplicate=False))
         placed = set()
-        for name, value in told:
+        for name, value in named_values:
             placed.add(name)
             if name in params:
                 take(params[name], self._wide(value))
@@ -232,13 +232,13 @@ class Initializer:
             module._buffers[key] = torch.zeros(
                 buffer.shape, dtype=dtype if buffer.is_floating_point() else buffer.dtype
             )
-        for key, made in scratch.items():
-            module._parameters[key] = made
+        for key, fresh in scratch.items():
+            module._parameters[key] = fresh
         try:
             torch.manual_seed(derive_seed(self._seed, "parameters", name))
             with torch.no_grad(), torch.device("cpu"):
                 reset()
-            values = {key: made.detach() for key, made in scratch.items()}
+            values = {key: fresh.detach() for key, fresh in scratch.items()}
             _check_written(name, module, values)
         finally:
             for key, param in params.items():

@@ -250,15 +250,15 @@ def _check(state: TrainingState, checkpoint: Checkpoint) -> None:
             f"{checkpoint.directory} was saved with {there} and this run updates with {here}; use "
             f"{there}"
         )
-    wanted = dict(state.holding.shapes)
+    shapes = dict(state.holding.shapes)
     if adapted(state.model):
         for name, param in state.model.named_parameters():
             if not param.requires_grad:
-                del wanted[name]
+                del shapes[name]
     for name in checkpoint.names():
-        if name.startswith((OPTIMIZER, STRATEGY)) and name.split("/", 2)[-1] in wanted:
-            wanted[name] = checkpoint.global_shape(name)
-    checkpoint.check(wanted)
+        if name.startswith((OPTIMIZER, STRATEGY)) and name.split("/", 2)[-1] in shapes:
+            shapes[name] = checkpoint.global_shape(name)
+    checkpoint.check(shapes)
 
 
 def saved_parameters(state: TrainingState, *, frozen: bool = True) -> Iterator[Shard]:

@@ -72,20 +72,20 @@ def choose(
     weight = {
         pattern: _weight(layers, groups[pattern], region) for pattern, region in alone.items()
     }
-    taken: dict[str, int] = {}
+    rows: dict[str, int] = {}
     for pattern in sorted(alone, key=lambda one: -weight[one]):
-        if groups[pattern].items() <= taken.items():
+        if groups[pattern].items() <= rows.items():
             continue
         try:
-            _region(graph, {**taken, **groups[pattern]}, size)
+            _region(graph, {**rows, **groups[pattern]}, size)
         except Misfit as misfit:
             left_out[pattern] = str(misfit)
         else:
-            taken |= groups[pattern]
-    demand = Demand(graph, taken, size)
+            rows |= groups[pattern]
+    demand = Demand(graph, rows, size)
     region = demand.run()
     entered = frozenset(name for name in region.columns if demand.entered(name))
-    return Choice(taken, region, entered, left_out)
+    return Choice(rows, region, entered, left_out)
 
 
 def _alone(
@@ -111,15 +111,15 @@ def _readers_of_one_value(
     for node in graph.nodes:
         if node.kind == LINEAR and layer_pattern(node.name) in groups:
             readers.setdefault(node.inputs[0], set()).add(layer_pattern(node.name))
-    found: dict[str, dict[str, int]] = {}
+    by_pattern: dict[str, dict[str, int]] = {}
     for patterns in readers.values():
         if len(patterns) > 1:
             together = {
                 name: size for one in sorted(patterns) for name, size in groups[one].items()
             }
             for pattern in patterns:
-                found[pattern] = found.get(pattern, {}) | together
-    return found
+                by_pattern[pattern] = by_pattern.get(pattern, {}) | together
+    return by_pattern
 
 
 def _region(graph: Graph, rows: Mapping[str, int], size: int) -> Region:

@@ -128,19 +128,19 @@ class Demand:
             index = -heapq.heappop(self._heap)
             self._queued.discard(index)
             node = self._graph.nodes[index]
-            wanted = [
+            wants = [
                 self._resolved(value)
                 if value is not None and (value in self._direct or value in self._windows)
                 else None
                 for value in node.outputs
             ]
-            for value, want in zip(node.outputs, wanted, strict=True):
+            for value, want in zip(node.outputs, wants, strict=True):
                 if value is not None and want is not None:
                     self.region.wants[value] = want
             if node.kind == "op":
-                self._through(node, wanted)
+                self._through(node, wants)
             else:
-                self._layer(node, wanted[0])
+                self._layer(node, wants[0])
 
     def _through(self, node: Node, wanted: Sequence[Want | None]) -> None:
         name = operation(node)
@@ -273,11 +273,11 @@ def _composed(pieces: Sequence[tuple[int, int, Want]], length: int) -> tuple[Par
 
 def alive(graph: Graph) -> set[int]:
     """The nodes that the output of the model is made of."""
-    found: set[int] = set()
+    indices: set[int] = set()
     left: list[PyTree] = [value.node for value in graph.results]
     while left:
         node = left.pop()
-        if node is not None and node.index not in found:
-            found.add(node.index)
+        if node is not None and node.index not in indices:
+            indices.add(node.index)
             left += [value.node for value in node.inputs]
-    return found
+    return indices

@@ -264,13 +264,13 @@ def run(
 @contextmanager
 def _weightless(named: dict[str, nn.Module], recorder: Recorder, sizes: Sizes) -> Iterator[None]:
     """One zero in the place of every parameter and of every buffer on the meta device."""
-    held: list[tuple[Any, str, Tensor]] = []
+    originals: list[tuple[Any, str, Tensor]] = []
     for name, module in named.items():
         for table in (module._parameters, module._buffers):
             for key, tensor in table.items():
                 if tensor is None or (table is module._buffers and not tensor.is_meta):
                     continue
-                held.append((table, key, tensor))
+                originals.append((table, key, tensor))
                 path = f"{name}.{key}" if name else key
                 shape = sizes.shapes.get(path, tuple(tensor.shape))
                 zero = torch.zeros((), dtype=tensor.dtype).expand(shape)
@@ -280,7 +280,7 @@ def _weightless(named: dict[str, nn.Module], recorder: Recorder, sizes: Sizes) -
     try:
         yield
     finally:
-        for table, key, tensor in held:
+        for table, key, tensor in originals:
             table[key] = tensor
 
 

@@ -53,17 +53,17 @@ def rehearse(
 ) -> Stage:
     """Run it as one of `size` ranks; `place` is empty where it runs to the end."""
     graph, choice = whole
-    wanted = _expected(graph, choice, size)
+    expected = _expected(graph, choice, size)
     sizes = _sizes(choice, size, model)
     stage = Stage()
-    held: list[Held] = []
+    replaced: list[Held] = []
 
     def attempt() -> tuple[int, Exception | None]:
         seen = [0]
 
         def check(node: Node, outputs: Sequence[Tensor | None]) -> None:
             seen[0] = node.index
-            _compare(graph, node, outputs, wanted)
+            _compare(graph, node, outputs, expected)
 
         try:
             run_again(sizes=sizes, check=check)
@@ -77,21 +77,21 @@ def rehearse(
             if failure is None:
                 return stage
             for name, attribute in _suspects(model, failure, size):
-                done = _divide(model, name, attribute, size)
+                divided = _divide(model, name, attribute, size)
                 further, again = attempt()
                 if further > reached or again is None:
-                    held += done
+                    replaced += divided
                     stage.divided.setdefault(pattern_of(name), []).append(attribute)
                     reached, failure = further, again
                     break
-                _restore(done)
+                _restore(divided)
             else:
                 break
         stage.place, stage.reason = _place(model, failure)
         stage.reached = reached
         return stage
     finally:
-        _restore(held)
+        _restore(replaced)
 
 
 def _expected(graph: Graph, choice: Choice, size: int) -> dict[tuple[int, int], tuple[int, ...]]:
@@ -145,13 +145,13 @@ def _compare(
 
 def _frames(failure: BaseException | None) -> list[tuple[FrameType, int]]:
     """The frames of the model's own code, the innermost first."""
-    found: list[tuple[FrameType, int]] = []
+    frames: list[tuple[FrameType, int]] = []
     trace: TracebackType | None = None if failure is None else failure.__traceback__
     while trace is not None:
         if isinstance(trace.tb_frame.f_locals.get("self"), nn.Module):
-            found.append((trace.tb_frame, trace.tb_lineno))
+            frames.append((trace.tb_frame, trace.tb_lineno))
         trace = trace.tb_next
-    own = [(frame, line) for frame, line in found if "/torch/" not in frame.f_code.co_filename]
+    own = [(frame, line) for frame, line in frames if "/torch/" not in frame.f_code.co_filename]
     return own[::-1]
 
 
@@ -232,13 +232,13 @@ def _divide(model: nn.Module, name: str, path: str, size: int) -> list[Held]:
     """Divide the number of every module of this pattern; what it was before."""
     pattern = pattern_of(name)
     root = path.partition(".")[0]
-    done: list[Held] = []
+    originals: list[Held] = []
     for other, module in model.named_modules():
         value = number_of(module, path)
         if pattern_of(other) == pattern and value is not None and value % size == 0:
-            done.append((module, root, getattr(module, root)))
+            originals.append((module, root, getattr(module, root)))
             set_number(module, path, value // size)
-    return done
+    return originals
 
 
 def _restore(held: Sequence[Held]) -> None:

@@ -113,19 +113,19 @@ def _reduction(node: Node, cut: Cut, out: Value, size: int) -> Asked:
 def _cat(node: Node, cut: Cut, out: Value, size: int) -> Asked:
     dim = int(_argument(node, 1, 0)) % len(out.shape)
     full = [value for value in node.inputs if value.shape != (0,)]
-    asked: Asked = [(value, ALIKE) for value in node.inputs if value.shape == (0,)]
+    demands: Asked = [(value, ALIKE) for value in node.inputs if value.shape == (0,)]
     if dim != cut.dim:
-        return asked + [(value, Cut(cut.dim, cut.parts)) for value in full]
+        return demands + [(value, Cut(cut.dim, cut.parts)) for value in full]
     left = list(cut.parts)
     for value in full:
-        taken: list[tuple[int, bool]] = []
-        while left and sum(length for length, _ in taken) < value.shape[dim]:
-            taken.append(left.pop(0))
-        if sum(length for length, _ in taken) != value.shape[dim]:
+        parts_taken: list[tuple[int, bool]] = []
+        while left and sum(length for length, _ in parts_taken) < value.shape[dim]:
+            parts_taken.append(left.pop(0))
+        if sum(length for length, _ in parts_taken) != value.shape[dim]:
             raise Misfit("a part crosses the seam of a concatenation")
-        whole = not any(is_cut for _, is_cut in taken)
-        asked.append((value, ALIKE if whole else Cut(dim, joined(taken))))
-    return asked
+        whole = not any(is_cut for _, is_cut in parts_taken)
+        demands.append((value, ALIKE if whole else Cut(dim, joined(parts_taken))))
+    return demands
 
 
 def _stack(node: Node, cut: Cut, out: Value, size: int) -> Asked:
@@ -138,13 +138,13 @@ def _stack(node: Node, cut: Cut, out: Value, size: int) -> Asked:
 def _matmul(node: Node, cut: Cut, out: Value, size: int) -> Asked:
     """Products: in `addmm` and `baddbmm` what is added stands before the factors."""
     *added, left, right = node.inputs
-    asked: Asked = [(value, _broadcast(cut, out, value)) for value in added]
+    demands: Asked = [(value, _broadcast(cut, out, value)) for value in added]
     rank = len(out.shape)
     if cut.dim == rank - 2:
-        return [*asked, (left, cut), (right, ALIKE)]
+        return [*demands, (left, cut), (right, ALIKE)]
     if cut.dim == rank - 1:
-        return [*asked, (left, ALIKE), (right, cut)]
-    return [*asked, (left, cut), (right, cut)]
+        return [*demands, (left, ALIKE), (right, cut)]
+    return [*demands, (left, cut), (right, cut)]
 
 
 def _attention(node: Node, cut: Cut, out: Value, size: int) -> Asked:
@@ -152,16 +152,16 @@ def _attention(node: Node, cut: Cut, out: Value, size: int) -> Asked:
     if cut.dim > 1:
         raise Misfit("attention is cut inside heads")
     query, *others = node.inputs
-    asked: Asked = [(query, cut)]
+    demands: Asked = [(query, cut)]
     for value in others[:2]:
         heads = value.shape[1]
         if cut.dim == 1 and heads != query.shape[1]:
             if len(cut.parts) > 1 or heads % size:
                 raise Misfit("groups of heads are not divided")
-            asked.append((value, even(1, heads)))
+            demands.append((value, even(1, heads)))
         else:
-            asked.append((value, cut))
-    return asked + [(value, _broadcast(cut, out, value)) for value in others[2:]]
+            demands.append((value, cut))
+    return demands + [(value, _broadcast(cut, out, value)) for value in others[2:]]
 
 
 def _padding(node: Node, cut: Cut, out: Value, size: int) -> Asked:
@@ -233,7 +233,7 @@ def window(node: Node, index: int) -> tuple[int, int, int] | None:
 
 def through_window(node: Node, wants: Sequence[Want | None]) -> list[tuple[int, int, int, Want]]:
     """(dim, start, stop, want) for each wanted output of a slice or split."""
-    found = []
+    windows = []
     for index, want in enumerate(wants):
         place = window(node, index)
         if want is None:
@@ -247,18 +247,18 @@ def through_window(node: Node, wants: Sequence[Want | None]) -> list[tuple[int, 
             and place[2] - place[1] != out.shape[place[0]]
         ):
             raise Misfit("every n-th element is taken of a dimension that is cut")
-        found.append((*place, want))
-    return found
+        windows.append((*place, want))
+    return windows
 
 
 def chosen(node: Node, wants: Sequence[Want | None]) -> Asked:
     """The demands of `select` and `unbind`: the dimension that is chosen from stays whole."""
     source = node.inputs[0]
     dim = int(_argument(node, 1, 0)) % len(source.shape)
-    asked: Asked = []
+    demands: Asked = []
     for want in wants:
         if isinstance(want, Cut):
-            asked.append((source, Cut(want.dim + (want.dim >= dim), want.parts)))
+            demands.append((source, Cut(want.dim + (want.dim >= dim), want.parts)))
         elif want is not None:
-            asked.append((source, ALIKE))
-    return asked
+            demands.append((source, ALIKE))
+    return demands

@@ -128,16 +128,16 @@ def attend(
             continue
         head, vectors = asked
         try:
-            told, sent = daemon.answer(
+            answer, sent = daemon.answer(
                 head.pop("kind"),
                 (head, {n: torch.from_numpy(v.copy()) for n, v in vectors.items()}),
             )
         except PlaitError as error:
-            told = {"error": f"{type(error).__name__}: {error}"}
+            answer = {"error": f"{type(error).__name__}: {error}"}
             sent = {}
         if line is not None:
             with line, suppress(OSError):  # who asked may be gone: its answer is nobody's
-                wire.send(line, told, {name: vector.numpy() for name, vector in sent.items()})
+                wire.send(line, answer, {name: vector.numpy() for name, vector in sent.items()})
     if listener is not None:
         listener.close()
 

@@ -151,7 +151,7 @@ class NodeFleet:
         from plait.outer.federated.messages import Reply
 
         vectors = {"weights": task.weights, **task.extra}
-        told = self._ask(
+        answers = self._ask(
             "train", {client: ({"number": task.number}, vectors) for client in clients}
         )
         return [
@@ -163,7 +163,7 @@ class NodeFleet:
                 head["metrics"],
                 sent,
             )
-            for client, (head, sent) in told.items()
+            for client, (head, sent) in answers.items()
         ]
 
     def secret(self, phase: str, contents: Mapping[int, Content]) -> dict[int, Content]:
@@ -184,7 +184,7 @@ class NodeFleet:
 
         nodes = self.wait(min(self._needed, len(questions)))
         flower_kind = EVALUATE if kind == EVALUATE else "train"
-        asked = {
+        messages = {
             nodes[client]: Message(
                 pack({**head, "kind": kind}, {n: v.numpy() for n, v in vectors.items()}),
                 nodes[client],
@@ -193,7 +193,7 @@ class NodeFleet:
             for client, (head, vectors) in questions.items()
             if client in nodes
         }
-        answers = self._exchange(asked, min(self._needed, len(questions)))
+        answers = self._exchange(messages, min(self._needed, len(questions)))
         return {
             self._clients[node]: (
                 head,
@@ -248,17 +248,19 @@ def server_app(config: str | Path, out: str | Path | None = None) -> ServerApp:
         fleet.wait(section.min_replies)
         server = make_server(settings, server_data.evaluator.initial())
         rounds = []
-        for done in server.run(fleet):
-            rounds.append(done.as_dict())
+        for round_done in server.run(fleet):
+            rounds.append(round_done.as_dict())
             print(
-                f"plait round {done.number} accuracy {done.accuracy:.4f} answered "
-                f"{list(done.answered)}",
+                f"plait round {round_done.number} accuracy {round_done.accuracy:.4f} answered "
+                f"{list(round_done.answered)}",
                 flush=True,
             )
             if out is not None:
                 new = Path(out).with_name("weights.new")
                 save_file(
-                    server_data.evaluator.named(server.weights), new, {"round": str(done.number)}
+                    server_data.evaluator.named(server.weights),
+                    new,
+                    {"round": str(round_done.number)},
                 )
                 new.replace(new.with_suffix(".safetensors"))
                 new = Path(out).with_suffix(".new")

@@ -83,14 +83,14 @@ class FlowerStrategy(flower_strategies.Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        found = [
+        accuracies = [
             float(unpack(message.content)[0]["accuracy"])
             for message in replies
             if not message.has_error()
         ]
         return (
-            MetricRecord({"accuracy": statistics.fmean(found), "worst": min(found)})
-            if found
+            MetricRecord({"accuracy": statistics.fmean(accuracies), "worst": min(accuracies)})
+            if accuracies
             else None
         )
 

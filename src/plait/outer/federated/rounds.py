@@ -140,9 +140,11 @@ class Server:
         """One round. Raises `RunError` when fewer than `min_replies` clients answer; the weights
         are then as before.
         """
-        asked = self._draw(fleet.num_clients, number)
+        clients = self._draw(fleet.num_clients, number)
         task = TrainTask(number, self.weights, self.strategy.extra(self.weights))
-        received = (self._collect_sum if self.options.secure else self._collect)(fleet, task, asked)
+        received = (self._collect_sum if self.options.secure else self._collect)(
+            fleet, task, clients
+        )
         self.weights = self.strategy.apply(self.weights, received.change)
         self.strategy.note(received.replies)
         task_bytes = sum(v.numel() * v.element_size() for v in (task.weights, *task.extra.values()))
@@ -151,10 +153,10 @@ class Server:
             number,
             fleet.accuracy(self.weights),
             fleet.accuracies(self.weights) if evaluates else {},
-            tuple(asked),
+            tuple(clients),
             received.answered,
             tuple(received.refused),
-            sent_bytes=task_bytes * len(asked),
+            sent_bytes=task_bytes * len(clients),
             received_bytes=received.num_bytes,
             train_loss=statistics.fmean(received.losses) if received.losses else None,
             epsilon=self._epsilon(number),

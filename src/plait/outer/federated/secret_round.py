@@ -104,10 +104,12 @@ def secret_sum(ask: Ask, task: TrainTask, clients: Sequence[int]) -> SecretSum:
     shared = ask("share", {c: ({**head, "keys": listed, "threshold": threshold}, {}) for c in keys})
     _enough(shared, threshold)
     boxes = {c: {str(s): shared[s][0]["sealed"][str(c)] for s in shared} for c in shared}
-    told = ask("mask", {c: ({**head, "received": boxes[c]}, vectors) for c in shared})
+    masked_answers = ask("mask", {c: ({**head, "received": boxes[c]}, vectors) for c in shared})
     numel = task.weights.numel() + 1
     masked = {
-        c: content[1]["masked"] for c, content in sorted(told.items()) if _is_masked(content, numel)
+        c: content[1]["masked"]
+        for c, content in sorted(masked_answers.items())
+        if _is_masked(content, numel)
     }
     _enough(masked, threshold)
     answers = ask("unmask", {c: ({**head, "survivors": sorted(masked)}, {}) for c in masked})
@@ -115,10 +117,12 @@ def secret_sum(ask: Ask, task: TrainTask, clients: Sequence[int]) -> SecretSum:
     public = {client: _keys(pair) for client, pair in keys.items()}
     total = secure.from_fixed(secure.unmask_sum(masked, public, given, sorted(answers), threshold))
     losses = tuple(
-        told[c][0]["metrics"]["train_loss"] for c in masked if "train_loss" in told[c][0]["metrics"]
+        masked_answers[c][0]["metrics"]["train_loss"]
+        for c in masked
+        if "train_loss" in masked_answers[c][0]["metrics"]
     )
     num_bytes = sum(
-        _size(content) for phase in (shared, told, answers) for content in phase.values()
+        _size(content) for phase in (shared, masked_answers, answers) for content in phase.values()
     ) + 2 * 256 * len(keys)
     return SecretSum(total[:-1], float(total[-1]), tuple(masked), losses, num_bytes)
 

@@ -214,22 +214,25 @@ def unmask_sum(
 
     Raises `RunError` when fewer than `threshold` clients answered: the sum then stays secret.
     """
-    given = dict(zip(holders, answers, strict=True))
-    if len(given) < threshold:
+    answer_of = dict(zip(holders, answers, strict=True))
+    if len(answer_of) < threshold:
         raise RunError(
-            f"{len(given)} clients are left of the {threshold} that secure aggregation needs; the "
-            "round is void"
+            f"{len(answer_of)} clients are left of the {threshold} that secure aggregation needs; "
+            "the round is void"
         )
     total = torch.stack(list(masked.values())).sum(dim=0)
     numel = total.numel()
     for client in masked:
         seed = join_secret(
-            {holder: seeds[client] for holder, (seeds, _) in list(given.items())[:threshold]}
+            {holder: seeds[client] for holder, (seeds, _) in list(answer_of.items())[:threshold]}
         )
         total = total - expand(seed.to_bytes(SECRET_BYTES, "big"), numel)
-    for lost in {client for _, lost_keys in given.values() for client in lost_keys}:
+    for lost in {client for _, lost_keys in answer_of.values() for client in lost_keys}:
         private = join_secret(
-            {holder: lost_keys[lost] for holder, (_, lost_keys) in list(given.items())[:threshold]}
+            {
+                holder: lost_keys[lost]
+                for holder, (_, lost_keys) in list(answer_of.items())[:threshold]
+            }
         )
         for client in masked:  # what each survivor added or subtracted because of the lost one
             pair = expand(agree(private, keys[client].mask), numel)

@@ -66,15 +66,15 @@ def split(dataset: SampleSet, section: Federated, seed: int) -> Split:
     )
     test = sorted(order) if section.partition == "own" else test
     train = []
-    own = []
+    own_tests = []
     for client, part in enumerate(parts):
         mixed = torch.randperm(
             len(part), generator=torch.Generator().manual_seed(seed + 1 + client)
         ).tolist()
         num_own = int(HELD_OUT * len(part))
-        own.append(sorted(part[k] for k in mixed[:num_own]) or part)
+        own_tests.append(sorted(part[k] for k in mixed[:num_own]) or part)
         train.append(sorted(part[k] for k in mixed[num_own:]))
-    return Split(test, train, own)
+    return Split(test, train, own_tests)
 
 
 def _dealt(
@@ -350,11 +350,11 @@ def shared_seed(world: World) -> int:
 def totals(rounds: Sequence[JsonObject]) -> JsonObject:
     """The numbers over all rounds."""
     last = rounds[-1] if rounds else {}
-    evaluated = [done for done in rounds if done["client_accuracy"]]
+    evaluated = [round_record for round_record in rounds if round_record["client_accuracy"]]
     return {
         "accuracy": last.get("accuracy"),
         "client_accuracy_worst": evaluated[-1]["client_accuracy_worst"] if evaluated else None,
         "epsilon": last.get("epsilon"),
-        "sent_bytes": sum(done["sent_bytes"] for done in rounds),
-        "received_bytes": sum(done["received_bytes"] for done in rounds),
+        "sent_bytes": sum(round_record["sent_bytes"] for round_record in rounds),
+        "received_bytes": sum(round_record["received_bytes"] for round_record in rounds),
     }

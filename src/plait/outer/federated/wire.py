@@ -57,14 +57,14 @@ def receive(line: socket.socket) -> tuple[Head, Vectors]:
     (length,) = struct.unpack(">Q", _read(line, 8))
     if length > LIMIT_BYTES:
         raise ValueError(f"a head of {length} bytes")
-    told = json.loads(_read(line, length))
+    statement = json.loads(_read(line, length))
     vectors: Vectors = {}
-    for name, dtype, size in told["vectors"]:
+    for name, dtype, size in statement["vectors"]:
         if dtype not in DTYPES:
             raise ValueError(f"'{name}' is {dtype}")
         kind = np.dtype(dtype)
         vectors[str(name)] = np.frombuffer(_read(line, int(size) * kind.itemsize), kind)
-    return told["head"], vectors
+    return statement["head"], vectors
 
 
 def _read(line: socket.socket, size: int) -> bytearray:

@@ -81,26 +81,28 @@ def _along(  # noqa: PLR0917
     lengths: set[int],
 ) -> bool:
     """Operations along some dims: reductions, scans, slices, concatenations, sorts."""
-    given = dict(zip([argument.name for argument in func._schema.arguments], args, strict=False))
-    given |= kwargs or {}
+    arguments = dict(
+        zip([argument.name for argument in func._schema.arguments], args, strict=False)
+    )
+    arguments |= kwargs or {}
     if name in ("index", "index_put", "index_put_", "_unsafe_index"):
-        source = given["self"]
-        pairs = zip(source.shape, given["indices"], strict=False)
+        source = arguments["self"]
+        pairs = zip(source.shape, arguments["indices"], strict=False)
         return any(index is not None and size in lengths for size, index in pairs)
     if name == "convolution":
-        weight = given["weight"]
-        spatial = given["input"].shape[2:]
+        weight = arguments["weight"]
+        spatial = arguments["input"].shape[2:]
         kernels = weight.shape[2:]
         return any(k > 1 and size in lengths for size, k in zip(spatial, kernels, strict=False))
     if name == "constant_pad_nd":
-        ends = list(given["pad"])
+        ends = list(arguments["pad"])
         padded = [any(ends[index : index + 2]) for index in range(0, len(ends), 2)]
-        sizes = reversed(given["self"].shape)
+        sizes = reversed(arguments["self"].shape)
         return any(size in lengths and pads for size, pads in zip(sizes, padded, strict=False))
     tensors = [leaf for leaf in tree_leaves(args[:1]) if isinstance(leaf, Tensor)]
     if not tensors or not {"dim", "dims"} & {argument.name for argument in func._schema.arguments}:
         return True
-    dims = given.get("dim", given.get("dims", _default(func)))
+    dims = arguments.get("dim", arguments.get("dims", _default(func)))
     listed = [dims] if isinstance(dims, int) else dims
     source = tensors[0]
     every = range(source.dim()) if not listed and listed != [0] else listed

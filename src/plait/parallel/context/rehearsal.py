@@ -130,13 +130,13 @@ def rehearse(model: nn.Module, blocks: Sequence[str], run: Run, strategy: str, s
     trunk = _trunk_of(model, blocks, calls)
     for _ in range(ROUNDS):
         trunk.forget()
-        found = stage.play(trunk)
-        _refuse_drawing(model, found.drawing, size)
+        outcome = stage.play(trunk)
+        _refuse_drawing(model, outcome.drawing, size)
         known = set(trunk.attention)
-        trunk.attention |= {name for name in found.attention if not _inside(name, trunk.whole)}
-        if not found.mixing and trunk.attention == known:
+        trunk.attention |= {name for name in outcome.attention if not _inside(name, trunk.whole)}
+        if not outcome.mixing and trunk.attention == known:
             return trunk
-        for name, why in found.mixing.items():
+        for name, why in outcome.mixing.items():
             _give_whole(model, trunk, name, why)
     raise ModelError(
         f"cp{size} found no way to cut the sequences of a {type(model).__name__} in {ROUNDS} "
@@ -221,31 +221,31 @@ class _Stage:
 
     def play(self, trunk: Trunk) -> _Found:
         """One rehearsal; a module that fails counts as one that mixes."""
-        found = _Found()
+        outcome = _Found()
         stack = [""]
 
         def attend(*args: PyTree, **kwargs: PyTree) -> Tensor:
-            found.attention.add(stack[-1])
+            outcome.attention.add(stack[-1])
             return self._group.attend(*args, **kwargs)
 
         undo = install(self._model, trunk, self._group, attend)
         cut_at_head(self._model, trunk, self._group)
         try:
-            watch = _Watch(stack, found, self._lengths)
+            watch = _Watch(stack, outcome, self._lengths)
             with named_calls(self._model, stack), torch.no_grad(), Interception(attend), watch:
                 result = self._call()
         except PlanError:
             raise
         except Exception as failure:
-            found.mixing.setdefault(stack[-1], f"{type(failure).__name__}: {failure}")
+            outcome.mixing.setdefault(stack[-1], f"{type(failure).__name__}: {failure}")
         else:
             if not any(_is_cut(leaf, self._group) for leaf in tree_leaves(result)):
-                found.mixing.setdefault("", "its output is no part of a sequence")
+                outcome.mixing.setdefault("", "its output is no part of a sequence")
         finally:
             if trunk.tail is not None:
                 del self._model.get_submodule(trunk.last[1]).forward
             undo()
-        return found
+        return outcome
 
     def _call(self) -> PyTree:
         return self._run(partial(inputs_like, length=self._group.seq_len, device=self._device))

@@ -19,13 +19,13 @@ INNER = ".base_layer"
 
 def around(model: nn.Module, name: str) -> dict[str, Any]:
     """The adapters around the experts called `name`, by name; they may be nested."""
-    found: dict[str, Any] = {}
+    wrappers: dict[str, Any] = {}
     while name.endswith(INNER):
         name = name.removesuffix(INNER)
         wrapper = model.get_submodule(name)
         if hasattr(wrapper, "lora_A") and hasattr(wrapper, "num_experts"):
-            found[name] = wrapper
-    return found
+            wrappers[name] = wrapper
+    return wrappers
 
 
 def matrices(name: str, wrapper: Any) -> Iterator[tuple[str, nn.Module, int]]:

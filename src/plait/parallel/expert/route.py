@@ -96,15 +96,15 @@ class HierarchicalRoute(AllToAllRoute):
     """Two of them: inside the node, then between the ranks of equal place in their nodes."""
 
     def __init__(self, inside: Axis, across: Axis, sent: Tensor) -> None:
-        here = sent.view(across.size, inside.size, -1)
-        out = here.transpose(0, 1).contiguous()  # [L to, N to, n]
+        counts = sent.view(across.size, inside.size, -1)
+        out = counts.transpose(0, 1).contiguous()  # [L to, N to, n]
         met = _exchanged_counts(inside, out)  # [L from, N to, n]
         on = met.transpose(0, 1).contiguous()  # [N to, L from, n]
         there = _exchanged_counts(across, on)  # [N from, L from, n]
         self.received = there.view(sent.shape)
         self._first = _exchange(inside, out, met)
         self._second = _exchange(across, on, there)
-        self._pack = _swap_blocks(here.sum(-1))
+        self._pack = _swap_blocks(counts.sum(-1))
         self._turn = _swap_blocks(met.sum(-1))
 
     def start(self, rows: Tensor) -> Tensor:

@@ -121,15 +121,15 @@ def walk(
     list whose next action never gets its inputs stops there.
     """
     lowered = any(action.kind in TRANSFER for action in schedule)
-    done: dict[Action, float] = {}
+    ends: dict[Action, float] = {}
     left: dict[Action, float] = {}  # when a result left its rank
     clocks = [0.0] * schedule.num_ranks
     events: list[Event] = []
 
     def arrival(need: Action, rank: int) -> float | None:
         if need.stage < schedule.num_stages and schedule.placement[need.stage] == rank:
-            return done.get(need)
-        at = (left if lowered else done).get(need)
+            return ends.get(need)
+        at = (left if lowered else ends).get(need)
         return None if at is None else at + latency(need)
 
     def advance(rank: int, index: int, action: Action) -> bool:
@@ -141,7 +141,7 @@ def walk(
         clocks[rank] = start + seconds(action)
         events.append(Event(action, rank, index, start, clocks[rank]))
         if action.kind in COMPUTE:
-            done[key(action)] = clocks[rank]
+            ends[key(action)] = clocks[rank]
         elif action.kind in SENDS:
             left[Action(SENDS[action.kind], action.stage, action.micro_batch)] = clocks[rank]
         return True

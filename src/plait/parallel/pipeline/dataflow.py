@@ -53,7 +53,7 @@ class Flow:
         They are made up to there, and needed by any later stage.
         """
         last = max(stage_of)
-        wanted = {
+        needed_results = {
             result
             for call, results in enumerate(self.needs)
             for result in results
@@ -61,7 +61,7 @@ class Flow:
             > boundary
             >= stage_of[result.call]
         }
-        return tuple(sorted(wanted))
+        return tuple(sorted(needed_results))
 
 
 def find_units(model: nn.Module, blocks: Iterable[str]) -> list[str]:
@@ -221,13 +221,13 @@ def in_memory(module: nn.Module) -> Iterator[None]:
     tables: list[PyTree] = [
         table for part in module.modules() for table in (part._buffers, part._parameters)
     ]
-    held = [
+    originals = [
         (table, key, value)
         for table in tables
         for key, value in table.items()
         if value is not None and value.is_meta
     ]
-    for table, key, value in held:
+    for table, key, value in originals:
         zeros = torch.zeros(value.shape, dtype=value.dtype)
         table[key] = (
             nn.Parameter(zeros, value.requires_grad) if isinstance(value, nn.Parameter) else zeros
@@ -235,7 +235,7 @@ def in_memory(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for table, key, value in held:
+        for table, key, value in originals:
             table[key] = value
 
 
@@ -243,17 +243,17 @@ def in_memory(module: nn.Module) -> Iterator[None]:
 def glue_in_memory(model: nn.Module, units: dict[str, nn.Module]) -> Iterator[None]:
     """Zeros for the meta buffers outside the units."""
     inside = {part for unit in units.values() for part in unit.modules()}
-    held = [
+    originals = [
         (part._buffers, key, value)
         for part in model.modules()
         if part not in inside
         for key, value in part._buffers.items()
         if value is not None and value.is_meta
     ]
-    for table, key, value in held:
+    for table, key, value in originals:
         table[key] = torch.zeros(value.shape, dtype=value.dtype)
     try:
         yield
     finally:
-        for table, key, value in held:
+        for table, key, value in originals:
             table[key] = value

@@ -37,17 +37,17 @@ def group_weight_grads(schedule: Schedule, size: int) -> Schedule:
 
     def grouped(actions: Sequence[Action]) -> list[Action]:
         result: list[Action] = []
-        held: dict[int, list[Action]] = {}
+        waiting: dict[int, list[Action]] = {}
         for action in actions:
             if action.kind is Kind.WEIGHT_GRAD:
-                group = held.setdefault(action.stage, [])
+                group = waiting.setdefault(action.stage, [])
                 group.append(action)
-                result += held.pop(action.stage) if len(group) >= size else ()
+                result += waiting.pop(action.stage) if len(group) >= size else ()
                 continue
             if action.kind is Kind.UPDATE:
-                result += held.pop(action.stage, ())
+                result += waiting.pop(action.stage, ())
             result.append(action)
-        return [*result, *(action for group in held.values() for action in group)]
+        return [*result, *(action for group in waiting.values() for action in group)]
 
     return (
         schedule.with_ranks([grouped(actions) for actions in schedule.ranks])

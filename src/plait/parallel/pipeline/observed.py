@@ -34,7 +34,7 @@ def working_seconds(step: Timeline) -> list[tuple[Action, int, float]]:
             by_rank[comm.rank].append(comm)
     for comms in by_rank.values():
         comms.sort(key=lambda comm: comm.stop_seconds)
-    found = []
+    seconds_of = []
     place = dict.fromkeys(by_rank, 0)
     for span in sorted(step.spans, key=lambda span: span.start_seconds):
         waited = 0.0
@@ -47,8 +47,8 @@ def working_seconds(step: Timeline) -> list[tuple[Action, int, float]]:
             comm = comms[place[span.rank]]
             waited += comm.exposed_seconds if comm.stop_seconds >= span.start_seconds else 0.0
             place[span.rank] += 1
-        found.append((Action.parse(span.name), span.rank, max(0.0, span.seconds - waited)))
-    return found
+        seconds_of.append((Action.parse(span.name), span.rank, max(0.0, span.seconds - waited)))
+    return seconds_of
 
 
 def observed_costs(

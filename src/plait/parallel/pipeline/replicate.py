@@ -101,21 +101,21 @@ def replicated(
     ] = {}  # (layers, devices) -> pace, (start, replicas)
     for stop in range(1, num + 1):
         for devices in range(1, num_devices + 1):
-            found: tuple[float, tuple[tuple[int, int], ...]] = (
+            fastest: tuple[float, tuple[tuple[int, int], ...]] = (
                 model.stage(0, stop, devices),
                 ((0, devices),),
             )
             for start in range(1, stop):
                 for replicas in range(1, devices):
                     pace, stages = best[start, devices - replicas]
-                    if pace >= found[0]:
+                    if pace >= fastest[0]:
                         continue
                     pace = max(
                         pace, model.stage(start, stop, replicas), model.links(start, stop, replicas)
                     )
-                    if pace < found[0]:
-                        found = (pace, (*stages, (start, replicas)))
-            best[stop, devices] = found
+                    if pace < fastest[0]:
+                        fastest = (pace, (*stages, (start, replicas)))
+            best[stop, devices] = fastest
     return laid_out(layers, best[num, num_devices][1], bytes_per_second)
 
 

@@ -114,14 +114,14 @@ def incomplete(schedule: Schedule) -> Iterator[ScheduleFault]:
             if Kind.FORWARD not in have:
                 yield ScheduleFault(rank, None, f"{stage}F{micro_batch} is missing")
             if have - {Kind.FORWARD} not in BACKWARDS:
-                found = (
+                counts_found = (
                     " and ".join(sorted(kind.value for kind in have - {Kind.FORWARD})) or "nothing"
                 )
                 yield ScheduleFault(
                     rank,
                     None,
                     f"stage {stage}, micro-batch {micro_batch}: backward is B, or I and W; found "
-                    f"{found}",
+                    f"{counts_found}",
                 )
 
 

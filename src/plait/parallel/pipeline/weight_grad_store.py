@@ -222,7 +222,7 @@ class _ConvolutionLayer(_WeightLayer):
     ) -> tuple[Tensor, ...]:
         conv = self.module
         bias_sizes = None if conv.bias is None else [conv.out_channels]
-        found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+        gradients: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
             grad,
             x,
             weight,
@@ -235,7 +235,7 @@ class _ConvolutionLayer(_WeightLayer):
             conv.groups,
             mask,
         )
-        return found
+        return gradients
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         conv = self.module
@@ -328,14 +328,14 @@ class _SplitBackward(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         layer_and_store: tuple[_WeightLayer, WeightGradStore, Params] = ctx.layer_and_store
         layer, store, params = layer_and_store
-        wanted = ctx.needs_input_grad[1 : 1 + len(params)]
+        needed = ctx.needs_input_grad[1 : 1 + len(params)]
         input_grad = layer.input_grad(x, weight, grad) if ctx.needs_input_grad[0] else None
-        if not any(wanted):
+        if not any(needed):
             return input_grad, None, None, None
         if store.open is not None:
             store.open.add(layer, params, x, grad)
             return input_grad, None, None, None
-        if all(wanted) and store.accumulate(layer, params, x, grad):
+        if all(needed) and store.accumulate(layer, params, x, grad):
             return input_grad, None, None, None
         weight_grad, *bias_grads = layer.weight_grads(params, x, grad)
         bias_grad = bias_grads[0] if bias_grads else None

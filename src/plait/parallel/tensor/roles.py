@@ -88,24 +88,24 @@ def match(model: nn.Module, roles: Mapping[str, str]) -> dict[str, str]:
             raise ModelError(f"roles['{pattern}'] = '{role}' is no role; {nearest(role, ROLES)}")
     names = [name for name, _ in model.named_modules()]
     expressions = {pattern: expression(pattern) for pattern in roles}
-    found: dict[str, str] = {}
+    role_of: dict[str, str] = {}
     unused = dict.fromkeys(roles)
     for name in names:
         for pattern, regex in expressions.items():
             if regex.fullmatch(name):
-                found.setdefault(name, roles[pattern])
+                role_of.setdefault(name, roles[pattern])
                 unused.pop(pattern, None)
     if unused:
         lost = ", ".join(f"'{pattern}' ({roles[pattern]})" for pattern in unused)
         likely = nearest(next(iter(unused)), sorted({_pattern(name) for name in names if name}))
         raise ModelError(f"roles: no module matches {lost}; {likely}")
-    _check_covered(model, found)
-    if "whole" not in found.values() and not any(role in LINEAR for role in found.values()):
+    _check_covered(model, role_of)
+    if "whole" not in role_of.values() and not any(role in LINEAR for role in role_of.values()):
         raise ModelError(
             "tensor parallel would split nothing of this model: "
             "no module has a role column, row, qkv or head"
         )
-    return found
+    return role_of
 
 
 def _pattern(name: str) -> str:

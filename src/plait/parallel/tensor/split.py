@@ -158,13 +158,17 @@ class TensorSplit:
         match = MISFIT.search(str(error))
         if match is None:
             return None
-        wanted = [int(size) for size in match[1].split(",")]
+        view_sizes = [int(size) for size in match[1].split(",")]
         there = int(match[2])
-        if -1 in wanted or not 0 < there < math.prod(wanted) or math.prod(wanted) % there:
+        if (
+            -1 in view_sizes
+            or not 0 < there < math.prod(view_sizes)
+            or math.prod(view_sizes) % there
+        ):
             return None
         return (
             f"`{line.code}`: it asks for [{match[1]}], and this rank has "
-            f"1/{math.prod(wanted) // there} of these elements, its share of the heads (or "
+            f"1/{math.prod(view_sizes) // there} of these elements, its share of the heads (or "
             "features); a number that the split divides must not be written there: put -1 in place "
             "of the number of heads, as in x.view(batch, length, -1, head_dim)"
         )

@@ -117,15 +117,15 @@ class _Streamed(torch.autograd.Function):
         ctx.product = product
         ctx.products = products
         rows = _rows(x)
-        own = weight.contiguous()
+        block = weight.contiguous()
         if product.x is not None:
-            y = rows.new_zeros(rows.shape[0], own.shape[0])
-            for _, (x_t, w_t) in panels([(product.x.axis, rows), (product.weight.axis, own)]):
+            y = rows.new_zeros(rows.shape[0], block.shape[0])
+            for _, (x_t, w_t) in panels([(product.x.axis, rows), (product.weight.axis, block)]):
                 products.into(y, x_t, w_t, add=True)
         else:
             assert product.y is not None
             sums = Sums(product.y.axis)
-            for t, (w_t,) in panels([(product.weight.axis, own)]):
+            for t, (w_t,) in panels([(product.weight.axis, block)]):
                 sums.add(t, products.linear(rows, w_t, None))
             y = sums.finish()
         return y.view(*x.shape[:-1], -1)
@@ -137,19 +137,19 @@ class _Streamed(torch.autograd.Function):
         product: Summa = ctx.product
         products: Products = ctx.products
         rows = _rows(x)
-        own = weight.contiguous()
+        block = weight.contiguous()
         dy = _rows(gradients[0])
         weights = Sums(product.weight.axis)
         if product.x is not None:
             inputs = Sums(product.x.axis)
-            for t, (w_t, x_t) in panels([(product.weight.axis, own), (product.x.axis, rows)]):
+            for t, (w_t, x_t) in panels([(product.weight.axis, block), (product.x.axis, rows)]):
                 inputs.add(t, products.product(dy, w_t))
                 weights.add(t, products.weight_grad(dy.t(), x_t))
             dx = inputs.finish()
         else:
             assert product.y is not None
             dx = torch.zeros_like(rows)
-            for t, (w_t, dy_t) in panels([(product.weight.axis, own), (product.y.axis, dy)]):
+            for t, (w_t, dy_t) in panels([(product.weight.axis, block), (product.y.axis, dy)]):
                 products.into(dx, dy_t, w_t.t(), add=True)
                 weights.add(t, products.weight_grad(dy_t.t(), rows))
         return dx.view_as(x), weights.finish(), None, None

@@ -58,14 +58,14 @@ class Matrix:
 
 def matrix_update(runs: Runs, shard: Sharding, plan: Plan) -> MatrixUpdate:
     """The whole matrices of the blocks of a rank."""
-    found = [(matrix, count) for block, count in runs for matrix in _matrices(block, shard)]
-    every = sum(count * 2 * _multiplications(matrix) for matrix, count in found)
+    matrices = [(matrix, count) for block, count in runs for matrix in _matrices(block, shard)]
+    every = sum(count * 2 * _multiplications(matrix) for matrix, count in matrices)
     facts = STRATEGIES[plan.dp.strategy]
     if not facts.synchronous or not (facts.shards_optimizer or plan.tp.size > 1):
         return MatrixUpdate(flops=float(every))
     data_ranks = plan.dp.size * plan.cp.size
     ranks = data_ranks * plan.tp.size
-    number = sum(count for _, count in runs) * (ranks + len(found))
+    number = sum(count for _, count in runs) * (ranks + len(matrices))
     if number > MOST_PLACES:
         return _even(runs, shard, plan, ranks)
     places = [_places(runs, shard, plan, rank) for rank in range(ranks)]
@@ -105,15 +105,15 @@ def _matrices(block: Block, shard: Sharding) -> tuple[Matrix, ...]:
     if not is_layer(block):
         return ()
     shapes = list(_shapes(block, shard))
-    found = []
+    matrices = []
     offset = 0
     for one, shape in zip(held(block, shard), shapes, strict=True):
         if shape is not None:
             rows, columns, axes = shape
-            found.append(Matrix(rows, columns, offset, int(one.numbers), axes))
+            matrices.append(Matrix(rows, columns, offset, int(one.numbers), axes))
         if _is_beside(one, shard):
             offset += int(one.numbers)
-    return tuple(found)
+    return tuple(matrices)
 
 
 def _is_beside(one: Held, shard: Sharding) -> bool:

@@ -31,7 +31,7 @@ def estimate_job(job: Job, plan: Plan, machine: Machine) -> Estimate:
 
     The plan's world may be smaller than the machine; prices count the plan's devices.
     """
-    asked = plan
+    plan_asked = plan
     plan = machine.memory.placed(plan)
     layout = lay_out(job, plan)
     question = Question(job, plan, machine, layout.shard)
@@ -43,7 +43,7 @@ def estimate_job(job: Job, plan: Plan, machine: Machine) -> Estimate:
     states = list(zip(layout.held, layout.ranks, strict=True))
     host_bytes = max(rank.host_bytes for rank in layout.ranks)
     return Estimate(
-        plan=asked,
+        plan=plan_asked,
         step_seconds=step.seconds,
         memory=max(memories, key=lambda memory: memory.total),
         memory_limit=machine.memory.usable_bytes(plan),

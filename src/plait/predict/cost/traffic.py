@@ -72,9 +72,9 @@ def _pipeline_bytes(
         return 0.0
     payload = shard.tokens * job.model.hidden * BYTES[plan.precision] / shard.sequence_split
     last = plan.pp.num_stages - 1
-    mine = set(own)
-    forward = sum(stage < last and stage + 1 not in mine for stage in own)
-    backward = sum(stage > 0 and stage - 1 not in mine for stage in own)
+    own_stages = set(own)
+    forward = sum(stage < last and stage + 1 not in own_stages for stage in own)
+    backward = sum(stage > 0 and stage - 1 not in own_stages for stage in own)
     sent = plan.micro_batches * (forward + backward) * payload
     if SCHEDULES[
         plan.pp.schedule
@@ -83,7 +83,7 @@ def _pipeline_bytes(
             "broadcast", 3 * COUNT_BYTES, plan.pp.size
         )
     tied = job.model.tied_parameters
-    if tied and (0 in mine or last in mine) and placement[0] != placement[last]:
+    if tied and (0 in own_stages or last in own_stages) and placement[0] != placement[last]:
         sent += -(-tied // (shard.weight_split * plan.optimizer_shards)) * job.gradient_width(
             plan.precision
         )

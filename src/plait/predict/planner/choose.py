@@ -117,13 +117,13 @@ def decide(
     shares = [usual, 1.0] if risk is None else [bars.share_for(risk, place)]
     for share in dict.fromkeys(shares):
         sure = replace(machine, memory=replace(machine.memory, share=share))
-        found = _searched(job, sure, machines.num_devices, settings)
-        plans = [estimate for one in found for estimate in one.best]
+        searches = _searched(job, sure, machines.num_devices, settings)
+        plans = [estimate for one in searches for estimate in one.best]
         if plans:
             plans = [replace(one, memory_limit=one.memory_limit / share) for one in plans]
             plans.sort(key=_order(objective))
-            return Choice(plans, found[0], job, sure)
-    raise NothingFits(_why_nothing_fits(job, sure, machines, settings, found[0]))
+            return Choice(plans, searches[0], job, sure)
+    raise NothingFits(_why_nothing_fits(job, sure, machines, settings, searches[0]))
 
 
 def _searched(

@@ -46,15 +46,15 @@ class Fixed:
     @staticmethod
     def parse(text: str) -> Fixed:
         """The decisions of a text. Raises `PlanError` for a word that decides nothing, or twice."""
-        found: dict[tuple[str, str], Any] = {}
+        decided: dict[tuple[str, str], Any] = {}
         for word in text.split():
             for axis, name, value in _decisions(word):
-                if found.setdefault((axis, name), value) != value:
+                if decided.setdefault((axis, name), value) != value:
                     raise PlanError(
-                        f"fix '{text}': {word} says {name} {value}, and {found[axis, name]} was "
+                        f"fix '{text}': {word} says {name} {value}, and {decided[axis, name]} was "
                         "said before; keep one"
                     )
-        return Fixed(text, tuple((axis, name, value) for (axis, name), value in found.items()))
+        return Fixed(text, tuple((axis, name, value) for (axis, name), value in decided.items()))
 
     def value(self, axis: str, name: str) -> Any:
         """The decided value of a field, or None."""

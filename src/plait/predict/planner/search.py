@@ -107,31 +107,31 @@ def score(guess: Guess, objective: str) -> float:
 
 def search(job: Job, machine: Machine, num_devices: int, settings: SearchSettings) -> Found:
     """The best plans that use exactly `num_devices` devices and fit, best first."""
-    found = Found()
+    candidates = Found()
     guesses = list[Guess]()
     queue = []
     for index, combination in enumerate(allowed(job, machine, num_devices, settings)):
-        found.num_degrees += 1
+        candidates.num_degrees += 1
         needed = states_floor(job, combination, settings)
         if needed > machine.memory_bytes:
-            found.too_large[combination] = needed / machine.memory_bytes
+            candidates.too_large[combination] = needed / machine.memory_bytes
         else:
             queue.append((time_floor(job, machine, combination, settings), index, combination))
     heapq.heapify(queue)
     while queue:
         bound, _, combination = heapq.heappop(queue)
-        if settings.objective != "memory" and bound > MARGIN * found.least:
-            found.not_opened = 1 + len(queue)
+        if settings.objective != "memory" and bound > MARGIN * candidates.least:
+            candidates.not_opened = 1 + len(queue)
             break
-        guesses += open_degrees(job, machine, combination, settings, found)
+        guesses += open_degrees(job, machine, combination, settings, candidates)
     guesses.sort(key=lambda guess: score(guess, settings.objective))
     replayed = list(_replayed(job, machine, guesses, settings))
     key = "memory" if settings.objective == "memory" else "time"
-    found.best = sorted(
+    candidates.best = sorted(
         (one for one in replayed if one.fits),
         key=lambda one: one.memory.total if key == "memory" else one.step_seconds,
     )
-    return found
+    return candidates
 
 
 def replay_work(plan: Plan) -> int:

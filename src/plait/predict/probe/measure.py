@@ -84,17 +84,17 @@ def _measure(num_ranks: int, shared: bool, anew: bool) -> JsonObject:
 
     world = comm.init(Mesh(dp=num_ranks))
     on_gpu = world.device.type == "cuda"
-    own: JsonObject = {}
+    measurements: JsonObject = {}
     if not on_gpu and shared:
         first = table_here(MEASUREMENTS, anew=anew) if world.rank == 0 else None
         table = world.axis("world").gather_objects(first)[0]
-        own["own"] = _operation_seconds(world)
-        own["own"]["products"] = table.as_dict()
-        own["own"]["machine"] = str(this_machine())
+        measurements["own"] = _operation_seconds(world)
+        measurements["own"]["products"] = table.as_dict()
+        measurements["own"]["machine"] = str(this_machine())
         world.barrier()
-        own["met"] = _met(world, table)
-        own["met"]["steps"][ALONE] = shortest_step(ALONE, table)
-    measured = probe(world) | own
+        measurements["met"] = _met(world, table)
+        measurements["met"]["steps"][ALONE] = shortest_step(ALONE, table)
+    measured = probe(world) | measurements
     if not on_gpu:
         rates = measured["device"]["matmul_flops_per_second"]
         rates["float32"] = max(rates["float32"], product_rate())
@@ -119,16 +119,16 @@ def _operation_seconds(world: World) -> dict[str, JsonObject]:
     from plait.predict.probe.engine import OTHER_FAMILIES, block_seconds, engine_seconds
     from plait.predict.probe.operations import OPERATIONS
 
-    found: dict[str, JsonObject] = {part: {} for part in PARTS}
+    by_part: dict[str, JsonObject] = {part: {} for part in PARTS}
     if world.rank == 0:
-        found["engine"] = engine_seconds()
-        found["blocks"] = found["engine"].pop("blocks")
+        by_part["engine"] = engine_seconds()
+        by_part["blocks"] = by_part["engine"].pop("blocks")
     if world.rank == world.size - 1:
-        found["blocks"] |= block_seconds(OTHER_FAMILIES)
+        by_part["blocks"] |= block_seconds(OTHER_FAMILIES)
     for index, measure in enumerate(OPERATIONS):
         if (index + 1) % world.size == world.rank:
-            found["seconds"] |= measure()
-    return found
+            by_part["seconds"] |= measure()
+    return by_part
 
 
 def _host(measured: list[JsonObject], num_ranks: int, quick: bool) -> JsonObject:
@@ -138,14 +138,14 @@ def _host(measured: list[JsonObject], num_ranks: int, quick: bool) -> JsonObject
     from plait.predict.probe.meetings import ALONE, idle, losses, stretch
 
     table = ProductTable.from_dict(measured[0]["own"].pop("products"))
-    found = {num_ranks: [one["met"] for one in measured]}
+    by_size = {num_ranks: [one["met"] for one in measured]}
     crowded = (
         ()
         if quick
         else tuple(num_ranks * times for times in CROWDED if num_ranks * times <= MOST_RANKS)
     )
     for size in {*crowded, 2} - {num_ranks}:
-        found[size] = launch(_meet, size, table, nproc=size)
+        by_size[size] = launch(_meet, size, table, nproc=size)
     engine, blocks, seconds = (
         {k: v for one in measured for k, v in one["own"][part].items()} for part in PARTS
     )
@@ -156,14 +156,16 @@ def _host(measured: list[JsonObject], num_ranks: int, quick: bool) -> JsonObject
         | {"stretch": 1.0, "idle": 1.0, "blocks": blocks}
         | {name: {} for name in MEETINGS},
         "links": {
-            str(size): _fits(ranks[0]["links"]) for size, ranks in sorted(found.items()) if size > 1
+            str(size): _fits(ranks[0]["links"])
+            for size, ranks in sorted(by_size.items())
+            if size > 1
         },
         "rule": {"met_at_once": KEYS_PER_STEP},
         "machine": measured[0]["own"].pop("machine"),
     }
     steps = {
         text: [one["steps"][text] for one in ranks]
-        for ranks in found.values()
+        for ranks in by_size.values()
         for text in ranks[0]["steps"]
     }
     works = {text: [step.work for step in ranks] for text, ranks in steps.items()}

@@ -127,21 +127,21 @@ def losses(works: dict[str, list[float]], machine: Machine) -> dict[str, dict[st
     from plait.predict.cost.time.processor import Processor
 
     assert isinstance(machine, Processor)
-    found: dict[str, dict[str, float]] = {name: {} for name in MEETINGS}
+    seconds: dict[str, dict[str, float]] = {name: {} for name in MEETINGS}
     for name, plans in PLANS.items():
         met = {
             kind: {int(count): spent for count, spent in by_ranks.items()}
-            for kind, by_ranks in found.items()
+            for kind, by_ranks in seconds.items()
         }
         machine = replace(machine, profile=replace(machine.profile, meetings=met))
         for text in plans:
             if text in works:
                 plan = Plan.parse(text)
                 times = plan.world_size * meetings_of_step(job_of(_config(), plan), plan, machine)
-                found[name][str(plan.world_size)] = (
+                seconds[name][str(plan.world_size)] = (
                     max(sum(works[text]) - _work(text, machine), 0.0) / times
                 )
-    return found
+    return seconds
 
 
 def _work(text: str, machine: Machine) -> float:

@@ -94,22 +94,22 @@ def elementwise_seconds() -> dict[str, float]:
         "lookup": lookup,
         "loss": lambda x: cross_entropy(x, torch.zeros(len(x), dtype=torch.long))[0],
     }
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for name, function in kinds.items():
         forward, backward = _both_ways(function, (TOKENS, WIDTH), inputs=2 if name == "gate" else 1)
-        found[f"{name}_forward"], found[f"{name}_backward"] = (
+        seconds[f"{name}_forward"], seconds[f"{name}_backward"] = (
             forward / (TOKENS * WIDTH),
             backward / (TOKENS * WIDTH),
         )
     rows = [(_tensor((TOKENS, WIDTH)),) for _ in range(_copies(TOKENS * WIDTH))]
-    return {**found, "bias": _each(lambda grad: grad.sum(0), rows) / (TOKENS * WIDTH)}
+    return {**seconds, "bias": _each(lambda grad: grad.sum(0), rows) / (TOKENS * WIDTH)}
 
 
 def attention_seconds() -> dict[str, float]:
     """Causal attention, for each flop (of the whole square) and for each score, which takes an
     exponential. Its features are not cut into heads, as in the layers beside it.
     """
-    found = {}
+    seconds = {}
     scores = SAMPLES * HEADS * LENGTH**2
     measured = []
     for width in HEAD_DIMS:
@@ -125,9 +125,9 @@ def attention_seconds() -> dict[str, float]:
         )
     for way, one, other in zip(("forward", "backward"), *measured, strict=True):
         flop = max(other - one, 0.0) / (4.0 * scores * (HEAD_DIMS[1] - HEAD_DIMS[0]))
-        found[f"attention_{way}"] = flop
-        found[f"score_{way}"] = max(one / scores - 4.0 * HEAD_DIMS[0] * flop, 0.0)
-    return found
+        seconds[f"attention_{way}"] = flop
+        seconds[f"score_{way}"] = max(one / scores - 4.0 * HEAD_DIMS[0] * flop, 0.0)
+    return seconds
 
 
 def product_seconds() -> dict[str, float]:
@@ -175,7 +175,7 @@ def convolution_seconds() -> dict[str, float]:
     """Convolutions, for each flop and for each weight: small images are dominated by the
     weights.
     """
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     forward: Rows = []
     backward: Rows = []
     for samples, channels, side in CONVOLUTIONS:
@@ -189,8 +189,8 @@ def convolution_seconds() -> dict[str, float]:
         forward.append((sizes, ahead))
         backward.append((sizes, back))
     for way, rows in (("forward", forward), ("backward", backward)):
-        found[f"convolution_flop_{way}"], found[f"convolution_weight_{way}"] = _fit(rows)
-    return found
+        seconds[f"convolution_flop_{way}"], seconds[f"convolution_weight_{way}"] = _fit(rows)
+    return seconds
 
 
 def update_seconds() -> dict[str, float]:
@@ -312,16 +312,16 @@ def _fit(rows: Rows) -> list[float]:
         [[size / seconds for size in sizes] for sizes, seconds in rows], dtype=torch.float64
     )
     scale = parts.norm(dim=0)
-    kept = list(range(parts.shape[1]))
+    columns = list(range(parts.shape[1]))
     while True:
-        found = torch.linalg.lstsq(
-            (parts / scale)[:, kept], torch.ones(len(rows), 1, dtype=torch.float64)
+        solution = torch.linalg.lstsq(
+            (parts / scale)[:, columns], torch.ones(len(rows), 1, dtype=torch.float64)
         ).solution.flatten()
-        if found.min() >= 0:
+        if solution.min() >= 0:
             break
-        del kept[int(found.argmin())]
+        del columns[int(solution.argmin())]
     factors = [0.0] * parts.shape[1]
-    for index, factor in zip(kept, (found / scale[kept]).tolist(), strict=True):
+    for index, factor in zip(columns, (solution / scale[columns]).tolist(), strict=True):
         factors[index] = factor
     return factors
 

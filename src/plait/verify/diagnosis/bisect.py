@@ -90,17 +90,17 @@ def bisect(plan: Plan, fails: Callable[[Plan], bool]) -> FailingSet:
     run counts as passing.
     """
     trial = _Trial(plan, ingredients(plan), fails)
-    kept = trial.minimise() if trial.names and not trial.keeps(()) else ()
-    smallest = without(plan, [name for name in trial.names if name not in kept])
+    needed = trial.minimise() if trial.names and not trial.keeps(()) else ()
+    smallest = without(plan, [name for name in trial.names if name not in needed])
     guilty = []
-    for axis in kept:
+    for axis in needed:
         plainer = PLAIN.get(axis, lambda same: same)(smallest)
         if plainer != smallest:
             if trial.failing(plainer):
                 smallest = plainer
             else:
                 guilty.append(axis)
-    return FailingSet(smallest, tuple(kept), tuple(guilty), tuple(trial.seen.items()))
+    return FailingSet(smallest, tuple(needed), tuple(guilty), tuple(trial.seen.items()))
 
 
 @dataclass
@@ -126,13 +126,13 @@ class _Trial:
 
     def minimise(self) -> tuple[str, ...]:
         """ddmin over the ingredients: try parts, then complements, then finer parts."""
-        kept = self.names
+        needed = self.names
         parts = 2
-        while len(kept) > 1:
-            size = max(len(kept) // parts, 1)
-            chunks = [kept[i : i + size] for i in range(0, len(kept), size)]
+        while len(needed) > 1:
+            size = max(len(needed) // parts, 1)
+            chunks = [needed[i : i + size] for i in range(0, len(needed), size)]
             rests = (
-                [tuple(name for name in kept if name not in chunk) for chunk in chunks]
+                [tuple(name for name in needed if name not in chunk) for chunk in chunks]
                 if len(chunks) > 2
                 else []
             )
@@ -140,15 +140,15 @@ class _Trial:
                 (
                     one
                     for one in [*chunks, *rests]
-                    if one and len(one) < len(kept) and self.keeps(one)
+                    if one and len(one) < len(needed) and self.keeps(one)
                 ),
                 None,
             )
             if smaller is not None:
-                kept = smaller
+                needed = smaller
                 parts = 2
             elif size == 1:
                 break
             else:
-                parts = min(parts * 2, len(kept))
-        return tuple(kept)
+                parts = min(parts * 2, len(needed))
+        return tuple(needed)

@@ -279,10 +279,12 @@ def _factor_of_one_axis(weights: Coefficients, facts: Facts) -> list[Finding] | 
         ("dp", "data rank", lambda part: part.rank),
         ("mb", "micro-batch", lambda part: part.micro_batch),
     ):
-        found = weights.by(key)
-        if found is not None and len(found) > 1:
+        factors = weights.by(key)
+        if factors is not None and len(factors) > 1:
             clauses = {
-                value: facts.explain(value)[1] for value in found.values() if abs(value - 1) > CLOSE
+                value: facts.explain(value)[1]
+                for value in factors.values()
+                if abs(value - 1) > CLOSE
             }
             known = sorted({clause for clause in clauses.values() if ":" in clause})
             why = (
@@ -293,7 +295,7 @@ def _factor_of_one_axis(weights: Coefficients, facts: Facts) -> list[Finding] | 
                 else ""
             )
             words = "micro-batches" if word == "micro-batch" else f"{word}s"
-            text = f"{words} count with factors of their own, {_grouped(found)}{why}"
+            text = f"{words} count with factors of their own, {_grouped(factors)}{why}"
             return [Finding("factor-by-" + axis, axis, text, 0.9)]
     return None
 

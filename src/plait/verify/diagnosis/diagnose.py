@@ -44,24 +44,24 @@ def diagnose(
         wrong=_names(now, "grad", "scale"),
         tolerance=tolerance,
     )
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if "start" in kinds:
-        found += start_findings(
+        findings += start_findings(
             parallel, reference, [one.name for one in now if one.kind == "start"]
         )
-    if all(one.cause == "missing-parameters" for one in found):
+    if all(one.cause == "missing-parameters" for one in findings):
         if kinds & {"loss", "count", "grad", "grad_norm"}:
-            found += gradient_findings(view, kinds)
+            findings += gradient_findings(view, kinds)
         if "replica" in kinds:
-            found += replica_findings(view, [one for one in now if one.kind == "replica"])
+            findings += replica_findings(view, [one for one in now if one.kind == "replica"])
         if "grad" not in kinds and kinds & {"param", "update"}:
             wrong = _names(now, "param", "update")
-            found += update_findings(
+            findings += update_findings(
                 view, parallel.before(step), reference.before(step), wrong, step
             )
-    if not found:
+    if not findings:
         worst = max(now, key=lambda one: one.error)
-        found = [
+        findings = [
             Finding(
                 "unrecognised",
                 "",
@@ -69,7 +69,7 @@ def diagnose(
                 0.1,
             )
         ]
-    return sorted(found, key=lambda one: -one.confidence)
+    return sorted(findings, key=lambda one: -one.confidence)
 
 
 def _names(failed: Sequence[Difference], *kinds: str) -> tuple[str, ...]:

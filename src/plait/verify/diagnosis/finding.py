@@ -200,16 +200,18 @@ def coefficients(value: Gradients, basis: Sequence[Gradients]) -> tuple[list[flo
     if float(torch.linalg.eigvalsh(normal)[0]) < 1e-6:
         return None
     solved = torch.linalg.solve(normal, right[used] / scale[used]) / scale[used]
-    found = [math.nan] * size
+    factors = [math.nan] * size
     for place, i in enumerate(used):
-        found[i] = float(solved[place])
-    rest = {name: None if grad is None else grad.double().clone() for name, grad in value.items()}
+        factors[i] = float(solved[place])
+    remainder = {
+        name: None if grad is None else grad.double().clone() for name, grad in value.items()
+    }
     for i in used:
         for name, grad in basis[i].items():
-            present = rest.get(name)
+            present = remainder.get(name)
             if grad is not None and present is not None:
-                present -= found[i] * grad.double()
-    return found, math.sqrt(max(dot(rest, rest), 0.0) / total)
+                present -= factors[i] * grad.double()
+    return factors, math.sqrt(max(dot(remainder, remainder), 0.0) / total)
 
 
 def list_names(names: Sequence[str], limit: int = 3) -> str:

@@ -31,7 +31,7 @@ MOST_TIED = (
 
 def gradient_findings(view: View, kinds: set[str]) -> list[Finding]:
     """All findings about loss, gradients and their norm in the first wrong step."""
-    found = (
+    findings = (
         missing_names(view)
         + norm_alone(view, kinds)
         + norm_of_one_rank(view, kinds)
@@ -39,23 +39,23 @@ def gradient_findings(view: View, kinds: set[str]) -> list[Finding]:
         + wrong_count(view, kinds)
     )
     if "grad" in kinds:
-        found += lacks_reduction(view) or unsynchronised_copies(view)
+        findings += lacks_reduction(view) or unsynchronised_copies(view)
         for question in (global_scale, kept_from_before, stale_weights, clipped, frozen_or_dead):
-            found += question(view)
-        found += contribution_findings(view.mine, view.truth, view.facts, view.slack)
-        if not any(one.confidence >= 0.7 for one in found):
-            found += scale_by_parameter(view)
-    return found
+            findings += question(view)
+        findings += contribution_findings(view.mine, view.truth, view.facts, view.slack)
+        if not any(one.confidence >= 0.7 for one in findings):
+            findings += scale_by_parameter(view)
+    return findings
 
 
 def missing_names(view: View) -> list[Finding]:
     """Parameters that exist on one side only."""
-    found = []
+    findings = []
     truth = view.truth.params.keys()
-    mine = view.mine.params.keys()
-    if lost := sorted(truth - mine):
+    names_here = view.mine.params.keys()
+    if lost := sorted(truth - names_here):
         text = f"{len(lost)} parameters are nowhere in the parallel run: {list_names(lost)}"
-        found.append(
+        findings.append(
             Finding(
                 "missing-parameters",
                 "pp" if view.facts.sizes.get("pp", 1) > 1 else "",
@@ -64,8 +64,8 @@ def missing_names(view: View) -> list[Finding]:
                 tuple(lost),
             )
         )
-    if new := sorted(mine - truth):
-        found.append(
+    if new := sorted(names_here - truth):
+        findings.append(
             Finding(
                 "unknown-parameters",
                 "",
@@ -74,7 +74,7 @@ def missing_names(view: View) -> list[Finding]:
                 tuple(new),
             )
         )
-    return found
+    return findings
 
 
 def global_scale(view: View) -> list[Finding]:
@@ -95,11 +95,11 @@ def scale_by_parameter(view: View) -> list[Finding]:
         fit = fit_scale(view.only(view.mine.grads, [name]), view.only(view.truth.grads, [name]))
         if fit.holds(view.slack) and fit.scale != 0.0 and abs(fit.scale - 1) > view.slack:
             groups.setdefault(f"{fit.scale:.5g}", []).append(name)
-    found = []
+    findings = []
     for factor, names in sorted(groups.items(), key=lambda item: -len(item[1])):
         axis, clause = view.facts.explain(float(factor))
         if ":" in clause or len(names) > 1:
-            found.append(
+            findings.append(
                 Finding(
                     "scale-some",
                     axis,
@@ -108,7 +108,7 @@ def scale_by_parameter(view: View) -> list[Finding]:
                     tuple(names),
                 )
             )
-    return found[:3]
+    return findings[:3]
 
 
 def lacks_reduction(view: View) -> list[Finding]:
@@ -233,7 +233,7 @@ def stale_weights(view: View) -> list[Finding]:
 
 def frozen_or_dead(view: View) -> list[Finding]:
     """Gradients that one side does not have."""
-    found = []
+    findings = []
     checks: list[tuple[str, str, Callable[[str], bool]]] = [
         (
             "dead",
@@ -249,8 +249,8 @@ def frozen_or_dead(view: View) -> list[Finding]:
     for cause, clause, wrong in checks:
         names = [name for name in view.wrong if wrong(name)]
         if names and len(names) < len(view.truth.grads):
-            found.append(Finding(cause, "", f"{list_names(names)} {clause}", 0.75, tuple(names)))
-    return found
+            findings.append(Finding(cause, "", f"{list_names(names)} {clause}", 0.75, tuple(names)))
+    return findings
 
 
 def _zero(grads: Gradients, name: str) -> bool:

@@ -133,21 +133,21 @@ def wrong_count(view: View, kinds: set[str]) -> list[Finding]:
     """The loss is divided by another number than there are unmasked targets."""
     if "count" not in kinds or not view.mine.count or not view.truth.count:
         return []
-    mine = view.mine.count
+    counted = view.mine.count
     truth = view.truth.count
-    axis, clause = view.facts.explain(mine / truth)
+    axis, clause = view.facts.explain(counted / truth)
     why = (
         f" ({clause})"
         if ":" in clause
         else ": samples are left out"
-        if mine < truth
+        if counted < truth
         else ": what is masked or padded is counted"
     )
     return [
         Finding(
             "count",
             axis or "data",
-            f"the step counts {mine:g} tokens or samples instead of {truth:g}{why}",
+            f"the step counts {counted:g} tokens or samples instead of {truth:g}{why}",
             0.97,
         )
     ]

@@ -66,7 +66,7 @@ def locate(world: World, problem: Problem, plan: Plan) -> Finding | None:
             call(whole, part.batch[0])
     engine = make_engine(problem, plan, world)
     assert engine.split is not None
-    with watched(engine.model, engine.split) as found:
+    with watched(engine.model, engine.split) as outputs:
         engine.step(next(iter(problem.loader(dp.rank, dp.size))), trace=False)
     order = {seen.name: place for place, seen in enumerate(expected)}
     roles = {
@@ -79,17 +79,17 @@ def locate(world: World, problem: Problem, plan: Plan) -> Finding | None:
     }
     verdicts = {
         seen.name: is_part(seen, expected[order[seen.name]].value, roles)
-        for seen in found
+        for seen in outputs
         if seen.name in order
     }
-    told: list[dict[str, bool]] = world.axis("world").gather_objects(
+    of_ranks: list[dict[str, bool]] = world.axis("world").gather_objects(
         {n: v for n, v in verdicts.items() if v is not None}
     )
-    wrong = {name for one in told for name, right in one.items() if not right}
+    wrong = {name for one in of_ranks for name, right in one.items() if not right}
     if not wrong:
         return None
     first = min(wrong, key=order.__getitem__)
-    right = [order[name] for one in told for name in one if order[name] < order[first]]
+    right = [order[name] for one in of_ranks for name in one if order[name] < order[first]]
     since = [seen.name for seen in expected[max(right, default=-1) + 1 : order[first]]]
     since = [
         name for name in since if name in roles or not list(whole.get_submodule(name).children())
@@ -135,17 +135,17 @@ def watched(model: nn.Module, split: TensorSplit | None = None) -> Iterator[list
     """The list fills with the first output of each module that runs, in the order in which they
     end.
     """
-    found: dict[str, Seen] = {}
+    first_outputs: dict[str, Seen] = {}
 
     def hook(name: str) -> Callable[..., None]:
         def keep(module: nn.Module, args: PyTree, output: PyTree) -> None:
-            if isinstance(output, Tensor) and name not in found:
-                found[name] = Seen(
+            if isinstance(output, Tensor) and name not in first_outputs:
+                first_outputs[name] = Seen(
                     name,
                     output.detach().clone(),
                     ActivationLayout() if split is None else split.context.layout,
                 )
-                seen.append(found[name])
+                seen.append(first_outputs[name])
 
         return keep
 

@@ -23,9 +23,9 @@ def start_findings(parallel: Record, reference: Record, wrong: Sequence[str]) ->
     it.
     """
     assert parallel.start is not None and reference.start is not None
-    mine = parallel.start
+    weights = parallel.start
     truth = reference.start
-    lost = [name for name in wrong if name not in mine or name not in truth]
+    lost = [name for name in wrong if name not in weights or name not in truth]
     if lost:
         return [
             Finding(
@@ -41,7 +41,7 @@ def start_findings(parallel: Record, reference: Record, wrong: Sequence[str]) ->
         if len(wrong) == len(truth)
         else f"{list_names(wrong)} do{'es' if len(wrong) == 1 else ''} not start"
     )
-    found = [
+    findings = [
         Finding(
             "init",
             "init",
@@ -50,14 +50,14 @@ def start_findings(parallel: Record, reference: Record, wrong: Sequence[str]) ->
             tuple(wrong),
         )
     ]
-    repeated = [name for name in wrong if _repeats(mine[name]) and not _repeats(truth[name])]
+    repeated = [name for name in wrong if _repeats(weights[name]) and not _repeats(truth[name])]
     if repeated:
         text = (
             f"the halves of {list_names(repeated)} start equal: each rank fills its shard from the "
             "same seed"
         )
-        found.append(Finding("init-shards", "init+tp", text, 0.95, tuple(repeated)))
-    return found
+        findings.append(Finding("init-shards", "init+tp", text, 0.95, tuple(repeated)))
+    return findings
 
 
 def _repeats(value: Tensor) -> bool:
@@ -118,30 +118,32 @@ def update_findings(
                 tuple(frozen),
             )
         ]
-    mine = {name: view.mine.params[name].double() - mine_before[name].double() for name in names}
+    changes = {name: view.mine.params[name].double() - mine_before[name].double() for name in names}
     truth = {name: view.truth.params[name].double() - truth_before[name].double() for name in names}
     still = [
         name
         for name in wrong
-        if name in truth and bool(truth[name].any()) and not bool(mine[name].any())
+        if name in truth and bool(truth[name].any()) and not bool(changes[name].any())
     ]
-    found = _still(still, wrong, len([name for name in names if bool(truth[name].any())]))
+    findings = _still(still, wrong, len([name for name in names if bool(truth[name].any())]))
     if not still:
-        found += _scaled(view, mine, truth) or _decayed(view, mine, truth, truth_before, wrong)
-        found += _range_of(view, mine, truth, wrong)
-    if not found and step > 0:
+        findings += _scaled(view, changes, truth) or _decayed(
+            view, changes, truth, truth_before, wrong
+        )
+        findings += _range_of(view, changes, truth, wrong)
+    if not findings and step > 0:
         text = (
             f"step {step} updates wrongly from right gradients, the steps before do not: the state "
             "of the optimizer is wrong"
         )
-        found.append(Finding("optimizer-state", "optimizer", text, 0.7, tuple(wrong)))
-    if not found:
+        findings.append(Finding("optimizer-state", "optimizer", text, 0.7, tuple(wrong)))
+    if not findings:
         text = (
             f"right gradients in step {step} and a wrong update of {list_names(wrong)}: the rule "
             "or its options differ"
         )
-        found.append(Finding("update", "optimizer", text, 0.6, tuple(wrong)))
-    return found
+        findings.append(Finding("update", "optimizer", text, 0.6, tuple(wrong)))
+    return findings
 
 
 def _moved(after: Tensors, before: Tensors, name: str) -> bool:

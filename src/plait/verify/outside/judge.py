@@ -109,23 +109,27 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
         if limits:
             report = judge(parallel, truth, facts, limits=limits, **about)
             notes = (*notes, lowered.note(limits))
-    found = list(report.findings)
+    findings = list(report.findings)
     if not report.ok:
-        found = [*_causes(ranks, readings, names, settings), *_norms_apart(ranks, truth), *found]
-        found = [*_packed(ranks, found), *found]
+        findings = [
+            *_causes(ranks, readings, names, settings),
+            *_norms_apart(ranks, truth),
+            *findings,
+        ]
+        findings = [*_packed(ranks, findings), *findings]
         errors = _module_errors(ranks, rows, plain, batches[0], loss, slack=slack)
         if any(one.step == 0 for one in report.failed):
-            found += first_wrong(errors, slack)
+            findings += first_wrong(errors, slack)
         report = replace(report, modules=tuple(errors))
     if ranks[0].owns_loop:
         again = _read_twice(ranks, num_samples(made.together))
         report = replace(report, refusals=[*report.refusals, *(one.text for one in again)])
-        found = [*again, *found]
+        findings = [*again, *findings]
     if len(ranks) > 1 and all(len(one.lines) == 1 for one in readings):
         whole = len(next(iter(readings[0].lines.values()))) == len(ranks)
         if whole:
             notes = (*notes, "every rank computed on every sample: no data axis was seen")
-    return replace(report, findings=found, notes=[*made.notes, *notes, *report.notes])
+    return replace(report, findings=findings, notes=[*made.notes, *notes, *report.notes])
 
 
 def _nothing_held(made: Made, trial: Trial, world_size: int) -> Report:
@@ -239,13 +243,13 @@ def _joined(ranks: Sequence[RankSteps]) -> Record:
 
 def _settings(ranks: Sequence[RankSteps]) -> list[Mapping[str, Settings]]:
     """The settings of every parameter in each step, from whichever rank updates it."""
-    found: list[Mapping[str, Settings]] = []
+    settings: list[Mapping[str, Settings]] = []
     for step in range(len(ranks[0].updates)):
         known: dict[str, Settings] = {}
         for rank in ranks:
             known = {**rank.updates[step].settings, **known}
-        found.append(known)
-    return found
+        settings.append(known)
+    return settings
 
 
 def _limit(ranks: Sequence[RankSteps]) -> float | None:
@@ -309,13 +313,13 @@ def _packed(ranks: Sequence[RankSteps], found: Sequence[Finding]) -> list[Findin
 def _starts_apart(ranks: Sequence[RankSteps]) -> tuple[str, ...]:
     """The parameters of which ranks have copies that differ before the first step."""
     first: dict[str, Tensor] = {}
-    found = []
+    names = []
     for rank in ranks:
         for name, value in rank.start.items():
             known = first.setdefault(name, value)
             if known.shape == value.shape and not torch.equal(known, value):
-                found.append(name)
-    return tuple(dict.fromkeys(found))
+                names.append(name)
+    return tuple(dict.fromkeys(names))
 
 
 def _read_twice(ranks: Sequence[RankSteps], num_samples: int) -> list[Finding]:
@@ -341,10 +345,10 @@ def _causes(
     settings: Sequence[Mapping[str, Settings]],
 ) -> list[Finding]:
     """Causes that were seen directly, without any arithmetic."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     split = next((one for one in (each.finding() for each in readings) if one), None)
     if split is not None:
-        found.append(split)
+        findings.append(split)
     stale = [name for rank in ranks for update in rank.updates for name in update.stale]
     if stale:
         unique = tuple(dict.fromkeys(stale))
@@ -352,13 +356,13 @@ def _causes(
             f"the optimizer holds {list_names(unique)}, which the model no longer has: it was made "
             "before the model was wrapped"
         )
-        found.append(Finding("stale-parameters", "optimizer", text, 0.98, unique))
+        findings.append(Finding("stale-parameters", "optimizer", text, 0.98, unique))
     apart = _starts_apart(ranks)
     if apart:
         text = f"ranks start from different values of {list_names(apart)}: nothing makes them one"
-        found.append(Finding("init", "init", text, 0.98, apart))
+        findings.append(Finding("init", "init", text, 0.98, apart))
     missing = tuple(name for name in names if name not in settings[0])
     if missing and not stale:
         text = f"{list_names(missing)} trains and is in no optimizer"
-        found.append(Finding("not-updated", "optimizer", text, 0.95, missing))
-    return found
+        findings.append(Finding("not-updated", "optimizer", text, 0.95, missing))
+    return findings

@@ -87,9 +87,9 @@ class ModuleError:
 
 def reference_sketches(model: nn.Module, run: Callable[[], Tensor]) -> list[Sketch]:
     """The sketches of one device; `run` gives the loss of the whole batch."""
-    kept = Sketches()
+    sketches = Sketches()
     handles = [
-        module.register_forward_hook(_hook(kept, name))
+        module.register_forward_hook(_hook(sketches, name))
         for name, module in model.named_modules()
         if name
     ]
@@ -98,7 +98,7 @@ def reference_sketches(model: nn.Module, run: Callable[[], Tensor]) -> list[Sket
     finally:
         for handle in handles:
             handle.remove()
-    return kept.found
+    return sketches.found
 
 
 def _hook(kept: Sketches, name: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -128,20 +128,20 @@ def compare(
             same = [one for one in sketches if one.call == call and _fits(one, known, index)]
             scale = _scale(same, known, index)
             for one in same:
-                here = (rank, call)
+                at = (rank, call)
                 part = known[one.name].output[list(index)]
-                outputs.setdefault(one.name, {})[here] = _error(one.output, part)
+                outputs.setdefault(one.name, {})[at] = _error(one.output, part)
                 error = _grad_error(one, known[one.name], index, scale, floor)
                 if error is not None:
-                    grads.setdefault(one.name, {})[here] = error
-    found = []
+                    grads.setdefault(one.name, {})[at] = error
+    errors = []
     for depth, one in enumerate(truth):
         if one.name in outputs:
             worst = {**outputs[one.name]}
-            for here, error in grads.get(one.name, {}).items():
-                worst[here] = max(worst[here], error)
-            wrong = [here for here, error in worst.items() if error > slack]
-            found.append(
+            for at, error in grads.get(one.name, {}).items():
+                worst[at] = max(worst[at], error)
+            wrong = [at for at, error in worst.items() if error > slack]
+            errors.append(
                 ModuleError(
                     one.name,
                     depth,
@@ -151,7 +151,7 @@ def compare(
                     tuple(dict.fromkeys(call for _, call in wrong)),
                 )
             )
-    return found
+    return errors
 
 
 def _fits(one: Sketch, known: Mapping[str, Sketch], index: Sequence[int]) -> bool:

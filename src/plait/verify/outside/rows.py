@@ -76,17 +76,17 @@ class Reading:
         """The samples that were not seen, or seen by several groups of ranks."""
         if not self.is_known or self.is_partition:
             return None
-        found: dict[int, list[str]] = {index: [] for index in range(self.num_samples)}
+        ranks_of: dict[int, list[str]] = {index: [] for index in range(self.num_samples)}
         for rows, ranks in self.lines.items():
             for index in chain.from_iterable(rows):
-                found[index].append(_ranks(ranks))
-        missing = [index for index, seen in found.items() if not seen]
-        twice = [index for index, seen in found.items() if len(seen) > 1]
+                ranks_of[index].append(_ranks(ranks))
+        missing = [index for index, seen in ranks_of.items() if not seen]
+        twice = [index for index, seen in ranks_of.items() if len(seen) > 1]
         parts = []
         if missing:
             parts.append(f"no rank computed on sample {numbers(missing)} of the global batch")
         if twice:
-            who = dict.fromkeys(found[twice[0]])
+            who = dict.fromkeys(ranks_of[twice[0]])
             parts.append(f"sample {numbers(twice)} was computed on by {' and by '.join(who)}")
         return Finding("data-split", "data", "; ".join(parts), 0.96)
 

@@ -64,15 +64,15 @@ def carried(
     import cloudpickle
 
     second = LOOP if is_loop(train_step) else SECOND
-    found: dict[str, Callable[..., PyTree]] = {"make": make, second: train_step}
+    functions: dict[str, Callable[..., PyTree]] = {"make": make, second: train_step}
     if prepare is not None:
-        found["prepare"] = prepare
-    modules = {function.__module__ for function in found.values()}
+        functions["prepare"] = prepare
+    modules = {function.__module__ for function in functions.values()}
     named = [sys.modules[name] for name in modules if name in sys.modules and name != "__main__"]
     for module in named:
         cloudpickle.register_pickle_by_value(module)
     try:
-        pickled = cloudpickle.dumps(found)
+        pickled = cloudpickle.dumps(functions)
     finally:
         for module in named:
             cloudpickle.unregister_pickle_by_value(module)
@@ -110,15 +110,15 @@ def _names(file: Path) -> set[str]:
         raise ConfigError(f"{file}:{error.lineno}: {error.msg}") from error
     except (UnicodeDecodeError, OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(root):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {alias.asname or alias.name for alias in node.names}
+            names |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-    return found
+            names.add(node.id)
+    return names
 
 
 def _lacks(file: Path, name: str, names: set[str]) -> str:
@@ -146,7 +146,7 @@ def _loaded(file: Path, second: str) -> Functions:
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE] = module
     spec.loader.exec_module(module)
-    found = {}
+    functions = {}
     names = PAIR if second == PAIR[1] else ("make", second)
     for name in names:
         function = getattr(module, name, None)
@@ -154,8 +154,8 @@ def _loaded(file: Path, second: str) -> Functions:
             raise ConfigError(f"{file}: {name} is no function")
         if name == second and second != PAIR[1]:
             name = LOOP if is_loop(function) else SECOND  # noqa: PLW2901 - by what it takes
-        found[name] = function
+        functions[name] = function
     prepare = getattr(module, "prepare", None)
     if callable(prepare):
-        found["prepare"] = prepare
-    return found
+        functions["prepare"] = prepare
+    return functions

@@ -75,14 +75,14 @@ def _on_ranks(world: World, trial: Trial) -> Report:
     functions = trial.source.functions()
     if set(PAIR) <= functions.keys():
         return _pair(world, trial, functions)
-    made = _made(functions, DTYPES[trial.dtype], trial.steps)
-    plain = copy.deepcopy(made.model)
-    own = _run(functions, made)
+    problem_made = _made(functions, DTYPES[trial.dtype], trial.steps)
+    plain = copy.deepcopy(problem_made.model)
+    own = _run(functions, problem_made)
     ranks = world.axis("world").gather_objects(own)
     answer: Report | Exception | None = None
     if world.rank == 0:
         try:
-            answer = judged(ranks, plain, made, trial)
+            answer = judged(ranks, plain, problem_made, trial)
         except Exception as error:  # all ranks raise it: none waits for the first
             traceback.print_exc()
             answer = error if isinstance(error, PlaitError) else RunError(_reason(error))
@@ -126,17 +126,17 @@ def _made(functions: Functions, dtype: torch.dtype, steps: int) -> Made:
         raise ConfigError(f"make() returned a model of {type(model).__name__}, not a torch module")
     if loss is not None and not callable(loss):
         raise ConfigError(f"make() returned a loss of {type(loss).__name__}, not a function")
-    given = [_cast(batch, dtype) for batch in islice(batches, steps)]
-    if not given:
+    cast_batches = [_cast(batch, dtype) for batch in islice(batches, steps)]
+    if not cast_batches:
         raise ConfigError("make() returned no batches")
-    for batch in given:
+    for batch in cast_batches:
         if not isinstance(batch, Mapping) and len(batch) != 2:
             raise ConfigError(
                 f"make() returned a batch of {len(batch)} parts; it is (inputs, targets), or a "
                 "mapping that the model takes by keyword"
             )
     notes = _without_dropout(model)
-    return Made(model.to(dtype), given, loss, notes)
+    return Made(model.to(dtype), cast_batches, loss, notes)
 
 
 def _cast(batch: PyTree, dtype: torch.dtype) -> PyTree:
@@ -147,22 +147,22 @@ def _cast(batch: PyTree, dtype: torch.dtype) -> PyTree:
 
 def _without_dropout(model: nn.Module) -> tuple[str, ...]:
     """Switch dropout off, whose random numbers no two runs share."""
-    found = False
+    has_dropout = False
     for module in model.modules():
         for key in ("p", "dropout", "attention_dropout"):
             if "dropout" in f"{type(module).__name__} {key}".lower():
                 rate = getattr(module, key, None)
                 if isinstance(rate, float) and rate > 0:
                     setattr(module, key, 0.0)
-                    found = True
-    return ("dropout is switched off on both sides",) if found else ()
+                    has_dropout = True
+    return ("dropout is switched off on both sides",) if has_dropout else ()
 
 
 def _run(functions: Functions, made: Made) -> RankSteps:
     """Every step on this rank, watched."""
     watch = StepWatch(made.model)
     prepare = functions.get("prepare")
-    found: list[Observation] = []
+    observations: list[Observation] = []
     updates: list[ObservedUpdate] = []
     rows = []
     packed = [1]
@@ -173,14 +173,15 @@ def _run(functions: Functions, made: Made) -> RankSteps:
         calls = watch.inputs or watch.of_roots
         rows.append(tuple(rows_of(call, keys) for call in calls))
         packed.extend(
-            samples_in_a_row(call, found) for call, found in zip(calls, rows[-1], strict=True)
+            samples_in_a_row(call, observations)
+            for call, observations in zip(calls, rows[-1], strict=True)
         )
-        if not found:
+        if not observations:
             sketches.extend(watch.sketches.found)
         update = watch.take()
         norm = update.norms[-1][1] if update.norms else None
         params = watch.params(set(update.settings) | set(update.grads))
-        found.append(Observation(_number(loss), update.grads, params, norm))
+        observations.append(Observation(_number(loss), update.grads, params, norm))
         update.grads = {}
         updates.append(update)
 
@@ -196,7 +197,7 @@ def _run(functions: Functions, made: Made) -> RankSteps:
                 watch.take()
                 loss = functions["train_step"](state, copy.deepcopy(given), made.loss)
                 keep(loss, keys_of(batch))
-    return RankSteps(start, found, updates, rows, LOOP in functions, sketches, max(packed))
+    return RankSteps(start, observations, updates, rows, LOOP in functions, sketches, max(packed))
 
 
 def _number(loss: PyTree) -> float:

@@ -102,13 +102,13 @@ class StepWatch:
 
     def live(self) -> dict[str, nn.Parameter]:
         """The parameters by their names in the model that `make` gave, as they are now."""
-        found: dict[str, nn.Parameter] = {}
+        params: dict[str, nn.Parameter] = {}
         for module in (self.model, *self.roots):
             for name, parameter in module.named_parameters():
                 known = self._made.get(id(parameter), plain_name(name))
                 if known in self._known or module is self.model:
-                    found.setdefault(known, parameter)
-        return found
+                    params.setdefault(known, parameter)
+        return params
 
     def params(self, names: set[str]) -> dict[str, Tensor]:
         """Whole values of these parameters. Collective where they are sharded."""

@@ -125,28 +125,35 @@ def differences(parallel: Record, reference: Record) -> Iterator[Difference]:
     if parallel.start is not None and reference.start is not None:
         for name, error in _named(parallel.start, reference.start):
             yield Difference(0, "start", name, error)
-    for step, (mine, truth) in enumerate(zip(parallel.steps, reference.steps, strict=True)):
-        yield Difference(step, "loss", "loss", relative_number(mine.loss, truth.loss))
+    for step, (step_here, truth) in enumerate(zip(parallel.steps, reference.steps, strict=True)):
+        yield Difference(step, "loss", "loss", relative_number(step_here.loss, truth.loss))
         yield Difference(
-            step, "count", "tokens or samples", relative_number(mine.count, truth.count)
+            step, "count", "tokens or samples", relative_number(step_here.count, truth.count)
         )
         yield Difference(
-            step, "grad_norm", "grad_norm", relative_number(mine.grad_norm, truth.grad_norm)
+            step, "grad_norm", "grad_norm", relative_number(step_here.grad_norm, truth.grad_norm)
         )
         before = reference.before(step)
-        for name, error in _named(mine.grads, truth.grads):
+        for name, error in _named(step_here.grads, truth.grads):
             yield Difference(step, "grad", name, error)
-        for name, error in _named(mine.params, truth.params, _largest_update(truth.params, before)):
+        for name, error in _named(
+            step_here.params, truth.params, _largest_update(truth.params, before)
+        ):
             yield Difference(step, "param", name, error)
-        if mine.buffers:
-            known = {name: truth.buffers[name] for name in mine.buffers if name in truth.buffers}
-            for name, error in _named(mine.buffers, known):
+        if step_here.buffers:
+            known = {
+                name: truth.buffers[name] for name in step_here.buffers if name in truth.buffers
+            }
+            for name, error in _named(step_here.buffers, known):
                 yield Difference(step, "buffer", name, error)
         if before is not None:
             yield Difference(
-                step, "update", EVERY_PARAMETER, update_error(mine.params, truth.params, before)
+                step,
+                "update",
+                EVERY_PARAMETER,
+                update_error(step_here.params, truth.params, before),
             )
-        yield from _copies(step, mine, truth)
+        yield from _copies(step, step_here, truth)
 
 
 def _largest_update(after: Tensors, before: Tensors | None) -> float:
@@ -200,33 +207,33 @@ def refusals(parallel: Record, reference: Record) -> list[str]:
             f"the reference has {len(reference.steps)} steps and the parallel run "
             f"{len(parallel.steps)}"
         ]
-    found = []
+    reasons = []
     for label, record in (("reference", reference), ("parallel run", parallel)):
-        found += _empty(label, record)
-        found += _aliased(label, record)
+        reasons += _empty(label, record)
+        reasons += _aliased(label, record)
         for step, seen in enumerate(record.steps):
             if not math.isfinite(seen.loss):
-                found.append(f"the loss of the {label} is {seen.loss} in step {step}")
+                reasons.append(f"the loss of the {label} is {seen.loss} in step {step}")
             for kind, names in (
                 ("gradient", non_finite(seen.grads)),
                 ("parameter", non_finite(seen.params)),
                 ("buffer", non_finite(seen.buffers)),
             ):
                 if names:
-                    found.append(
+                    reasons.append(
                         f"NaN or infinity in step {step} of the {label}: {kind} of "
                         f"{', '.join(names[:3])} ({len(names)} in all)"
                     )
-    return found + _shared(parallel, reference)
+    return reasons + _shared(parallel, reference)
 
 
 def _empty(label: str, record: Record) -> list[str]:
-    found = []
+    reasons = []
     if any(not seen.params for seen in record.steps):
         return [f"the {label} has no parameters"]
     dead = [step for step, seen in enumerate(record.steps) if largest(seen.grads) == 0.0]
     if dead:
-        found.append(
+        reasons.append(
             f"every gradient of the {label} is zero or absent in step {dead[0]}: two dead models "
             "agree"
         )
@@ -236,8 +243,8 @@ def _empty(label: str, record: Record) -> list[str]:
             name in before and torch.equal(before[name], value)
             for name, value in seen.params.items()
         ):
-            found.append(f"no weight of the {label} moved in step {step}")
-    return found
+            reasons.append(f"no weight of the {label} moved in step {step}")
+    return reasons
 
 
 def _aliased(label: str, record: Record) -> list[str]:

@@ -54,12 +54,12 @@ def record_rank(engine: Engine, batches: Iterable[PyTree], steps: int) -> RankRe
         lambda *_: seen.append(_gradients(engine))
     )
     start = parameters_of(engine)
-    found = []
+    steps_done = []
     for batch in islice(batches, steps):
         seen.clear()
         result = engine.step(batch, trace=False)
         grads = seen[0] if seen else []
-        found.append(
+        steps_done.append(
             RankStep(
                 result.loss,
                 result.grad_norm,
@@ -72,7 +72,7 @@ def record_rank(engine: Engine, batches: Iterable[PyTree], steps: int) -> RankRe
             )
         )
     hook.remove()
-    return RankRecord(start, found)
+    return RankRecord(start, steps_done)
 
 
 def _gradients(engine: Engine) -> list[Shard]:
@@ -178,15 +178,15 @@ def _mean(ranks: Sequence[Tensors]) -> Tensors:
     """Each buffer as a checkpoint has it: the mean of what ranks keep of their own samples. One of
     whole numbers is that of the rank that is furthest from the first.
     """
-    found: dict[str, Tensor] = {}
+    means: dict[str, Tensor] = {}
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         values = [rank[name] for rank in ranks if name in rank]
         if values[0].is_floating_point():
-            found[name] = torch.stack(values).mean(0) if len(values) > 1 else values[0]
+            means[name] = torch.stack(values).mean(0) if len(values) > 1 else values[0]
         else:
             odd = [value for value in values if not torch.equal(value, values[0])]
-            found[name] = odd[0] if odd else values[0]
-    return found
+            means[name] = odd[0] if odd else values[0]
+    return means
 
 
 def _if_split(shards: Shards, grads: Tensors) -> Shards:
@@ -223,11 +223,11 @@ def _views(ranks: Sequence[Sequence[Shard]], agreed: Tensors) -> dict[int, dict[
         for shard in shards
         if not torch.equal(shard.values, agreed[shard.name].reshape(-1)[shard.index()])
     }
-    found: dict[int, dict[str, Tensor]] = {}
+    views: dict[int, dict[str, Tensor]] = {}
     for rank, shards in enumerate(ranks):
         for shard in shards:
             if shard.name in odd:
                 view = agreed[shard.name].clone()
-                own = found.setdefault(rank, {}).setdefault(shard.name, view)
+                own = views.setdefault(rank, {}).setdefault(shard.name, view)
                 own.view(-1)[shard.index()] = shard.values
-    return found
+    return views

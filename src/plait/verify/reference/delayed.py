@@ -88,17 +88,17 @@ def run_delayed(
     """
     model = copy.deepcopy(model)
     named = dict(model.named_parameters())
-    made = []
+    stages_made = []
     for names, weights in stages:
         params = Parameters([(name, named[name]) for name in names])
-        made.append(_stage(params, weights, recipe))
+        stages_made.append(_stage(params, weights, recipe))
     losses: list[float] = []
     number = 0
     num_tokens = 0.0
     for step, micro_batches in enumerate(stream):
         total = tokens = 0.0
         for batch in micro_batches:
-            for stage in made:
+            for stage in stages_made:
                 stage.show(stage.weights.seen[number])
             begin(number)
             count = 0.0
@@ -107,14 +107,14 @@ def run_delayed(
                 loss.backward()
                 total = total + float(loss.detach())
                 tokens = tokens + count
-            for stage in made:
+            for stage in stages_made:
                 stage.gather(count)
                 if stage.weights.applied.get(number + 1) != stage.weights.applied[number]:
                     stage.update(recipe.lr_factor(step))
             number += 1
         losses.append(total / tokens)
         num_tokens += tokens
-    for stage in made:
+    for stage in stages_made:
         stage.show(-1)
     return DelayedRecord(
         losses, {name: param.detach().clone() for name, param in named.items()}, num_tokens

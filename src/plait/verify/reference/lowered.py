@@ -71,24 +71,24 @@ def bounds(
     is above `most`, by default the tolerance of the coarsest precision that was seen.
     """
     furthest: dict[Key, float] = {}
-    found: set[torch.dtype] = set()
+    dtypes: set[torch.dtype] = set()
     for seed in range(RUNS):
         watch = LowPrecision(dtype, torch.Generator().manual_seed(seed))
         with watch:
             moved = rerun()
-        found |= watch.found
-        if not found:
+        dtypes |= watch.found
+        if not dtypes:
             return {}
         for one in differences(moved, reference):
             furthest[one.key] = max(furthest.get(one.key, 0.0), one.error)
-    coarsest = max(TOLERANCE.get(one, TOLERANCE[torch.float16]) for one in found)
+    coarsest = max(TOLERANCE.get(one, TOLERANCE[torch.float16]) for one in dtypes)
     limits = {
         key: min(FACTOR * error, most or coarsest) for key, error in furthest.items() if error > 0
     }
     for key, limit in limits.items():
         if key[1] == "update":
             limits[key] = max(limit, UPDATE_FACTOR * TOLERANCE[dtype])
-    return _of_numbers(limits, found)
+    return _of_numbers(limits, dtypes)
 
 
 def _of_numbers(limits: Mapping[Key, float], found: set[torch.dtype]) -> dict[Key, float]:

@@ -263,15 +263,15 @@ def _finish_gradients(
 
 def _by_micro_batch(parts: Sequence[Slice]) -> list[Slice]:
     """The slices with the same micro-batch put together again, in the order of the ranks."""
-    found = []
+    joined_slices = []
     for group in _groups(parts):
         batches = [part.batch for part in group]
         joined = tree_map(
             lambda *leaves: torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0],
             *batches,
         )
-        found.append(Slice(0, group[0].micro_batch, joined))
-    return found
+        joined_slices.append(Slice(0, group[0].micro_batch, joined))
+    return joined_slices
 
 
 def _after_update(model: nn.Module) -> None:

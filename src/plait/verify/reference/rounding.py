@@ -162,18 +162,18 @@ def scales(parallel: Record, reference: Record) -> Iterator[Difference]:
     """
     for step, (mine, truth) in enumerate(zip(parallel.steps, reference.steps, strict=True)):
         pairs = {
-            name: (own, other)
+            name: (value, other)
             for name, other in truth.grads.items()
             if other is not None and bool(other.any())
-            if (own := mine.grads.get(name)) is not None and own.shape == other.shape
+            if (value := mine.grads.get(name)) is not None and value.shape == other.shape
         }
         total = [
             torch.cat([one.double().flatten() for one in side])
             for side in zip(*pairs.values(), strict=True)
         ]
-        for name, (own, other) in pairs.items():
+        for name, (value, other) in pairs.items():
             if other.numel() >= FEWEST:
-                yield Difference(step, "scale", name, scale_error(own.double(), other.double()))
+                yield Difference(step, "scale", name, scale_error(value.double(), other.double()))
         if total:
             yield Difference(step, "scale", EVERY_GRADIENT, scale_error(*total))
 

@@ -30,7 +30,7 @@ def own_updates(record: Record, recipe: Recipe, dtype: torch.dtype) -> list[Diff
     names = [name for name in record.start if _trains(record, name)]
     rule = _updated(record, names, recipe, torch.float64)
     others = [_updated(record, names, recipe, dtype, seed) for seed in SEEDS]
-    found = []
+    differences = []
     for step, (right, *near) in enumerate(zip(rule, *others, strict=True)):
         before = record.before(step)
         seen = record.steps[step].params
@@ -41,14 +41,14 @@ def own_updates(record: Record, recipe: Recipe, dtype: torch.dtype) -> list[Diff
             error = relative_error(seen[name], right[name])
             spread = max(relative_error(one[name], right[name]) for one in near)
             limit = max(FACTOR * spread, torch.finfo(dtype).eps)
-            found.append(Difference(step, "param", name, error, limit=limit))
+            differences.append(Difference(step, "param", name, error, limit=limit))
             if bool(way.any()):
                 error = scale_error(seen[name].double() - old, way)
                 spread = max(scale_error(one[name].double() - old, way) for one in near)
                 rounded = least_scale(old, way, dtype)
                 limit = max(FACTOR * spread, rounded)
-                found.append(Difference(step, "update", name, error, limit=limit))
-    return found
+                differences.append(Difference(step, "update", name, error, limit=limit))
+    return differences
 
 
 def _trains(record: Record, name: str) -> bool:
@@ -70,7 +70,7 @@ def _updated(
     if generator is not None:
         _move_settings(optimizer, generator)
     rates = [group["lr"] for group in optimizer.param_groups]
-    found: list[Tensors] = []
+    updates: list[Tensors] = []
     for step, seen in enumerate(record.steps):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * recipe.lr_factor(step)
@@ -83,8 +83,8 @@ def _updated(
             param.data.copy_(before[name])
             param.grad = None if grad is None else grad.to(dtype, copy=True)
         optimizer.step()
-        found.append({name: param.detach().clone() for name, param in params.items()})
-    return found
+        updates.append({name: param.detach().clone() for name, param in params.items()})
+    return updates
 
 
 def _move_settings(optimizer: Optimizer, generator: torch.Generator) -> None:

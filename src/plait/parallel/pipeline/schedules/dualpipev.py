@@ -36,10 +36,10 @@ def _rank(num_ranks: int, num_micro_batches: int, rank: int) -> Iterator[Action]
     f0, f1 = (iter([forward(stage, j) for j in range(num_micro_batches)]) for stage in (down, up))
     b0, b1 = (iter(range(num_micro_batches)) for _ in range(2))
     below = num_ranks - rank - 1
-    held = deque[Action]()
+    weight_grads = deque[Action]()
 
     def split(stage: int, micro_batch: int) -> Action:
-        held.append(weight_grad(stage, micro_batch))
+        weight_grads.append(weight_grad(stage, micro_batch))
         return input_grad(stage, micro_batch)
 
     for _ in range(2 * below):  # 1. fill downwards
@@ -47,7 +47,7 @@ def _rank(num_ranks: int, num_micro_batches: int, rank: int) -> Iterator[Action]
     for _ in range(rank + 1):  # 2. fill both ways
         yield from (next(f0), next(f1))
     for _ in range(below):  # 3. first gradients, as early as they can be
-        yield from (split(up, next(b1)), held.popleft(), next(f1))
+        yield from (split(up, next(b1)), weight_grads.popleft(), next(f1))
     for _ in range(
         num_micro_batches - 2 * num_ranks + rank + 1
     ):  # 4. steady: a forward beside a backward, twice
@@ -60,6 +60,6 @@ def _rank(num_ranks: int, num_micro_batches: int, rank: int) -> Iterator[Action]
         stage, rest = (up, b1) if index % 2 == 0 else (down, b0)
         yield (backward if index <= rank else split)(stage, next(rest))
     for _ in range(below):  # 7. a kept weight gradient while the next input gradient travels
-        yield held.popleft()
+        yield weight_grads.popleft()
         yield split(down, next(b0))
-    yield from held  # 8. what is left
+    yield from weight_grads  # 8. what is left

@@ -119,13 +119,13 @@ def _shared_by_rank(
     """
     own = [one for one in held(block, shard) if not one.expert]
     each = -(-int(sum(one.numbers for one in own)) // parts)
-    found = list[tuple[int, tuple[int, int], float]]()
+    shared = list[tuple[int, tuple[int, int], float]]()
     start = 0.0
     for one in own:
         stop = start + one.numbers
         if one.partial > 1:
             for rank in range(int(start // each), int(-(-stop // each))):
-                found.append(
+                shared.append(
                     (
                         rank,
                         (one.partial, one.stride),
@@ -133,7 +133,7 @@ def _shared_by_rank(
                     )
                 )
         start = stop
-    return tuple(found)
+    return tuple(shared)
 
 
 def least_keys(blocks: tuple[tuple[Block, int], ...], shard: Sharding, num_servers: int) -> float:

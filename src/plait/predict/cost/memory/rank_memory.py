@@ -144,17 +144,17 @@ def rank_activations(
     """Bytes that a rank keeps for backward, and what the block at work needs besides; `held` pairs
     stages with live micro-batches.
     """
-    kept = working = 0.0
+    kept_bytes = working = 0.0
     for stage, live in held:
         always, each, block = stage_activations(stage, shard, numerics, rules)
-        kept += always + each * live
+        kept_bytes += always + each * live
         working = max(working, block)
         if rules.keeps_block_gradients:
             working = max(
                 working, block + stage_activations(stage, shard, (*numerics[:2], "full"), rules)[2]
             )
-    fragmented = kept + (working if rules.fragments_working else 0.0)
-    return kept, working + rules.fragmentation * fragmented
+    fragmented = kept_bytes + (working if rules.fragments_working else 0.0)
+    return kept_bytes, working + rules.fragmentation * fragmented
 
 
 @lru_cache(maxsize=65536)

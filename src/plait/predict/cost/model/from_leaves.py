@@ -68,7 +68,7 @@ def describe_by_leaves(module: nn.Module, seq_len: int) -> Model:
 def describe_leaves(name: str, leaves: list[PyTree]) -> Block:
     """A block of what these layers say of themselves."""
     operations: list[Operation] = []
-    kept = 0.0
+    saved = 0.0
     width = 1
     for leaf in leaves:
         kind = type(leaf).__name__
@@ -78,7 +78,7 @@ def describe_leaves(name: str, leaves: list[PyTree]) -> Block:
                     kind, leaf.in_features, leaf.out_features, "none", bias=leaf.bias is not None
                 )
             )
-            kept = kept + leaf.in_features
+            saved = saved + leaf.in_features
             width = leaf.out_features
         elif kind == "Embedding":
             operations.append(Lookup(kind, leaf.num_embeddings, leaf.embedding_dim))
@@ -91,11 +91,11 @@ def describe_leaves(name: str, leaves: list[PyTree]) -> Block:
             operations.append(
                 Matmul(kind, inputs * area, outputs, "none", bias=leaf.bias is not None)
             )
-            kept = kept + inputs
+            saved = saved + inputs
             width = outputs
         else:
             count = sum(p.numel() for p in leaf.parameters(recurse=False))
             if count:
                 operations.append(Elementwise(kind, width, width, "none", count))
-                kept += width
-    return Block(name, tuple(operations), Saved(sequence=kept), width)
+                saved += width
+    return Block(name, tuple(operations), Saved(sequence=saved), width)

@@ -62,16 +62,16 @@ def describe_by_running(
         *blocks,
         *(layer for layer in module.modules() if is_layer(layer) and id(layer) not in within),
     ]
-    own = {id(block) for block in blocks}
+    block_ids = {id(block) for block in blocks}
     known = dict[str, Block]()
     try:
         with torch.device("meta"):
             met = _first_run(
-                module, _inputs(module, seq_len) if example is None else [example], units, own
+                module, _inputs(module, seq_len) if example is None else [example], units, block_ids
             )
             tokens = SAMPLES * seq_len
             described = [
-                (id(unit) in own, _known(known, unit, call, tokens, by_module))
+                (id(unit) in block_ids, _known(known, unit, call, tokens, by_module))
                 for unit, call in met
             ]
     except ModelError:
@@ -84,7 +84,7 @@ def describe_by_running(
         met = _first_run(module, inputs, units, set(), real=True)
         tokens = SAMPLES * (few if example is None else seq_len)
         described = [
-            (id(unit) in own, _known(known, unit, call, tokens, by_module, real=True))
+            (id(unit) in block_ids, _known(known, unit, call, tokens, by_module, real=True))
             for unit, call in met
         ]
     return _assembled(module, described, seq_len)

@@ -228,27 +228,27 @@ def family_of(model: JsonValue) -> str:
 
 def assumed(tables: JsonMapping, batch: int, seq_len: int) -> list[str]:
     """Assumptions where the config left something open."""
-    found = []
+    assumptions = []
     if not tables.get("train", {}).get("global_batch"):
-        found.append(f"train.global_batch is not given: {batch} samples a step are assumed")
+        assumptions.append(f"train.global_batch is not given: {batch} samples a step are assumed")
     if not tables.get("data", {}).get("seq_len") and seq_len > 1:
-        found.append(f"data.seq_len is not given: samples of {seq_len} tokens are assumed")
+        assumptions.append(f"data.seq_len is not given: samples of {seq_len} tokens are assumed")
     optimizer = str(tables.get("train", {}).get("optimizer", ""))
     if ":" in optimizer:
-        found.append(f"train.optimizer '{optimizer}' is not known: state of AdamW is assumed")
+        assumptions.append(f"train.optimizer '{optimizer}' is not known: state of AdamW is assumed")
     groups = tables.get("train", {}).get("groups") or ()
     if any(group.get("freeze") for group in groups):
-        found.append("train.groups freeze parameters: estimated as if these trained too")
+        assumptions.append("train.groups freeze parameters: estimated as if these trained too")
     cluster = tables.get("cluster", {})
     if cluster.get("transport") == "sockets" and cluster.get("name", "local") == "local":
-        found.append(
+        assumptions.append(
             "cluster.transport 'sockets' has no price: messages are priced as this machine's ranks "
             "were measured, which share memory"
         )
     family = family_of(tables["model"])
     if family and not is_known(family):
-        found.append(
+        assumptions.append(
             f"model_type '{family}' has no entry here: it is described as if it were built like "
             "Llama"
         )
-    return found
+    return assumptions

@@ -133,7 +133,7 @@ def _convolutions(name: str, shapes: list[tuple[int, int, int]], width: int) -> 
     activation.
     """
     operations: list[Operation] = []
-    kept = 0.0
+    saved = 0.0
     side = shapes[-1][2]
     for index, (inputs, outputs, pixels) in enumerate(shapes):
         area = float(pixels * pixels)
@@ -143,5 +143,5 @@ def _convolutions(name: str, shapes: list[tuple[int, int, int]], width: int) -> 
         operations.append(
             Elementwise(f"norm{index}", 2 * area * outputs, 2 * area * outputs, "none", 2 * outputs)
         )
-        kept += 2.0 * area * outputs  # the input of the norm and the input of the next convolution
-    return Block(name, tuple(operations), Saved(sequence=kept), width * side * side)
+        saved += 2.0 * area * outputs  # the input of the norm and the input of the next convolution
+    return Block(name, tuple(operations), Saved(sequence=saved), width * side * side)

@@ -162,8 +162,8 @@ class OperationWatch:
     def _layer(self, layer: Any, x: PyTree, out: PyTree) -> None:
         kind = type(layer).__name__
         role = self._role(layer)
-        own = sum(p.numel() for p in layer.parameters(recurse=False))
-        self.counted += own
+        num_parameters = sum(p.numel() for p in layer.parameters(recurse=False))
+        self.counted += num_parameters
         if hasattr(layer, "num_embeddings") and role in {"", "embedding"}:
             self.operations.append(Lookup(kind, layer.num_embeddings, layer.embedding_dim))
         elif hasattr(layer, "in_features"):
@@ -187,7 +187,7 @@ class OperationWatch:
             writes = out.numel() / self.tokens
             name = "norm" if kind in NORMS else kind
             self.operations.append(
-                Elementwise(name, reads, writes, "sequence", own, NORMS.get(kind, 0))
+                Elementwise(name, reads, writes, "sequence", num_parameters, NORMS.get(kind, 0))
             )
 
     def _linear(self, layer: Any, role: str, x: PyTree, out: PyTree) -> None:
@@ -311,15 +311,15 @@ def _operators(watch: OperationWatch) -> Iterator[None]:
             kwargs: PyTree = None,
         ) -> PyTree:
             out = function(*args, **(kwargs or {}))
-            given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-            old = {storage_key(x) for x in given}
-            made = [
+            inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+            old = {storage_key(x) for x in inputs}
+            outputs = [
                 x
                 for x in tree_leaves(out)
                 if isinstance(x, torch.Tensor) and storage_key(x) not in old
             ]
-            if made:
-                watch.operator(function.overloadpacket.__name__, given, made)
+            if outputs:
+                watch.operator(function.overloadpacket.__name__, inputs, outputs)
             return out
 
     with WatchOperators():

@@ -51,7 +51,7 @@ def value_of(x: object, *, weight: bool = False) -> Any:
     if not isinstance(x, torch.Tensor) or not x.is_meta:
         return x
     if not x.is_floating_point():
-        made = torch.zeros(x.shape, dtype=x.dtype, device="cpu")
+        tensor = torch.zeros(x.shape, dtype=x.dtype, device="cpu")
     elif weight and x.numel() > LARGE:
         return (
             torch.full((), SCALE, dtype=x.dtype, device="cpu")
@@ -59,8 +59,8 @@ def value_of(x: object, *, weight: bool = False) -> Any:
             .requires_grad_(x.requires_grad)
         )
     elif weight and x.dim() < 2:
-        made = torch.ones(x.shape, dtype=x.dtype, device="cpu")
+        tensor = torch.ones(x.shape, dtype=x.dtype, device="cpu")
     else:
         noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), device="cpu")
-        made = noise.mul_(SCALE if weight else 1.0).to(x.dtype)
-    return made.requires_grad_(x.requires_grad)
+        tensor = noise.mul_(SCALE if weight else 1.0).to(x.dtype)
+    return tensor.requires_grad_(x.requires_grad)

@@ -89,17 +89,17 @@ def is_rounded(block: Block, op: Matmul, precision: str) -> bool:
 
 
 def _matmul(op: Matmul, setting: Setting, *, rounds: bool = False) -> tuple[float, float, float]:
-    made = products(op, setting.shard)
+    sizes = products(op, setting.shard)
     forward, input_grad, weight_grad = (
-        made.copies * gemm_seconds(setting, m, n, k) for m, n, k in made.each()
+        sizes.copies * gemm_seconds(setting, m, n, k) for m, n, k in sizes.each()
     )
     if not rounds:
         return forward, input_grad, weight_grad
     part = PRECISION[setting.precision].rounded_layers
-    small = [made.copies * rounded_gemm_seconds(setting, m, n, k) for m, n, k in made.each()]
+    small = [sizes.copies * rounded_gemm_seconds(setting, m, n, k) for m, n, k in sizes.each()]
     # The input is rounded in forward. What comes back is rounded once, for both halves of backward.
-    taken = made.copies * rounding_seconds(setting, made.rows * made.inputs)
-    returned = made.copies * rounding_seconds(setting, made.rows * made.outputs)
+    taken = sizes.copies * rounding_seconds(setting, sizes.rows * sizes.inputs)
+    returned = sizes.copies * rounding_seconds(setting, sizes.rows * sizes.outputs)
     return (
         forward + part * (small[0] + taken - forward),
         input_grad + part * (small[1] + returned - input_grad),

@@ -205,7 +205,7 @@ def translate(schedule: Schedule) -> ScheduleReplay:
     """
     lists = [[action for action in actions if action.kind in _CODES] for actions in schedule.ranks]
     placement = schedule.placement
-    done: dict[tuple[Kind, int, int | None], int] = {}
+    event_of: dict[tuple[Kind, int, int | None], int] = {}
     events: list[tuple[int, int, int, tuple[tuple[int, bool], ...]]] = []
 
     def advance(rank: int, index: int, action: Action) -> bool:
@@ -214,14 +214,14 @@ def translate(schedule: Schedule) -> ScheduleReplay:
         micro_batch = action.micro_batch
         producers = []
         for kind, at in needs(action.kind, stage, schedule.num_stages):
-            event = done.get((kind, at, micro_batch))
+            event = event_of.get((kind, at, micro_batch))
             if event is None:
                 return False
             if at != stage:
                 producers.append((event, placement[at] != rank))
         # A whole backward also gives the input gradient that the stage before waits for.
         gives = Kind.INPUT_GRAD if action.kind is Kind.BACKWARD else action.kind
-        done[gives, stage, micro_batch] = len(events)
+        event_of[gives, stage, micro_batch] = len(events)
         events.append((rank, _CODES[action.kind], stage, tuple(producers)))
         return True
 

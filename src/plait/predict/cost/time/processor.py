@@ -176,15 +176,15 @@ def operation(
     if isinstance(op, Matmul):
         if op.convolution:
             return _convolution(op, shard, profile)
-        made = products(op, shard)
-        share = made.outputs / op.outputs  # query, key and value are a product each
-        parts = [replace(made, outputs=share * part) for part in op.parts] or [made]
+        whole = products(op, shard)
+        share = whole.outputs / op.outputs  # query, key and value are a product each
+        parts = [replace(whole, outputs=share * part) for part in op.parts] or [whole]
         ways = zip(*(part.each() for part in parts), strict=True)
         all_parts = (
-            made.copies * sum(product(profile, kind, sizes, by_rule=by_rule) for sizes in way)
+            whole.copies * sum(product(profile, kind, sizes, by_rule=by_rule) for sizes in way)
             for kind, way in zip(KINDS, ways, strict=True)
         )
-        bias = made.rows * made.outputs * profile.seconds["bias"] if op.bias else 0.0
+        bias = whole.rows * whole.outputs * profile.seconds["bias"] if op.bias else 0.0
         return Seconds(*all_parts).plus(Seconds(weight_grad=bias))
     if isinstance(op, Attention):
         return _attention(op, shard, profile)
