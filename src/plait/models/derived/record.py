@@ -88,10 +88,12 @@ class Recorder(TorchDispatchMode):
         self._fresh: set[int] = set()
         self._window_of: dict[int, Tensor] = {}
         self._seen: dict[Hashable, set[int]] = defaultdict(set)
+        self._parameters: set[int] = set()
 
     def name(self, tensor: Tensor, name: str) -> None:
         """Call the value of a tensor a parameter's."""
         self._value(tensor).name = name
+        self._parameters.add(storage_key(tensor))
 
     def _value(self, tensor: Tensor) -> Value:
         key = id(tensor)
@@ -147,6 +149,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(  # as torch calls it
         self, func: OpOverload, types: object, args: PyTree = (), kwargs: PyTree = None
     ) -> PyTree:
+        if func._schema.is_mutable and self._writes_parameter(args):
+            return args[0]
         output = func(*args, **(kwargs or {}))
         if self._paused:
             return output
@@ -169,12 +173,21 @@ class Recorder(TorchDispatchMode):
         base = self._window_of.get(id(args[0]))
         return base is not None and id(base) in self._fresh
 
+    def _writes_parameter(self, args: PyTree) -> bool:
+        """Whether an operation writes into a parameter: its values are none that a graph has."""
+        leaf = args[0] if args else None
+        return isinstance(leaf, Tensor) and storage_key(leaf) in self._parameters
+
     def _write(self, func: OpOverload, args: PyTree) -> None:
         """Memory that other values see too is not followed any more."""
         for leaf, argument in zip(args, func._schema.arguments, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if isinstance(leaf, Tensor) and written and len(self._seen[storage_key(leaf)]) > 1:
                 self.graph.written.add(storage_key(leaf))
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")
 
 
 @dataclass(frozen=True)
@@ -241,12 +254,17 @@ def run(
     sizes: Sizes | None = None,
     check: Check | None = None,
     opaque: Sequence[type] = (),
+    in_training: bool = False,
 ) -> Graph:
-    """The graph of `call()`, which runs the model; `sizes` are those of one rank."""
+    """The graph of `call()`, which runs the model; `sizes` are those of one rank.
+
+    `in_training`: modules but torch's own run as they do in training, where they are set to it.
+    """
     named = dict(model.named_modules())
     recorder = Recorder(named, check)
     training = [module for module in named.values() if module.training]
-    model.eval()
+    for module in training:
+        module.training = in_training and not _is_of_torch(module)
     try:
         with (
             _weightless(named, recorder, sizes or Sizes()),

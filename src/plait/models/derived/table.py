@@ -51,8 +51,7 @@ def derive(
     opaque: Sequence[type] = (),
 ) -> Table:
     """The table for `size` ranks; `call()` runs the model on an example on the host."""
-    graph = run(model, call, opaque=opaque)
-    run_again = partial(run, model, call, opaque=opaque)
+    graph, run_again = _recorded(model, partial(run, model, call, opaque=opaque))
     tables = _tables(model, graph, size, ends or Ends())
     tied = _tied_layers(model)
     refused: dict[str, str] = {}
@@ -68,6 +67,29 @@ def derive(
     else:
         choice = Choice(left_out=refused)
     return _write(model, choice, stage, tables)
+
+
+def _recorded(
+    model: nn.Module, run_again: Callable[..., Graph]
+) -> tuple[Graph, Callable[..., Graph]]:
+    """The graph to derive from, and what records it again with other sizes.
+
+    It is that of evaluation. A model that calls other layers in training, such as one that takes a
+    weight by itself there, is followed in training.
+    """
+    graph = run_again()
+    in_training = partial(run_again, in_training=True)
+    try:
+        trained = in_training()
+    except Exception:  # of code that draws or counts in training, on numbers that are all zero
+        return graph, run_again
+    if _layers_called(trained) == _layers_called(graph):
+        return graph, run_again
+    return trained, in_training
+
+
+def _layers_called(graph: Graph) -> set[str]:
+    return {node.name for node in graph.nodes if node.kind == LINEAR}
 
 
 def derive_or_leave(

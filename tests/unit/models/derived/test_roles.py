@@ -141,3 +141,26 @@ def test_a_number_of_heads_in_the_code_is_divided() -> None:
     assert table.roles["model.model.down"] == "row"
     assert table.notes == []
     assert model.model.heads == 4
+
+
+class OtherInTraining(nn.Module):
+    """A row by its calls; in training the code takes its weight, clipped, without a call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.up(x))
+        if not self.training:
+            return self.down(x)
+        self.down.weight.data.clamp_(-3, 3)
+        return nn.functional.linear(x, self.down.weight.clamp(-3, 3))
+
+
+def test_a_weight_that_training_takes_without_its_layer_is_whole() -> None:
+    model = OtherInTraining().to("meta").train()
+    found = derive(model, lambda: model(torch.zeros(2, 8)), 2).roles
+    assert found["down"] == found["up"] == "replicated"
+    assert model.training and model.up.training
