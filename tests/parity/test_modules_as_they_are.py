@@ -94,6 +94,26 @@ class Mixer(nn.Module):
         return self.head(x)
 
 
+class Taker(nn.Module):
+    """Weights that are taken without a call of their layers: of the end, and of whole blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 16)
+        up, down = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.blocks = nn.ModuleList([nn.Sequential(up, nn.GELU(), down)])
+        self.blocks.append(nn.Sequential(nn.Linear(16, 16)))
+        self.turn = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 32)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = x + block.forward(x)
+        x = x @ self.turn.weight
+        return self.head(x) + x @ self.embed.weight.t()
+
+
 def sgd(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.1)
 
@@ -134,7 +154,7 @@ def on_rank(world: World, plan: str, model: nn.Module) -> Any:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("kind", [Tokens, Mixer])
+@pytest.mark.parametrize("kind", [Tokens, Mixer, Taker])
 def test_a_module_without_a_table_equals_one_device(kind: Any, plan: str) -> None:
     torch.manual_seed(0)
     model = kind().double()

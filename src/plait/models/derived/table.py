@@ -74,8 +74,8 @@ def _recorded(
 ) -> tuple[Graph, Callable[..., Graph]]:
     """The graph to derive from, and what records it again with other sizes.
 
-    It is that of evaluation. A model that calls other layers in training, such as one that takes a
-    weight by itself there, is followed in training.
+    It is that of evaluation, but for a model that calls other layers in training. Such a model
+    may take a weight by itself there.
     """
     graph = run_again()
     in_training = partial(run_again, in_training=True)

@@ -13,7 +13,8 @@ to its saved parameters, and finds them again once the storage has been filled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ from plait.parallel.data.strategy import (
     make_states,
 )
 from plait.parallel.data.units import Unit
-from plait.torch_internals import no_dispatch_modes
+from plait.torch_internals import in_backward, no_dispatch_modes
 
 
 class GatheredBucket:
@@ -75,6 +76,22 @@ class GatheredBucket:
             self.whole = False
 
 
+class TakenParameters(dict[str, Any]):
+    """The parameters of a module, which tells when one is taken: code may do so without a call of
+    the module, as a parent does that multiplies by the weight of a child.
+    """
+
+    def __init__(self, params: Mapping[str, Any], taken: Callable[[Tensor], None]) -> None:
+        super().__init__(params)
+        self._taken = taken
+
+    def __getitem__(self, key: str) -> Any:
+        param = super().__getitem__(key)
+        if param is not None:
+            self._taken(param)
+        return param
+
+
 class ShardedUnit:
     """The buckets of one unit (trainable, frozen) and how far its backward has come."""
 
@@ -83,6 +100,10 @@ class ShardedUnit:
         self.index = index
         self.buckets: list[GatheredBucket] = []
         self.frozen = bool(unit.frozen)
+
+    @property
+    def whole(self) -> bool:
+        return all(bucket.whole for bucket in self.buckets)
 
     def prefetch(self) -> None:
         for bucket in self.buckets:
@@ -118,6 +139,8 @@ class Zero3(DataStrategy):
         self._backward = False
         self._current: set[ShardedUnit] = set()
         self._running: list[set[ShardedUnit]] = []
+        self._forward = False
+        self._taken: set[ShardedUnit] = set()
         self._install_hooks()
 
     # -- layout
@@ -156,10 +179,28 @@ class Zero3(DataStrategy):
                 needed = {owner[param] for param in used if param in owner} | {unit}
                 module.register_forward_pre_hook(self._before_forward(unit, needed), prepend=True)
                 module.register_forward_hook(self._after_forward(unit, needed))
+                for part in module.modules() if unit.unit.is_block else [module]:
+                    part._parameters = TakenParameters(part._parameters, self._taking(owner))
+
+    def _taking(self, owner: Mapping[int, ShardedUnit]) -> Callable[[Tensor], None]:
+        """What gathers a parameter that code takes outside of the module's call.
+
+        Its unit then stays whole until the step ends: no call says when a backward needs it.
+        """
+
+        def taken(param: Tensor) -> None:
+            unit = owner.get(id(param))
+            if unit is None or unit.whole or not (self._forward or in_backward()):
+                return
+            with no_dispatch_modes():
+                unit.unshard()
+            self._taken.add(unit)
+
+        return taken
 
     def _before_forward(self, unit: ShardedUnit, needed: set[ShardedUnit]) -> Callable[..., None]:
         def after_backward(grad: Tensor) -> None:
-            unit.reshard()
+            self._reshard([unit])
 
         def hook(module: nn.Module, args: object) -> None:
             if (
@@ -171,7 +212,7 @@ class Zero3(DataStrategy):
                     for other in in_order(needed):
                         other.unshard()
                 return
-            in_use = needed.union(*self._running)
+            in_use = needed.union(*self._running, self._taken)
             for previous in in_order(self._current - in_use):
                 previous.reshard()
             self._current = self._current & in_use | needed
@@ -207,32 +248,51 @@ class Zero3(DataStrategy):
         if (
             not unit.frozen
         ):  # frozen parameters may still be wanted for the gradient of the unit's input
+            self._reshard([unit])
+
+    def _reshard(self, units: Iterable[ShardedUnit]) -> None:
+        """Free units, but for those that code has taken in this step."""
+        for unit in units:
+            if unit not in self._taken:
+                unit.reshard()
+
+    def _release(self) -> None:
+        """Free what code has taken."""
+        for unit in in_order(self._taken):
             unit.reshard()
+        self._taken.clear()
 
     # -- the moments of a step
     # ------------------------------------------------------------------------------------
 
+    def begin_step(self) -> None:
+        self._release()
+        super().begin_step()
+
     def before_forward(self) -> None:
         self._backward = False
+        self._forward = True
         self._running.clear()
         self._prefetch(0)
 
     def after_forward(self) -> None:
-        for unit in self._units:
-            unit.reshard()
+        self._forward = False
+        if not torch.is_grad_enabled():
+            self._release()
+        self._reshard(self._units)
         self._current = set()
         self._backward = True
 
     def after_backward(self, *, weight_grads: bool = True) -> None:
         super().after_backward(weight_grads=weight_grads)
-        for unit in self._units:
-            unit.reshard()
+        self._reshard(self._units)
 
     def reduce(self) -> None:
         self._gradients.finish()
         self._masters.bind_gradients(self._gradients.shards)
 
     def publish(self) -> None:
+        self._release()
         for unit in (
             self._units
         ):  # a module that another stage of this rank runs too has had its unit gathered for that
