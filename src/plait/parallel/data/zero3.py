@@ -183,7 +183,7 @@ class Zero3(DataStrategy):
                     part._parameters = TakenParameters(part._parameters, self._taking(owner))
 
     def _taking(self, owner: Mapping[int, ShardedUnit]) -> Callable[[Tensor], None]:
-        """What gathers a parameter that code takes outside of the module's call.
+        """A function that gathers a parameter which code takes outside of its module's call.
 
         Its unit then stays whole until the step ends: no call says when a backward needs it.
         """
