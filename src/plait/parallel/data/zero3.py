@@ -77,8 +77,9 @@ class GatheredBucket:
 
 
 class TakenParameters(dict[str, Any]):
-    """The parameters of a module, which tells when one is taken: code may do so without a call of
-    the module, as a parent does that multiplies by the weight of a child.
+    """The parameters of a module, which tells when one is taken.
+
+    Code may do so without a call of the module: a parent may multiply by the weight of a child.
     """
 
     def __init__(self, params: Mapping[str, Any], taken: Callable[[Tensor], None]) -> None:
