@@ -28,6 +28,7 @@ LONG = frozenset(
         "tests/cli/test_data.py",
         "tests/cli/test_live.py",
         "tests/comm/test_operations.py",
+        "tests/docs/test_notebooks.py",
         "tests/docs/test_tutorials.py",
         "tests/fault/test_coming_and_going.py",
         "tests/fault/test_commands.py",

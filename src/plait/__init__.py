@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plait import errors, verify
+    from plait.cli.report import Report
     from plait.cluster import Cluster
     from plait.comm.world import World
     from plait.datasets.loader import Loader
@@ -33,6 +34,7 @@ __all__ = [
     "Loader",
     "Options",
     "Plan",
+    "Report",
     "StepResult",
     "World",
     "build",
@@ -53,6 +55,7 @@ _ROOMS = {
     "Loader": "plait.datasets.loader",
     "Options": "plait.engine.build",
     "Plan": "plait.plan",
+    "Report": "plait.cli.report",
     "StepResult": "plait.engine.step",
     "World": "plait.comm.world",
     "build": "plait.engine.build",

@@ -16,6 +16,7 @@ DOOR = [
     "Loader",
     "Options",
     "Plan",
+    "Report",
     "StepResult",
     "World",
     "build",

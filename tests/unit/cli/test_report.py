@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import plait
 from plait.cli import main
 from plait.parallel.pipeline.actions import Kind
 from plait.parallel.pipeline.lower import lower
@@ -139,6 +140,16 @@ def test_the_page_is_one_file_with_three_timelines_above_each_other(
     assert text.count(">1F0<") == 3
     report(run, capsys, "--out", str(tmp_path / "other.html"))
     assert (tmp_path / "other.html").read_text() == text
+
+
+def test_a_report_draws_itself_in_a_notebook(tmp_path: Path) -> None:
+    run = write_run(tmp_path, "pp2:1f1b mb4", two_steps(lower(make("1f1b", 2, 4)), 2))
+    shown = plait.Report(run)
+    frame = shown._repr_html_()
+    assert frame.startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
+    assert frame.count('"') == 4  # nothing of the page ends the attribute
+    assert "measured" in repr(shown)
+    assert shown.numbers["traced_steps"] == [1, 2]
 
 
 def test_without_a_prediction_the_page_says_why(
