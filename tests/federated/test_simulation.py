@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from plait import datasets
 from plait.comm import World
 from plait.config import Config, load
-from plait.engine.state.init import Initializer, derive_seed, place_holders
+from plait.engine.seeds import derive_seed
+from plait.engine.state.init import Initializer, place_holders
 from plait.errors import ConfigError, RunError
 from plait.models import losses
 from plait.outer.federated import messages

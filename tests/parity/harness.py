@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_map
 from plait.comm import World
 from plait.engine.build import Options, build
 from plait.engine.engine import Engine
-from plait.engine.state.init import Initializer, derive_seed, place_holders
+from plait.engine.seeds import derive_seed
+from plait.engine.state.init import Initializer, place_holders
 from plait.mesh import Mesh
 from plait.models import losses
 from plait.plan import Plan

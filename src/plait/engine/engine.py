@@ -26,12 +26,11 @@ from plait.engine.batch import BatchSplitter
 from plait.engine.explain import Explainer, explained, memory_error, token_error
 from plait.engine.guard import Guard, Suspect
 from plait.engine.loss import LossFunction, LossTotals, MetricSum, summed
-from plait.engine.own_random_state import own_random_state
 from plait.engine.precision import LossScale, NoLossScale
 from plait.engine.prepare import example_of, first_batch, share
+from plait.engine.seeds import derive_seed, own_random_state
 from plait.engine.stages.pipeline import Pipeline, PipelineStep
 from plait.engine.stages.timing import UpdateTiming
-from plait.engine.state.init import derive_seed
 from plait.engine.state.local_parameters import LocalParameters
 from plait.engine.state.memory import live_bytes
 from plait.engine.state.shards import gradient_shards, parameter_shards

@@ -25,8 +25,8 @@ from plait.datasets.sample_set import SampleSet
 from plait.engine.build import Options, build
 from plait.engine.engine import Engine
 from plait.engine.loss import LossFunction
+from plait.engine.seeds import derive_seed
 from plait.engine.stages.cut import Cutting
-from plait.engine.state.init import derive_seed
 from plait.engine.state.start import make_whole
 from plait.errors import DataError, ModelError
 from plait.models import adapter_files, losses, user

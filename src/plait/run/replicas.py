@@ -28,7 +28,7 @@ WIDTHS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
-class Report:
+class ReplicaSums:
     """One rank's marks, and the places that have changed between two updates."""
 
     marks: Marks
@@ -71,8 +71,8 @@ class CompareReplicas(Hook):
         step = engine.step_index + 1
         if step % self._every:
             return
-        report = Report(now, frozenset(self._changed))
-        told: list[Report] = engine.world.axis("world").gather_objects(report)
+        report = ReplicaSums(now, frozenset(self._changed))
+        told: list[ReplicaSums] = engine.world.axis("world").gather_objects(report)
         self._changed.clear()
         finding = damaged(told, step)
         if finding is None:
@@ -97,7 +97,7 @@ def mark(values: Tensor) -> int:
     return int(whole.sum(dtype=torch.int64))
 
 
-def damaged(told: list[Report], step: int) -> Symptom | None:
+def damaged(told: list[ReplicaSums], step: int) -> Symptom | None:
     """The finding for the first place whose replicas differ; None where all are equal."""
     places = dict.fromkeys(place for report in told for place in report.marks)
     for place in places:
@@ -107,7 +107,7 @@ def damaged(told: list[Report], step: int) -> Symptom | None:
     return None
 
 
-def _finding(place: Place, held: Mapping[int, int], told: list[Report], step: int) -> Symptom:
+def _finding(place: Place, held: Mapping[int, int], told: list[ReplicaSums], step: int) -> Symptom:
     counts = Counter(held.values())
     usual, most = counts.most_common(1)[0]
     changed = [rank for rank in held if place in told[rank].changed]

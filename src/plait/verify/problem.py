@@ -24,7 +24,8 @@ from plait.datasets import Loader, Masked
 from plait.engine.build import Options
 from plait.engine.loss import LossFunction
 from plait.engine.precision import DTYPES, MASTER_DTYPES
-from plait.engine.state.init import derive_seed, is_meta
+from plait.engine.seeds import derive_seed
+from plait.engine.state.init import is_meta
 from plait.errors import ModelError
 from plait.plan import Plan
 from plait.products import MEASURED

@@ -8,7 +8,6 @@ instead. One that can make them itself (`make_start`) gets its own.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -17,18 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import Axis
+from plait.engine.seeds import derive_seed
 from plait.engine.state.start import listed, make_start, told_start
 from plait.errors import ModelError
 from plait.models.adapters import magnitudes, row_norms
 from plait.models.weights import MakeStart, start_of, weights_of
 
 TakeValue = Callable[[nn.Parameter, Tensor], None]
-
-
-def derive_seed(*words: object) -> int:
-    """A seed of 63 bits that depends on every word."""
-    digest = hashlib.blake2b(repr(words).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 def is_meta(model: nn.Module) -> bool:

@@ -30,7 +30,7 @@ def layer_pattern(name: str) -> str:
 
 
 @dataclass
-class Choice:
+class RowChoice:
     """Rows by pattern with all that they ask; `left_out` says why others are none."""
 
     rows: dict[str, int] = field(default_factory=dict)
@@ -45,7 +45,7 @@ def choose(
     size: int,
     refused: Mapping[str, str] | None = None,
     heads: Collection[str] = (),
-) -> Choice:
+) -> RowChoice:
     """Rows that hold together; `refused` are patterns that may be none, with the reasons.
 
     `heads` give the logits, and are no rows.
@@ -85,7 +85,7 @@ def choose(
     demand = Demand(graph, rows, size)
     region = demand.run()
     entered = frozenset(name for name in region.columns if demand.entered(name))
-    return Choice(rows, region, entered, left_out)
+    return RowChoice(rows, region, entered, left_out)
 
 
 def _alone(

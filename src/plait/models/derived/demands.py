@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from plait.models.derived.cuts import ALIKE, Cut, Misfit, Part, Want, even, joined
-from plait.models.derived.record import EMBEDDING, LINEAR, NORM, OPAQUE, Graph, Node, Value
+from plait.models.derived.record import EMBEDDING, LINEAR, NORM, OPAQUE, Graph, GraphNode, Value
 from plait.models.derived.rules import ask, chosen, operation, through_window
 from plait.models.layers import RMSNorm
 from plait.values import PyTree
@@ -142,7 +142,7 @@ class Demand:
             else:
                 self._layer(node, wants[0])
 
-    def _through(self, node: Node, wanted: Sequence[Want | None]) -> None:
+    def _through(self, node: GraphNode, wanted: Sequence[Want | None]) -> None:
         name = operation(node)
         if name in WINDOWS:
             source = node.inputs[0]
@@ -158,7 +158,7 @@ class Demand:
         for value, want in asked:
             self._want(value, want)
 
-    def _layer(self, node: Node, want: Want | None) -> None:
+    def _layer(self, node: GraphNode, want: Want | None) -> None:
         out = node.outputs[0]
         if node.kind == OPAQUE or out is None or want is None:
             raise Misfit(f"{node.name} cannot be cut")
@@ -179,7 +179,7 @@ class Demand:
                 self.region.inside.add(node.name)
             self._want(node.inputs[0], want)
 
-    def _linear(self, node: Node, want: Want, *, last: bool) -> None:
+    def _linear(self, node: GraphNode, want: Want, *, last: bool) -> None:
         if node.name in self._rows:
             raise Misfit(f"{node.name} is a row, and its output is cut")
         if isinstance(want, Cut):
@@ -190,10 +190,10 @@ class Demand:
         else:
             self.region.spread.add(node.name)
 
-    def _leaks(self) -> list[Node]:
+    def _leaks(self) -> list[GraphNode]:
         """Nodes that use a wanted value and are not of the region, though the output needs them."""
         wants = self.region.wants
-        leaks: dict[int, Node] = {}
+        leaks: dict[int, GraphNode] = {}
         for value in wants:
             if value in self._graph.results:
                 raise Misfit("the output of the model is cut")
@@ -206,7 +206,7 @@ class Demand:
                     leaks[node.index] = node
         return [leaks[index] for index in sorted(leaks)]
 
-    def _known(self, node: Node) -> bool:
+    def _known(self, node: GraphNode) -> bool:
         """Whether a node is of the region: all that is used of a split's outputs is wanted."""
         wants = self.region.wants
         outputs = [out for out in node.outputs if out is not None]
@@ -219,7 +219,7 @@ class Demand:
         used = any(user.index in self._alive for user in value.users)
         return used or value in self._graph.results
 
-    def _pull(self, node: Node) -> None:
+    def _pull(self, node: GraphNode) -> None:
         """Take a node into the region whose inputs are shared, none of them cut."""
         wants = self.region.wants
         if node.kind == "op" and operation(node) in WINDOWS:

@@ -39,14 +39,14 @@ class Value:
 
     shape: tuple[int, ...]
     memory: Hashable
-    node: Node | None = None
+    node: GraphNode | None = None
     output: int = 0
     name: str = ""
-    users: list[Node] = field(default_factory=list)
+    users: list[GraphNode] = field(default_factory=list)
 
 
 @dataclass(eq=False)
-class Node:
+class GraphNode:
     """An operation, or a layer by its kind, name and class. `args` hold values for tensors."""
 
     index: int
@@ -66,15 +66,15 @@ class Node:
 class Graph:
     """The nodes in their order, the values of the output, and memory that was written in place."""
 
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[GraphNode] = field(default_factory=list)
     results: list[Value] = field(default_factory=list)
     written: set[Hashable] = field(default_factory=set)
 
 
-Check = Callable[[Node, Sequence[Tensor | None]], None]
+Check = Callable[[GraphNode, Sequence[Tensor | None]], None]
 
 
-class Recorder(TorchDispatchMode):
+class GraphRecorder(TorchDispatchMode):
     """Records every operation outside layers. `check` sees each node with its real outputs."""
 
     def __init__(self, named: dict[str, nn.Module], check: Check | None = None) -> None:
@@ -128,7 +128,7 @@ class Recorder(TorchDispatchMode):
         name: str = "",
     ) -> None:
         held = tree_map(lambda leaf: self._value(leaf) if isinstance(leaf, Tensor) else leaf, args)
-        node = Node(len(self.graph.nodes), kind, func, held, name)
+        node = GraphNode(len(self.graph.nodes), kind, func, held, name)
         self.graph.nodes.append(node)
         for value in dict.fromkeys(node.inputs):
             value.users.append(node)
@@ -261,7 +261,7 @@ def run(
     `in_training`: modules but torch's own run as they do in training, where they are set to it.
     """
     named = dict(model.named_modules())
-    recorder = Recorder(named, check)
+    recorder = GraphRecorder(named, check)
     training = [module for module in named.values() if module.training]
     for module in training:
         module.training = in_training and not _is_of_torch(module)
@@ -280,7 +280,9 @@ def run(
 
 
 @contextmanager
-def _weightless(named: dict[str, nn.Module], recorder: Recorder, sizes: Sizes) -> Iterator[None]:
+def _weightless(
+    named: dict[str, nn.Module], recorder: GraphRecorder, sizes: Sizes
+) -> Iterator[None]:
     """One zero in the place of every parameter and of every buffer on the meta device."""
     originals: list[tuple[Any, str, Tensor]] = []
     for name, module in named.items():
@@ -304,7 +306,7 @@ def _weightless(named: dict[str, nn.Module], recorder: Recorder, sizes: Sizes) -
 
 @contextmanager
 def _layers(
-    named: dict[str, nn.Module], recorder: Recorder, sizes: Sizes, opaque: Sequence[type]
+    named: dict[str, nn.Module], recorder: GraphRecorder, sizes: Sizes, opaque: Sequence[type]
 ) -> Iterator[None]:
     """Forwards of layers that give zeros and are one node each."""
     replaced: list[tuple[nn.Module, Callable[..., PyTree] | None]] = []
@@ -325,7 +327,9 @@ def _layers(
                 module.forward = before
 
 
-def _forward(kind: str, module: nn.Module, recorder: Recorder, out: int) -> Callable[..., PyTree]:
+def _forward(
+    kind: str, module: nn.Module, recorder: GraphRecorder, out: int
+) -> Callable[..., PyTree]:
     forward = module.forward
     weight = next((part for part in module._parameters.values() if part is not None), None)
     dtype = torch.get_default_dtype() if weight is None else weight.dtype

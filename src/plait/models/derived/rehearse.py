@@ -20,10 +20,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from plait.models.derived.choose import Choice, pattern_of
+from plait.models.derived.choose import RowChoice, pattern_of
 from plait.models.derived.cuts import Cut, Misfit
 from plait.models.derived.demands import alive
-from plait.models.derived.record import Graph, Node, Sizes
+from plait.models.derived.record import Graph, GraphNode, Sizes
 
 MOST_NUMBERS = 24
 _PARSING = threading.Lock()  # Python's parser is not safe on threads
@@ -33,7 +33,7 @@ Held = tuple[nn.Module, str, Any]
 
 
 @dataclass
-class Stage:
+class TrialStage:
     """A forward of one rank: attributes that are divided by module pattern, and why it stops.
 
     `reached`: the number of the node where it stops.
@@ -48,20 +48,20 @@ class Stage:
 def rehearse(
     model: nn.Module,
     run_again: Callable[..., Graph],
-    whole: tuple[Graph, Choice],
+    whole: tuple[Graph, RowChoice],
     size: int,
-) -> Stage:
+) -> TrialStage:
     """Run it as one of `size` ranks; `place` is empty where it runs to the end."""
     graph, choice = whole
     expected = _expected(graph, choice, size)
     sizes = _sizes(choice, size, model)
-    stage = Stage()
+    stage = TrialStage()
     replaced: list[Held] = []
 
     def attempt() -> tuple[int, Exception | None]:
         seen = [0]
 
-        def check(node: Node, outputs: Sequence[Tensor | None]) -> None:
+        def check(node: GraphNode, outputs: Sequence[Tensor | None]) -> None:
             seen[0] = node.index
             _compare(graph, node, outputs, expected)
 
@@ -94,7 +94,7 @@ def rehearse(
         _restore(replaced)
 
 
-def _expected(graph: Graph, choice: Choice, size: int) -> dict[tuple[int, int], tuple[int, ...]]:
+def _expected(graph: Graph, choice: RowChoice, size: int) -> dict[tuple[int, int], tuple[int, ...]]:
     shapes = {}
     needed = alive(graph)
     for node in (node for node in graph.nodes if node.index in needed):
@@ -108,7 +108,7 @@ def _expected(graph: Graph, choice: Choice, size: int) -> dict[tuple[int, int], 
     return shapes
 
 
-def _sizes(choice: Choice, size: int, model: nn.Module) -> Sizes:
+def _sizes(choice: RowChoice, size: int, model: nn.Module) -> Sizes:
     region = choice.region
     outputs = {name: cut.local((0,), size)[0] for name, cut in _flat(region.columns).items()}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -128,7 +128,7 @@ def _flat(columns: dict[str, Cut]) -> dict[str, Cut]:
 
 def _compare(
     graph: Graph,
-    node: Node,
+    node: GraphNode,
     outputs: Sequence[Tensor | None],
     wanted: dict[tuple[int, int], tuple[int, ...]],
 ) -> None:

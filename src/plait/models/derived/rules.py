@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from plait.models.derived.cuts import ALIKE, Cut, Misfit, Want, even, joined, reshaped
-from plait.models.derived.record import MADE, Node, Value
+from plait.models.derived.record import MADE, GraphNode, Value
 from plait.values import PyTree
 
 Asked = list[tuple[Value, Want]]
@@ -25,12 +25,12 @@ REDUCTIONS = {
 LIKE_POINTWISE = {"masked_fill", "where", "native_dropout", "copy_", "fill_", "zero_", "bernoulli"}
 
 
-def operation(node: Node) -> str:
+def operation(node: GraphNode) -> str:
     """The name of an operation, without its overload."""
     return str(node.func._schema.name).rpartition("::")[2]
 
 
-def ask(node: Node, wants: Sequence[Want | None], size: int) -> Asked:
+def ask(node: GraphNode, wants: Sequence[Want | None], size: int) -> Asked:
     """The demands of a node on its inputs; raises `Misfit` where a cut does not pass."""
     cuts = [(index, want) for index, want in enumerate(wants) if isinstance(want, Cut)]
     if not cuts:
@@ -63,28 +63,28 @@ def _broadcast(cut: Cut, out: Value, value: Value) -> Want:
     return Cut(dim, cut.parts)
 
 
-def _argument(node: Node, position: int, default: Any = None) -> Any:
+def _argument(node: GraphNode, position: int, default: Any = None) -> Any:
     args: PyTree = node.args[0]
     return args[position] if len(args) > position else default
 
 
-def _permute(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+def _permute(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
     order = [int(dim) % len(out.shape) for dim in _argument(node, 1)]
     return [(node.inputs[0], Cut(order[cut.dim], cut.parts))]
 
 
-def _transpose(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+def _transpose(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
     rank = len(out.shape)
     first, second = (int(_argument(node, place, place - 1)) % rank for place in (1, 2))
     swapped = {first: second, second: first}
     return [(node.inputs[0], Cut(swapped.get(cut.dim, cut.dim), cut.parts))]
 
 
-def _expand(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+def _expand(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
     return [(node.inputs[0], _broadcast(cut, out, node.inputs[0]))]
 
 
-def _repeat(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+def _repeat(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
     source = node.inputs[0]
     dim = cut.dim - (len(out.shape) - len(source.shape))
     if dim < 0 or source.shape[dim] != out.shape[cut.dim]:
@@ -92,7 +92,7 @@ def _repeat(node: Node, cut: Cut, out: Value, size: int) -> Asked:
     return [(source, Cut(dim, cut.parts))]
 
 
-def _reduction(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+def _reduction(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
     source = node.inputs[0]
     dims = _argument(node, 1)
     if operation(node) in ("linalg_vector_norm", "norm"):
@@ -110,7 +110,7 @@ def _reduction(node: Node, cut: Cut, out: Value, size: int) -> Asked:
     return [(source, Cut(dim, cut.parts))]
 
 
-def _cat(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+def _cat(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
     dim = int(_argument(node, 1, 0)) % len(out.shape)
     full = [value for value in node.inputs if value.shape != (0,)]
     demands: Asked = [(value, ALIKE) for value in node.inputs if value.shape == (0,)]
@@ -128,14 +128,14 @@ def _cat(node: Node, cut: Cut, out: Value, size: int) -> Asked:
     return demands
 
 
-def _stack(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+def _stack(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
     dim = int(_argument(node, 1, 0)) % len(out.shape)
     if dim == cut.dim:
         raise Misfit("a stacked dimension is cut")
     return [(value, Cut(cut.dim - (cut.dim > dim), cut.parts)) for value in node.inputs]
 
 
-def _matmul(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+def _matmul(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
     """Products: in `addmm` and `baddbmm` what is added stands before the factors."""
     *added, left, right = node.inputs
     demands: Asked = [(value, _broadcast(cut, out, value)) for value in added]
@@ -147,7 +147,7 @@ def _matmul(node: Node, cut: Cut, out: Value, size: int) -> Asked:
     return [*demands, (left, cut), (right, cut)]
 
 
-def _attention(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+def _attention(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
     """Queries, keys and values [B, heads, S, K]; of keys and values there may be fewer heads."""
     if cut.dim > 1:
         raise Misfit("attention is cut inside heads")
@@ -164,17 +164,17 @@ def _attention(node: Node, cut: Cut, out: Value, size: int) -> Asked:
     return demands + [(value, _broadcast(cut, out, value)) for value in others[2:]]
 
 
-def _padding(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+def _padding(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
     padded = len(_argument(node, 1)) // 2
     if cut.dim >= len(out.shape) - padded:
         raise Misfit("a padded dimension is cut")
     return [(node.inputs[0], cut)]
 
 
-def _other_dims(position: int) -> Callable[[Node, Cut, Value, int], Asked]:
+def _other_dims(position: int) -> Callable[[GraphNode, Cut, Value, int], Asked]:
     """A rule of operations that mix along the dimensions in one argument."""
 
-    def rule(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+    def rule(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
         dims = _argument(node, position)
         dims = [dims] if isinstance(dims, int) else list(dims)
         if cut.dim in {int(dim) % len(out.shape) for dim in dims}:
@@ -184,13 +184,13 @@ def _other_dims(position: int) -> Callable[[Node, Cut, Value, int], Asked]:
     return rule
 
 
-def _triangle(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+def _triangle(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
     if cut.dim >= len(out.shape) - 2:
         raise Misfit("a triangle is cut")
     return [(node.inputs[0], cut)]
 
 
-RULES: dict[str, Callable[[Node, Cut, Value, int], Asked]] = {
+RULES: dict[str, Callable[[GraphNode, Cut, Value, int], Asked]] = {
     "permute": _permute,
     "transpose": _transpose,
     "t": lambda node, cut, out, size: [(node.inputs[0], Cut(1 - cut.dim, cut.parts))],
@@ -210,7 +210,7 @@ RULES: dict[str, Callable[[Node, Cut, Value, int], Asked]] = {
 }
 
 
-def window(node: Node, index: int) -> tuple[int, int, int] | None:
+def window(node: GraphNode, index: int) -> tuple[int, int, int] | None:
     """(dim, start, stop) of the part of its input that an output is; None for other operations."""
     name = operation(node)
     if name not in ("slice", "split", "split_with_sizes", "narrow"):
@@ -231,7 +231,9 @@ def window(node: Node, index: int) -> tuple[int, int, int] | None:
     return dim, start, start + sizes[index]
 
 
-def through_window(node: Node, wants: Sequence[Want | None]) -> list[tuple[int, int, int, Want]]:
+def through_window(
+    node: GraphNode, wants: Sequence[Want | None]
+) -> list[tuple[int, int, int, Want]]:
     """(dim, start, stop, want) for each wanted output of a slice or split."""
     windows = []
     for index, want in enumerate(wants):
@@ -251,7 +253,7 @@ def through_window(node: Node, wants: Sequence[Want | None]) -> list[tuple[int, 
     return windows
 
 
-def chosen(node: Node, wants: Sequence[Want | None]) -> Asked:
+def chosen(node: GraphNode, wants: Sequence[Want | None]) -> Asked:
     """The demands of `select` and `unbind`: the dimension that is chosen from stays whole."""
     source = node.inputs[0]
     dim = int(_argument(node, 1, 0)) % len(source.shape)

@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import nn
 
-from plait.models.derived.choose import Choice, choose, layer_pattern, pattern_of
+from plait.models.derived.choose import RowChoice, choose, layer_pattern, pattern_of
 from plait.models.derived.cuts import Cut, Part
 from plait.models.derived.record import LINEAR, Graph, Value, is_linear, out_features, run
-from plait.models.derived.rehearse import Stage, number_of, rehearse
+from plait.models.derived.rehearse import TrialStage, number_of, rehearse
 from plait.values import PyTree
 
 MOST_ATTEMPTS = 12
@@ -55,8 +55,8 @@ def derive(
     tables = _tables(model, graph, size, ends or Ends())
     tied = _tied_layers(model)
     refused: dict[str, str] = {}
-    choice = Choice()
-    stage = Stage()
+    choice = RowChoice()
+    stage = TrialStage()
     for _ in range(MOST_ATTEMPTS):
         choice = choose(model, graph, size, refused, tables.heads | tied)
         stage = rehearse(model, run_again, (graph, choice), size)
@@ -65,7 +65,7 @@ def derive(
         nearest = _rows_behind(graph, _rows_near(choice, stage.place), stage.reached)
         refused |= dict.fromkeys(nearest, stage.reason)
     else:
-        choice = Choice(left_out=refused)
+        choice = RowChoice(left_out=refused)
     return _write(model, choice, stage, tables)
 
 
@@ -116,7 +116,7 @@ def left_whole(model: nn.Module, why: str) -> Table:
     return Table(_by_pattern(roles | {_trunk(model): "whole"}), [f"every rank computes all: {why}"])
 
 
-def _rows_near(choice: Choice, place: str) -> list[str]:
+def _rows_near(choice: RowChoice, place: str) -> list[str]:
     """The rows that share the longest path with a module; all where none shares any."""
 
     def shared(name: str) -> int:
@@ -140,7 +140,7 @@ def _rows_behind(graph: Graph, patterns: Sequence[str], index: int) -> list[str]
     return list(patterns)
 
 
-def _write(model: nn.Module, choice: Choice, stage: Stage, tables: Tables) -> Table:
+def _write(model: nn.Module, choice: RowChoice, stage: TrialStage, tables: Tables) -> Table:
     region = choice.region
     shares: dict[str, list[str]] = {}
     named = dict(model.named_modules())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from plait.datasets import Loader
 from plait.engine.engine import Engine
-from plait.engine.state.init import derive_seed
+from plait.engine.seeds import derive_seed
 from plait.engine.state.shards import optimizer_shards
 from plait.mesh import Shard
 from plait.outer.federated.messages import Reply, TrainTask

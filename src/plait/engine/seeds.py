@@ -1,11 +1,18 @@
-"""Random numbers of a step, apart from the user's."""
+"""Random numbers of a run: seeds from words, and the state of a step, apart from the user's."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+
+def derive_seed(*words: object) -> int:
+    """A seed of 63 bits that depends on every word."""
+    digest = hashlib.blake2b(repr(words).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 @contextmanager
