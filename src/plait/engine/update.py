@@ -91,14 +91,14 @@ class Update:
         scalars[2] = self._strategy.squared_norm(self._weight)
         scalars[3] = loss.tokens / copies
         sum_totals(scalars, axis)
-        values = scalars.tolist()
-        if not all(values[5:]):
-            unused = [slot for slot, value in zip(slots, values[5:], strict=True) if value <= 0]
-            self._drop_gradients(unused)
         if stages is not None and stages.size > 1:
             sums = scalars[:5].clone()
             stages.all_reduce(sums, control=True).wait()
-            values = sums.tolist()
+            scalars[:5] = sums
+        values = scalars.tolist()  # the one place of a step where the host waits for its device
+        if not all(values[5:]):
+            unused = [slot for slot, value in zip(slots, values[5:], strict=True) if value <= 0]
+            self._drop_gradients(unused)
         loss_sum, count, squared_norm, tokens, num_graphs = values[:5]
         if self._rounds_sums:
             loss_sum, squared_norm = torch.tensor([loss_sum, squared_norm]).tolist()

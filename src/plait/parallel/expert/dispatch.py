@@ -62,10 +62,11 @@ class _RankDispatch(DispatchHandle):
         rows = self._route.wait(self._waiting)
         received = self._route.received
         experts = torch.arange(received.shape[1], device=rows.device).repeat(received.shape[0])
-        order = experts.repeat_interleave(received.reshape(-1)).argsort(stable=True)
+        lengths = received.reshape(-1)
+        order = experts.repeat_interleave(lengths, output_size=rows.shape[0]).argsort(stable=True)
         self._sorted = order
         self._back = inverse(order)
-        return permute(rows, order, self._back), received.sum(0).tolist()
+        return permute(rows, order, self._back), self._route.rows_by_expert
 
     def combine(self, rows: Tensor) -> Tensor:
         home = self._route.undo(permute(rows, self._back, self._sorted))

@@ -36,9 +36,15 @@ class AllToAllGroups:
 
 
 class AllToAllRoute(ABC):
-    """Rows [R, ...] under way; `received` [ranks, n]: how many come from each rank."""
+    """Rows [R, ...] under way.
+
+    Attributes:
+        received: [ranks, n], how many come from each rank for each expert here.
+        rows_by_expert: their sums over the ranks, on the host.
+    """
 
     received: Tensor
+    rows_by_expert: list[int]
 
     @abstractmethod
     def start(self, rows: Tensor) -> Tensor:
@@ -69,8 +75,15 @@ def _exchanged_counts(axis: Axis, counts: Tensor) -> Tensor:
     return there
 
 
-def _exchange(axis: Axis, sent: Tensor, received: Tensor) -> UnevenAllToAll:
-    return UnevenAllToAll(axis, *(counts.flatten(1).sum(1).tolist() for counts in (sent, received)))
+def _read(received: Tensor, *exchanged: Tensor) -> tuple[list[int], ...]:
+    """Rows for each expert here, then the rows by rank of each exchange; one read by the host."""
+    parts = [received.sum(0), *(counts.flatten(1).sum(1) for counts in exchanged)]
+    numbers: list[int] = torch.cat(parts).tolist()
+    found = []
+    for part in parts:
+        found.append(numbers[: part.numel()])
+        numbers = numbers[part.numel() :]
+    return tuple(found)
 
 
 class DirectRoute(AllToAllRoute):
@@ -79,7 +92,8 @@ class DirectRoute(AllToAllRoute):
     def __init__(self, axis: Axis, sent: Tensor) -> None:
         sent = sent.contiguous()
         self.received = _exchanged_counts(axis, sent)
-        self._exchange = _exchange(axis, sent, self.received)
+        self.rows_by_expert, *sizes = _read(self.received, sent, self.received)
+        self._exchange = UnevenAllToAll(axis, *sizes)
 
     def start(self, rows: Tensor) -> Tensor:
         return self._exchange.start(rows)
@@ -102,10 +116,12 @@ class HierarchicalRoute(AllToAllRoute):
         on = met.transpose(0, 1).contiguous()  # [N to, L from, n]
         there = _exchanged_counts(across, on)  # [N from, L from, n]
         self.received = there.view(sent.shape)
-        self._first = _exchange(inside, out, met)
-        self._second = _exchange(across, on, there)
-        self._pack = _swap_blocks(counts.sum(-1))
-        self._turn = _swap_blocks(met.sum(-1))
+        sizes = _read(self.received, out, met, on, there)
+        self.rows_by_expert = sizes[0]
+        self._first = UnevenAllToAll(inside, *sizes[1:3])
+        self._second = UnevenAllToAll(across, *sizes[3:])
+        self._pack = _swap_blocks(counts.sum(-1), sum(sizes[1]))
+        self._turn = _swap_blocks(met.sum(-1), sum(sizes[2]))
 
     def start(self, rows: Tensor) -> Tensor:
         return self._first.start(permute(rows, self._pack))
@@ -121,8 +137,9 @@ class HierarchicalRoute(AllToAllRoute):
         return rows
 
 
-def _swap_blocks(counts: Tensor) -> Tensor:
+def _swap_blocks(counts: Tensor, num_rows: int) -> Tensor:
     """Blocks of rows laid out [A, B], of these lengths: the order that lays them out [B, A]."""
     a, b = counts.shape
     place = torch.arange(a * b, device=counts.device).view(b, a).t().reshape(-1)
-    return place.repeat_interleave(counts.reshape(-1)).argsort(stable=True)
+    blocks = place.repeat_interleave(counts.reshape(-1), output_size=num_rows)
+    return blocks.argsort(stable=True)

@@ -1,0 +1,32 @@
+"""One page in ten minutes: where plait stands on this machine beside torch's own.
+
+    python -m benchmarks [--ranks 2 4] [--seconds 560] [--json FILE]
+
+Processor and versions, step times as ratios to DDP with their quartiles, memory and bytes. Systems
+of a table live in the same ranks and take turns. `python -m benchmarks.page.commits A B` compares
+two commits.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.page.page import make_page
+from benchmarks.page.systems import PLANS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--families", nargs="+", default=list(PLANS), choices=list(PLANS))
+    parser.add_argument("--seconds", type=float, default=560.0, help="of all tables together")
+    parser.add_argument("--json", type=Path, help="a file for the rows")
+    arguments = parser.parse_args()
+    make_page(arguments.ranks, arguments.families, arguments.seconds, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Has a commit made anything slower? Two commits take turns on this machine.
+
+    python -m benchmarks.page.commits OLD NEW [--turns 3] [--seconds 90] [--ranks 2]
+
+Each turn runs the page of this checkout over the library of one commit, in a work tree of its own.
+A ratio to DDP that grows by more than 5 % in the median of its turns is printed, and the exit
+code is 1. Turns alternate, so a change of the machine's speed meets both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from benchmarks.machine import announce
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 1.05
+
+Ratios = dict[tuple[str, int, str], list[float]]
+"""Ratios to DDP by case, ranks and system, one a turn."""
+
+
+def checked_out(commit: str, folder: Path) -> Path:
+    """A work tree of the commit."""
+    command = ["git", "-C", str(ROOT), "worktree", "add", "--detach", str(folder), commit]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def removed(folder: Path) -> None:
+    """Take a work tree away again."""
+    command = ["git", "-C", str(ROOT), "worktree", "remove", "--force", str(folder)]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def turn(library: Path, seconds: float, ranks: Sequence[int], out: Path) -> Ratios:
+    """One page over the library of a work tree."""
+    path = os.pathsep.join((str(library / "src"), str(ROOT)))
+    sizes = [str(size) for size in ranks]
+    command = [sys.executable, "-m", "benchmarks", "--seconds", str(seconds), "--json", str(out)]
+    subprocess.run(
+        [*command, "--ranks", *sizes],
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.DEVNULL,
+    )
+    return ratios_of(json.loads(out.read_text()))
+
+
+def ratios_of(page: Mapping[str, list[dict[str, object]]]) -> Ratios:
+    """The median ratio of each row of a page."""
+    found: Ratios = {}
+    for row in page["rows"]:
+        ratio = row["ratio"]
+        assert isinstance(ratio, list)
+        found[str(row["case"]), int(str(row["size"])), str(row["system"])] = [float(ratio[1])]
+    return found
+
+
+def slower(old: Ratios, new: Ratios) -> list[tuple[tuple[str, int, str], float, float]]:
+    """The rows that have grown by more than the limit, with both medians."""
+    found = []
+    for key in sorted(old.keys() & new.keys()):
+        before = median(old[key])
+        after = median(new[key])
+        if after > LIMIT * before:
+            found.append((key, before, after))
+    return found
+
+
+def compare(commits: Sequence[str], turns: int, seconds: float, ranks: Sequence[int]) -> int:
+    """Run both, interleaved, and say what became slower."""
+    taken: dict[str, Ratios] = {name: defaultdict(list) for name in ("old", "new")}
+    with tempfile.TemporaryDirectory() as folder:
+        trees = {
+            name: checked_out(commit, Path(folder, name))
+            for name, commit in zip(taken, commits, strict=True)
+        }
+        try:
+            for _ in range(turns):
+                for name, tree in trees.items():
+                    own = turn(tree, seconds, ranks, Path(folder, f"{name}.json"))
+                    for key, ratios in own.items():
+                        taken[name][key] += ratios
+        finally:
+            for tree in trees.values():
+                removed(tree)
+    found = slower(taken["old"], taken["new"])
+    for (case, size, system), before, after in found:
+        change = f"{before:.3f} -> {after:.3f} ({after / before - 1:+.1%})"
+        print(f"slower: {system}, {case}, {size} ranks: {change}")
+    if not found:
+        print(f"nothing grew by more than {LIMIT - 1:.0%} in {turns} turns of each commit")
+    return 1 if found else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("commits", nargs=2, metavar="COMMIT", help="the old one, then the new one")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=90.0, help="of each turn")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2])
+    arguments = parser.parse_args()
+    announce()
+    return compare(arguments.commits, arguments.turns, arguments.seconds, arguments.ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

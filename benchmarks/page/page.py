@@ -1,0 +1,170 @@
+"""The page: groups of systems, run one after another within a time, as Markdown and as JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median, quantiles
+
+import torch
+
+from benchmarks.machine import machine_line
+from benchmarks.page.measure import (
+    Footprint,
+    Group,
+    Taken,
+    base_of,
+    measure_footprint,
+    measure_steps,
+)
+from benchmarks.page.systems import CASES, counterpart, names, one_thread
+from plait.cluster.products import MEASUREMENTS, ProductTable
+from plait.engine.choosing import table_here
+from plait.launcher import launch
+
+FOOTPRINTS = (
+    *("torch DDP", "torch FSDP2", "torch DTensor", "torch 1F1B", "torch ZBV"),
+    *("dp2", "dp2:zero1", "dp2:zero2", "dp2:zero3", "tp2", "pp2:1f1b mb8", "pp2:zbv mb8"),
+)
+PART_OF_FOOTPRINTS = 0.25
+HEAD = "| system | step ms | / DDP [quartiles] | / torch's same schedule | CPU s a step |"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A system of a group: median seconds, and quartiles of its ratio to DDP round by round."""
+
+    case: str
+    size: int
+    system: str
+    seconds: float
+    ratio: tuple[float, float, float]
+    to_counterpart: float | None
+    processor_seconds: float
+    """Of all ranks together, a step."""
+    rounds: int
+
+
+def groups(
+    sizes: Sequence[int], families: Sequence[str], seconds: float, table: ProductTable
+) -> list[Group]:
+    """The groups of the page, with equal parts of the time for each."""
+    chosen = [(case, family, size) for size in sizes for case in CASES for family in families]
+    each = seconds / len(chosen)
+    return [
+        Group(case, family, size, tuple(names(family, size, CASES[case], table)), each)
+        for case, family, size in chosen
+    ]
+
+
+def run(group: Group, table: ProductTable) -> tuple[list[Row], dict[str, str]]:
+    """The rows of one group, and what failed."""
+    ranks = launch(measure_steps, group, table, nproc=group.size)
+    return rows(group, ranks), ranks[0].failed
+
+
+def rows(group: Group, ranks: Sequence[Taken]) -> list[Row]:
+    """From what all ranks measured."""
+    seconds = ranks[0].seconds
+    base = seconds[base_of(group)]
+    found = []
+    for name, own in seconds.items():
+        ratios = [mine / other for mine, other in zip(own, base, strict=True)]
+        low, middle, high = quantiles(ratios, n=4)
+        peer = seconds.get(counterpart(name) or "")
+        to_peer = None
+        if peer is not None:
+            to_peer = median(mine / other for mine, other in zip(own, peer, strict=True))
+        used = sum(median(rank.processor[name]) for rank in ranks)
+        found.append(
+            Row(
+                group.case,
+                group.size,
+                name,
+                median(own),
+                (low, middle, high),
+                to_peer,
+                used,
+                len(own),
+            )
+        )
+    return found
+
+
+def text(found: Sequence[Row]) -> str:
+    """The table of one group."""
+    first = found[0]
+    case = CASES[first.case]
+    lines = [f"\n### {case.why}, vocabulary {case.vocab_size}; {first.size} ranks\n", HEAD]
+    lines.append("|---|---|---|---|---|")
+    for row in found:
+        low, middle, high = row.ratio
+        to_peer = "" if row.to_counterpart is None else f"{row.to_counterpart:.3f}"
+        lines.append(
+            f"| {row.system.replace(' | ', ', ')} | {row.seconds * 1e3:.1f} "
+            f"| {middle:.3f} [{low:.3f}, {high:.3f}] | {to_peer} | {row.processor_seconds:.3f} |"
+        )
+    lines.append(f"\n{first.rounds} rounds, interleaved.")
+    return "\n".join(lines)
+
+
+def footprints(table: ProductTable) -> dict[str, Footprint]:
+    """Memory and bytes of the first case on 2 ranks, each system in ranks of its own."""
+    case = next(iter(CASES))
+    found = {}
+    for name in FOOTPRINTS:
+        system = name if name.startswith("torch") else f"{name} | shared memory"
+        ranks = launch(measure_footprint, case, system, 2, table, nproc=2)
+        fullest = max(ranks, key=lambda one: one.peak_bytes)
+        sent = [one.sent_bytes for one in ranks if one.sent_bytes is not None]
+        found[name] = Footprint(
+            fullest.peak_bytes,
+            max(one.resident_bytes for one in ranks),
+            max(sent) if sent else None,
+        )
+    return found
+
+
+def footprint_text(found: dict[str, Footprint]) -> str:
+    """Memory and bytes as a table."""
+    lines = [
+        "\n### Memory and bytes, first case, 2 ranks\n",
+        "| system | peak MB above `import torch`, shared pages in shares | resident MB | MB sent |",
+        "|---|---|---|---|",
+    ]
+    for name, one in found.items():
+        sent = "" if one.sent_bytes is None else f"{one.sent_bytes / 1e6:.2f}"
+        peak = f"{one.peak_bytes / 1e6:.0f}"
+        lines.append(f"| {name} | {peak} | {one.resident_bytes / 1e6:.0f} | {sent} |")
+    return "\n".join(lines)
+
+
+def make_page(
+    sizes: Sequence[int], families: Sequence[str], seconds: float, out: Path | None
+) -> list[Row]:
+    """Print the page as it comes about, and write its rows as JSON."""
+    one_thread()
+    table = table_here(MEASUREMENTS)
+    print(f"{machine_line()}; Python {platform.python_version()}, {platform.platform()}")
+    print(f"torch: {torch.__config__.show().splitlines()[1].strip()}; one thread a rank")
+    print("sockets, shared memory: with torch's product; as it comes: products as measured here")
+    found: list[Row] = []
+    for group in groups(sizes, families, seconds * (1 - PART_OF_FOOTPRINTS), table):
+        own, failed = run(group, table)
+        print(text(own), flush=True)
+        for name, why in failed.items():
+            print(f"{name} failed: {why}", flush=True)
+        found += own
+    taken = footprints(table)
+    print(footprint_text(taken), flush=True)
+    if out is not None:
+        answer = {
+            "machine": machine_line(),
+            "rows": [asdict(row) for row in found],
+            "footprints": {name: asdict(one) for name, one in taken.items()},
+        }
+        out.write_text(json.dumps(answer, indent=1) + "\n")
+    return found

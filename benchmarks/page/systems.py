@@ -1,0 +1,134 @@
+"""The systems of the page: torch's own, and plait's by plan, transport and library of products.
+
+All train the same GPT from the same values on the same batches with fused AdamW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.data_parallel.systems import ddp, fsdp2
+from benchmarks.gpt import adamw
+from benchmarks.pipeline.systems import Case, torch_pipeline
+from benchmarks.tensor_parallel.systems import dtensor
+from plait import comm
+from plait.cluster.products import ProductTable
+from plait.comm import World
+from plait.engine.build import Options, build
+from plait.mesh import Mesh
+from plait.models.losses import cross_entropy
+from plait.parallel.pipeline.actions import vee
+from plait.plan import Plan
+
+Step = Callable[[], Any]
+
+CASES = {
+    "wide batch": Case("wide batch", "8 layers x 256, batch 16 x 128", 8, 256, 128, 16),
+    "few tokens": Case("few tokens", "4 layers x 768, batch 4 x 32", 4, 768, 32, 4),
+}
+PLANS = {
+    "data": ("dp{n}", "dp{n}:ring", "dp{n}:zero1", "dp{n}:zero2", "dp{n}:zero3"),
+    "tensor": ("tp{n}",),
+    "pipeline": ("pp{n}:1f1b mb{m}", "pp{n}:zbv mb{m}"),
+}
+DDP = "torch DDP"
+PEERS = {
+    "data": (DDP, "torch FSDP2"),
+    "tensor": (DDP, "torch DTensor"),
+    "pipeline": (DDP, "torch 1F1B", "torch ZBV"),
+}
+COUNTERPART = {"1f1b": "torch 1F1B", "zbv": "torch ZBV"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to run a plan. `product` is torch's own, or the machine's measured table."""
+
+    backend: str
+    product: str | ProductTable
+    title: str
+
+
+def variants(table: ProductTable) -> tuple[Variant, ...]:
+    """Sockets and shared memory with torch's product, and what a run has by itself."""
+    return (
+        Variant("gloo", "torch", "sockets"),
+        Variant("auto", "torch", "shared memory"),
+        Variant("auto", table, "as it comes"),
+    )
+
+
+def names(family: str, size: int, case: Case, table: ProductTable) -> list[str]:
+    """The systems of a family on so many ranks."""
+    plans = plans_of(family, size, case)
+    own = [f"{plan} | {variant.title}" for plan in plans for variant in variants(table)]
+    return [*peers_of(family, case), *own]
+
+
+def peers_of(family: str, case: Case) -> list[str]:
+    """Systems of torch. DTensor's script has the first case alone."""
+    first = case.name == "wide batch"
+    return [name for name in PEERS[family] if first or name != "torch DTensor"]
+
+
+def plans_of(family: str, size: int, case: Case) -> list[str]:
+    """The plans of a family on so many ranks."""
+    return [plan.format(n=size, m=micro_batches(case)) for plan in PLANS[family]]
+
+
+def micro_batches(case: Case) -> int:
+    """Micro-batches of a pipeline: eight, or one for each sample where there are fewer."""
+    return min(8, case.global_batch)
+
+
+def counterpart(name: str) -> str | None:
+    """The peer that runs the schedule of a plan; None where there is no pipeline."""
+    plan = name.partition(" | ")[0]
+    return next((peer for word, peer in COUNTERPART.items() if f":{word} " in plan), None)
+
+
+def start(name: str, case: Case, size: int, table: ProductTable) -> Step:
+    """The step of a system on this rank. Collective."""
+    plan, _, title = name.partition(" | ")
+    if not title:
+        return _peer(name, case, size)
+    variant = next(one for one in variants(table) if one.title == title)
+    return _plait(Plan.parse(plan), case, variant)
+
+
+def _plait(plan: Plan, case: Case, variant: Variant) -> Step:
+    world = comm.init(Mesh.of(plan), backend=variant.backend)
+    options = Options(blocks="blocks.*", linear_product=variant.product)
+    engine = build(
+        case.model("meta"), plan, loss=cross_entropy, optimizer=adamw, options=options, world=world
+    )
+    index, count = world.worker
+    inputs, targets = (part.tensor_split(count)[index] for part in case.batch())
+    return lambda: engine.step((inputs, targets), trace=False)
+
+
+def _peer(name: str, case: Case, size: int) -> Step:
+    mesh = Mesh(pp=size) if name in COUNTERPART.values() else Mesh(dp=size)
+    world: World = comm.init(mesh, backend="gloo")
+    if name == "torch DTensor":
+        return dtensor(sequence=False, loss=False)(world)
+    if name in COUNTERPART.values():
+        straight = name == "torch 1F1B"
+        kind = "Schedule1F1B" if straight else "ScheduleZBVZeroBubble"
+        placement = tuple(range(size)) if straight else vee(size)
+        sized = Case(**{**vars(case), "num_micro_batches": micro_batches(case)})
+        return torch_pipeline(kind, placement)(sized, world)
+    make = ddp if name == DDP else fsdp2(reshard=True)
+    step = make(case, world)
+    index = world.rank
+    inputs, targets = (part.tensor_split(size)[index] for part in case.batch())
+    return lambda: step(inputs, targets)
+
+
+def one_thread() -> None:
+    """Let this rank compute with one thread, as every rank of the page does."""
+    torch.set_num_threads(1)

@@ -1,0 +1,1 @@
+"""Two ranks joined by a link of a given rate."""

@@ -1,0 +1,97 @@
+"""In a step the host reads values once, after the last backward; experts once more a layer.
+
+On an accelerator each read waits for all that was queued. What is counted here on processors is the
+code that runs there too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from plait.comm import World
+from plait.engine.build import build
+from plait.engine.loss import LossSum, summed
+from plait.engine.options import Options
+from plait.models.losses import cross_entropy
+from plait.plan import Plan
+from tests.helpers.host_reads import HostReads, Place
+from tests.helpers.threaded import threaded
+from tests.parity.families import family_of
+
+TOTALS = ("engine/update.py", "totals", "tolist")
+COUNTS = ("parallel/expert/route.py", "_read", "tolist")
+ON_PROCESSORS_ALONE = {("parallel/tensor/vocabulary.py", "<genexpr>", "__int__")}
+"""Checks of numbers that accelerators leave out."""
+BEFORE_A_STEP = {
+    ("engine/balance.py", "begin_step", "cpu"),
+    ("engine/balance.py", "begin_step", "tolist"),
+    ("parallel/expert/router_context.py", "attach", "cpu"),
+}
+AFTER_A_STEP = {("engine/balance.py", "<genexpr>", "tolist")}
+DENSE = [
+    *("dp1", "dp2", "dp2:ring mb2", "dp2:server", "dp2:zero1", "dp2:zero2 mb2"),
+    *("dp2:zero3 remat:full", "dp4:zero3,replicate2", "dp2 precision:bf16 remat:selective"),
+    *("tp2", "tp2:1d,sp dp2:zero3", "tp4:2d", "tp8:2.5d,depth2", "tp8:3d"),
+    *("pp2:1f1b mb2", "pp2:zb-h1 tp2 mb2", "pp2:interleaved,v2 mb2"),
+]
+
+
+def reads(world: World, plan: str, name: str) -> Counter[Place]:
+    """Reads of the second step, when all that is made once is there."""
+    family = family_of(name)
+    engine = build(
+        family.model(),
+        plan,
+        loss=cross_entropy,
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3, fused=True),
+        options=Options(clip_grad_norm=1.0),
+        world=world,
+    )
+    axis = world.axis("dp")
+    first, second, *_ = (
+        tuple(part.tensor_split(axis.size)[axis.rank] for part in batch)
+        for batch in family.batches(8)
+    )
+    engine.step(first, trace=False)
+    with HostReads() as found:
+        engine.step(second, trace=False)
+    return found.places
+
+
+def most(plan: str, name: str) -> Counter[Place]:
+    """The most of any rank, without what runs on processors alone."""
+    found: Counter[Place] = Counter()
+    for own in threaded(Plan.parse(plan).world_size, reads, plan, name, plan=plan):
+        found |= own
+    return Counter({place: n for place, n in found.items() if place not in ON_PROCESSORS_ALONE})
+
+
+@pytest.mark.parametrize("plan", DENSE)
+def test_the_host_reads_once_a_step(plan: str) -> None:
+    name = "gpt-deep" if "interleaved" in plan else "split-gpt"
+    assert most(plan, name) == {TOTALS: 1}
+
+
+@pytest.mark.parametrize("plan", ["cp2:ring", "cp2:ulysses"])
+def test_nor_more_often_where_sequences_are_cut(plan: str) -> None:
+    assert most(plan, "long-gpt") == {TOTALS: 1}
+
+
+@pytest.mark.parametrize(("plan", "micro_batches"), [("dp2:zero1 ep2", 1), ("dp2 ep2 mb2", 2)])
+def test_experts_read_their_counts_once_a_layer(plan: str, micro_batches: int) -> None:
+    family = family_of("mixtral-plain")
+    found = most(plan, "mixtral-plain")
+    layers = family.keys["num_hidden_layers"]
+    assert found.pop(COUNTS) == layers * micro_batches
+    assert found.pop(TOTALS) == 1
+    assert found.keys() <= BEFORE_A_STEP | AFTER_A_STEP
+
+
+def test_a_read_is_seen() -> None:
+    part = LossSum(torch.device("cpu"))
+    with HostReads() as found:
+        summed([part], 1, [])
+    assert found.places == {("engine/loss.py", "summed", "tolist"): 1}

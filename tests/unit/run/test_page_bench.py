@@ -1,0 +1,54 @@
+"""The page of benchmarks: rows from rounds, its systems, and commits that are compared."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.page.commits import ratios_of, slower
+from benchmarks.page.measure import Group, Taken
+from benchmarks.page.page import groups, rows, text
+from benchmarks.page.systems import CASES, DDP, counterpart, names
+
+from plait.cluster.products import ProductTable
+from plait.plan import Plan
+
+TABLE = ProductTable(frozenset())
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    names = (DDP, "torch 1F1B", "pp2:1f1b mb4 | sockets")
+    taken = Taken(
+        {names[0]: [1.0, 2.0, 4.0], names[1]: [2.0, 4.0, 8.0], names[2]: [1.0, 2.0, 4.0]},
+        {name: [0.5, 0.5, 0.5] for name in names},
+    )
+    group = Group("few tokens", "pipeline", 2, names, 1.0)
+    _, peer, own = rows(group, [taken, taken])
+    assert (peer.ratio, own.ratio) == ((2.0, 2.0, 2.0), (1.0, 1.0, 1.0))
+    assert (peer.to_counterpart, own.to_counterpart) == (None, 0.5)
+    assert own.processor_seconds == 1.0
+    assert "| pp2:1f1b mb4, sockets | 2000.0 | 1.000 [1.000, 1.000] | 0.500 | 1.000 |" in text(
+        [own]
+    )
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_plan_of_the_page_is_one_of_so_many_ranks(size: int) -> None:
+    for case in CASES.values():
+        for family in ("data", "tensor", "pipeline"):
+            for name in names(family, size, case, TABLE):
+                plan, _, title = name.partition(" | ")
+                assert not title or Plan.parse(plan).world_size == size
+                assert family != "pipeline" or not title or counterpart(name)
+
+
+def test_the_time_of_the_page_is_shared_among_its_groups() -> None:
+    made = groups((2, 4), ("data", "tensor"), 80.0, TABLE)
+    assert len(made) == 8
+    assert sum(group.limit_seconds for group in made) == pytest.approx(80.0)
+
+
+def test_a_ratio_that_grew_by_more_than_a_twentieth_is_found() -> None:
+    old = {("c", 2, "a"): [1.0, 1.1, 0.9], ("c", 2, "b"): [1.0], ("c", 2, "gone"): [1.0]}
+    new = {("c", 2, "a"): [1.04, 1.04, 9.0], ("c", 2, "b"): [1.06], ("c", 2, "new"): [5.0]}
+    assert slower(old, new) == [(("c", 2, "b"), 1.0, 1.06)]
+    page = {"rows": [{"case": "c", "size": 2, "system": "a", "ratio": [0.9, 1.0, 1.1]}]}
+    assert ratios_of(page) == {("c", 2, "a"): [1.0]}
