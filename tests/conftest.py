@@ -48,6 +48,7 @@ LONG = frozenset(
         "tests/loops/test_transformers.py",
         "tests/loops/test_trl.py",
         "tests/parity/test_adapters.py",
+        "tests/parity/test_all_planted.py",
         "tests/parity/test_async_server.py",
         "tests/parity/test_asynchronous.py",
         "tests/parity/test_compile.py",

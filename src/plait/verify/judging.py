@@ -19,6 +19,8 @@ from plait.mesh import Mesh
 from plait.plan import Plan
 from plait.verify.asynchronous import join_stream, reference_stream
 from plait.verify.diagnosis.finding import Facts, Finding
+from plait.verify.diagnosis.masks import mask_findings
+from plait.verify.diagnosis.update_findings import NESTEROV
 from plait.verify.external import judge
 from plait.verify.problem import Problem, plan_dtype, reference_dtype
 from plait.verify.record.compare import TOLERANCE, Key, differences
@@ -126,7 +128,10 @@ def judge_record(
         moved = run(nudged(model))
         reference = run(contributions=True)
         report = asked.judge(parallel, reference, limits)
-        report = replace(report, findings=[*_rounding(report, moved, reference), *report.findings])
+        found = _rounding(report, moved, reference)
+        if notes and "dropout" in notes[0]:
+            found += mask_findings(parallel, model, batches[0], problem.recipe(), slices)
+        report = replace(report, findings=[*found, *report.findings])
     notes += _not_clipped(reference, problem.train.clip_grad_norm)
     refused = [*report.refusals, *same_data(slices(0, batches[0]))]
     return replace(report, notes=notes, refusals=refused)
@@ -205,4 +210,6 @@ def facts_of(plan: Plan, mesh: Mesh, problem: Problem, steps: int) -> Facts:
     numbers = {"the global batch": float(problem.train.global_batch), **rates}
     if problem.model.get("vocab_size"):
         numbers["the vocabulary size"] = float(problem.model["vocab_size"])
+    if problem.train.optimizer == "sgd" and problem.train.momentum and not problem.train.nesterov:
+        numbers[NESTEROV] = 1 + problem.train.momentum
     return Facts(sizes, numbers, lines)

@@ -33,7 +33,7 @@ AnyTask = TypeVar("AnyTask", bound=RankTask)
 
 def make_engine(problem: Problem, plan: Plan, world: World) -> Engine:
     """The engine of this rank. Collective; errors as `build`."""
-    return build(
+    engine = build(
         problem.make_model(),
         plan,
         loss=problem.loss,
@@ -41,6 +41,9 @@ def make_engine(problem: Problem, plan: Plan, world: World) -> Engine:
         options=problem.options(plan),
         world=world,
     )
+    if world.is_simulated:  # threads share random numbers: nobody steps while others draw weights
+        world.axis("world").barrier()
+    return engine
 
 
 def in_new_world(in_world: Callable[[World, AnyTask], T], task: AnyTask) -> T:

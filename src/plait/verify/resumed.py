@@ -146,7 +146,7 @@ def judged(world: World, leg: Leg, plan: Plan, after: Record) -> Report:
     found = list(report.findings)
     wrong = [one.step for one in report.failed]
     if lost or (wrong and min(wrong) >= saved):
-        found.insert(0, _finding(lost, saved, leg))
+        found = [_finding(lost, saved, leg), *_what_is_lost(lost, report), *found]
     title = f"resume under {plan}"
     return replace(report, differences=[*lost, *report.differences], findings=found, title=title)
 
@@ -161,6 +161,29 @@ def _not_as_saved(before: Record, after: Record, step: int) -> list[Difference]:
         for one in differences(Record(after.start, []), saved)
         if one.error
     ]
+
+
+def _what_is_lost(lost: Sequence[Difference], report: Report) -> list[Finding]:
+    """Which part of the state did not come back, by the first wrong step after the load."""
+    first = min((one.step for one in report.failed), default=0)
+    kinds = {one.kind for one in report.failed if one.step == first}
+    causes = {one.cause for one in report.findings}
+    if lost:
+        part, text = "weights", "weights are not those that were saved"
+    elif causes & {"samples", "targets", "data-order", "count"}:
+        part, text = "data", "weights came back, and the place in the data did not"
+    elif kinds & {"loss", "grad"}:
+        part, text = (
+            "buffers",
+            "weights and data came back: buffers, or what a forward reads besides",
+        )
+    elif "learning-rate" in causes:
+        part, text = "schedule", "weights, data and gradients are right, and the rate is not"
+    elif kinds <= {"buffer"}:
+        part, text = "buffers", "only buffers differ"
+    else:
+        part, text = "optimizer", "gradients and rate are right: the optimizer's state is lost"
+    return [Finding(f"resume-{part}", "resume", text, 0.96, tuple(one.name for one in lost))]
 
 
 def _finding(lost: Sequence[Difference], step: int, leg: Leg) -> Finding:

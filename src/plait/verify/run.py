@@ -26,6 +26,7 @@ from plait.values import JsonMapping
 from plait.verify.asynchronous import SKIPPED, is_asynchronous, record_stream
 from plait.verify.diagnosis.bisect import bisect
 from plait.verify.diagnosis.finding import Finding
+from plait.verify.diagnosis.flow import by_parameters, locate_flow
 from plait.verify.diagnosis.outputs import locate
 from plait.verify.drift import DriftReport, drift
 from plait.verify.judging import Asked, judge_steps, judge_stream
@@ -41,6 +42,7 @@ from plait.verify.training import prove
 from plait.verify.walks import SCALED
 
 PRECISIONS = ("float64", "float32")
+SURE = 0.9  # the confidence of findings that leave no module to look for
 
 
 @dataclass(frozen=True)
@@ -236,8 +238,7 @@ def in_world(world: World, task: VerifyTask) -> Report:
                 _compare(world, changed[0], plan if task.final else changed[1], task), title=name
             )
             if not part.ok and not task.final and all(earlier.ok for earlier in parts):
-                where = locate(world, changed[0], changed[1])
-                part = replace(part, findings=[*([where] if where else []), *part.findings])
+                part = _with_module(world, part, *changed)
             parts.append(part)
     if task.training and parts and clock.is_over_for_all(world):
         left.append(f"training in {task.training}")
@@ -261,6 +262,19 @@ def in_world(world: World, task: VerifyTask) -> Report:
         parts=tuple(parts),
         paths_not_walked=[*left, *not_walked(walked)],
     )
+
+
+def _with_module(world: World, part: Report, problem: Problem, plan: Plan) -> Report:
+    """The report with the guilty module, where outputs or gradients differ. Collective."""
+    where = locate(world, problem, plan)
+    step = min((one.step for one in part.failed), default=0)
+    wrong = any(one.step == step and one.kind in ("loss", "grad") for one in part.failed)
+    known = any(one.confidence >= SURE for one in part.findings)
+    if where is None and wrong and not known and not part.refusals and not is_asynchronous(plan):
+        where = locate_flow(world, problem, plan, step)
+    if where is None and wrong and not known:
+        where = by_parameters([one for one in part.failed if one.step == step])
+    return part if where is None else replace(part, findings=[where, *part.findings])
 
 
 def _only(parts: Sequence[Report]) -> list[Finding]:

@@ -18,6 +18,7 @@ from plait.comm import World
 from plait.comm.simulated import simulate
 from plait.mesh import Mesh
 from plait.plan import Plan
+from plait.verify.diagnosis.finding import Finding
 from plait.verify.drift import DriftTask, observe
 from plait.verify.probes import with_optimizer
 from plait.verify.problem import Problem
@@ -68,7 +69,32 @@ def prove(world: World, problem: Problem, plan: Plan, steps: int) -> Report:
     told: list[Difference] = world.axis("world").gather_objects(differences)[0]
     tolerance = torch.finfo(torch.float32).eps
     title = f"training-{plan.precision}"
-    return Report(told, [], [], tolerance, steps, str(plan), world.size, title)
+    report = Report(told, [], [], tolerance, steps, str(plan), world.size, title)
+    return replace(report, findings=_findings(report, plan))
+
+
+SAYS = {
+    "update": (
+        "parameters are not what the plain rule makes of this run's own gradients: the fused "
+        "kernel, its options, or the precision of masters and moments"
+    ),
+    "gradients": "gradients lie further from one device's than this precision can move them",
+    "weights": "weights in bf16 are not the rounded masters",
+}
+
+
+def _findings(report: Report, plan: Plan) -> list[Finding]:
+    """The part of training that is wrong in its own precision."""
+    kinds = {one.kind for one in report.failed}
+    if not kinds:
+        return []
+    part = "gradients"
+    if kinds & {"param", "update"}:
+        part = "update"
+    elif kinds <= {"replica"}:
+        part = "weights"
+    text = f"in {plan.precision} alone: {SAYS[part]}"
+    return [Finding(f"training-{part}", "precision", text, 0.9)]
 
 
 def judged(

@@ -9,6 +9,7 @@ instead. One that can make them itself (`make_start`) gets its own.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from plait.models.adapters import magnitudes, row_norms
 from plait.models.weights import MakeStart, start_of, weights_of
 
 TakeValue = Callable[[nn.Parameter, Tensor], None]
+_DRAWING = threading.Lock()  # ranks that are threads share the process's random numbers
 
 
 def is_meta(model: nn.Module) -> bool:
@@ -123,18 +125,17 @@ class Initializer:
         if self._start is not None:
             placed = self._take_start(self._start, take)
             with_values |= {param for param, name in self._names.items() if name in placed}
-        with torch.random.fork_rng(devices=[]):
-            for name, module in self._model.named_modules():
-                params = dict(module.named_parameters(recurse=False, remove_duplicate=False))
-                buffers = dict(module.named_buffers(recurse=False))
-                prefix = f"{name}." if name else ""
-                known = all(f"{prefix}{key}" in placed for key in buffers)
-                if not known or any(id(param) not in with_values for param in params.values()):
-                    values = self._values_of(name, module, params, buffers)
-                    for key, param in params.items():
-                        if id(param) not in with_values:
-                            with_values.add(id(param))
-                            take(param, values[key])
+        for name, module in self._model.named_modules():
+            params = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+            buffers = dict(module.named_buffers(recurse=False))
+            prefix = f"{name}." if name else ""
+            known = all(f"{prefix}{key}" in placed for key in buffers)
+            if not known or any(id(param) not in with_values for param in params.values()):
+                values = self._values_of(name, module, params, buffers)
+                for key, param in params.items():
+                    if id(param) not in with_values:
+                        with_values.add(id(param))
+                        take(param, values[key])
 
     def _with_norms(self, take: TakeValue) -> TakeValue:
         """`take`, where the norms of a weight's rows are the magnitude that trains beside it."""
@@ -229,8 +230,8 @@ class Initializer:
         for key, fresh in scratch.items():
             module._parameters[key] = fresh
         try:
-            torch.manual_seed(derive_seed(self._seed, "parameters", name))
-            with torch.no_grad(), torch.device("cpu"):
+            with _DRAWING, torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
+                torch.manual_seed(derive_seed(self._seed, "parameters", name))
                 reset()
             values = {key: fresh.detach() for key, fresh in scratch.items()}
             _check_written(name, module, values)

@@ -12,7 +12,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from plait.verify.diagnosis.finding import Facts, Finding, coefficients, fit_scale
+from plait.verify.diagnosis.finding import (
+    Facts,
+    Finding,
+    coefficients,
+    fit_scale,
+    list_names,
+)
 from plait.verify.record.observation import Contribution, Gradients, Observation
 
 CLOSE = 1e-4
@@ -43,7 +49,11 @@ class Coefficients:
 
 
 def contribution_findings(
-    seen: Observation, truth: Observation, facts: Facts, slack: float
+    seen: Observation,
+    truth: Observation,
+    facts: Facts,
+    slack: float,
+    wrong: Sequence[str] = (),
 ) -> list[Finding]:
     """The findings from the coefficients; empty without contributions, or when no sum of them gives
     the gradient.
@@ -67,6 +77,8 @@ def contribution_findings(
         if shard
     }
     fitted = {rank: weights for rank, weights in by_rank.items() if weights is not None}
+    if not fitted and 0 < len(wrong) < len(seen.grads):
+        return _of_some(seen, parts, wrong, facts, clip=clip, slack=slack)
     if len(fitted) > 1 and all(_own_alone(weights, rank) for rank, weights in fitted.items()):
         text = (
             "each rank's shard holds the gradient of its own part of the batch: a reduction over "
@@ -79,6 +91,27 @@ def contribution_findings(
         for one in _read(w, facts)
     ]
     return found[:1]
+
+
+def _of_some(
+    seen: Observation,
+    parts: Sequence[Contribution],
+    wrong: Sequence[str],
+    facts: Facts,
+    *,
+    clip: float,
+    slack: float,
+) -> list[Finding]:
+    """The pattern in the gradients that are wrong, where others are right."""
+    own = {name: seen.grads.get(name) for name in wrong}
+    some = [replace(part, grads={name: part.grads.get(name) for name in wrong}) for part in parts]
+    weights = _weights(own, some, clip, slack)
+    if weights is None:
+        return []
+    which = f" (in {list_names(wrong)})"
+    return [
+        replace(one, text=one.text + which, names=tuple(wrong)) for one in _read(weights, facts)
+    ]
 
 
 def _read(weights: Coefficients, facts: Facts) -> list[Finding]:

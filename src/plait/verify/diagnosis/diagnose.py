@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from plait.verify.diagnosis.auxiliary_findings import buffer_findings
+from plait.verify.diagnosis.data_findings import data_findings
 from plait.verify.diagnosis.finding import Facts, Finding
 from plait.verify.diagnosis.gradient_findings import gradient_findings
 from plait.verify.diagnosis.update_findings import replica_findings, start_findings, update_findings
@@ -43,6 +45,7 @@ def diagnose(
         slack=max(1e-6, 100 * tolerance) if slack is None else slack,
         wrong=_names(now, "grad", "scale"),
         tolerance=tolerance,
+        before=reference.before(step),
     )
     findings: list[Finding] = []
     if "start" in kinds:
@@ -51,6 +54,7 @@ def diagnose(
         )
     if all(one.cause == "missing-parameters" for one in findings):
         if kinds & {"loss", "count", "grad", "grad_norm"}:
+            findings += data_findings(view)
             findings += gradient_findings(view, kinds)
         if "replica" in kinds:
             findings += replica_findings(view, [one for one in now if one.kind == "replica"])
@@ -59,6 +63,8 @@ def diagnose(
             findings += update_findings(
                 view, parallel.before(step), reference.before(step), wrong, step
             )
+        if kinds == {"buffer"}:
+            findings += buffer_findings(_names(now, "buffer"))
     if not findings:
         worst = max(now, key=lambda one: one.error)
         findings = [

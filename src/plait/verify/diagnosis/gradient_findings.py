@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from plait.verify.diagnosis.auxiliary_findings import auxiliary_loss
 from plait.verify.diagnosis.contribution_findings import contribution_findings
 from plait.verify.diagnosis.finding import Finding, coefficients, fit_scale, list_names
 from plait.verify.diagnosis.number_findings import (
@@ -20,6 +21,7 @@ from plait.verify.diagnosis.number_findings import (
     norm_of_one_rank,
     wrong_count,
 )
+from plait.verify.diagnosis.precision_findings import rounded_gradients
 from plait.verify.diagnosis.view import View
 from plait.verify.record.compare import largest, relative_error
 from plait.verify.record.observation import Gradients
@@ -40,9 +42,18 @@ def gradient_findings(view: View, kinds: set[str]) -> list[Finding]:
     )
     if "grad" in kinds:
         findings += lacks_reduction(view) or unsynchronised_copies(view)
-        for question in (global_scale, kept_from_before, stale_weights, clipped, frozen_or_dead):
+        for question in (
+            global_scale,
+            kept_from_before,
+            stale_weights,
+            clipped,
+            frozen_or_dead,
+            rounded_gradients,
+            with_weights,
+            auxiliary_loss,
+        ):
             findings += question(view)
-        findings += contribution_findings(view.mine, view.truth, view.facts, view.slack)
+        findings += contribution_findings(view.mine, view.truth, view.facts, view.slack, view.wrong)
         if not any(one.confidence >= 0.7 for one in findings):
             findings += scale_by_parameter(view)
     return findings
@@ -217,6 +228,23 @@ def kept_from_before(view: View) -> list[Finding]:
             0.93,
         )
     ]
+
+
+def with_weights(view: View) -> list[Finding]:
+    """A multiple of the weights is added to the gradients."""
+    if view.before is None:
+        return []
+    weights = view.only(view.before, view.truth.grads)
+    fitted = coefficients(view.mine.grads, [view.truth.grads, weights])
+    if fitted is None or fitted[1] > view.slack or abs(fitted[0][0] - 1) > 1e-3:
+        return []
+    decay = fitted[0][1]
+    if abs(decay) < 1e-6:
+        return []
+    text = (
+        f"{decay:.4g} times the weights is added to the gradients: decay goes through the moments"
+    )
+    return [Finding("weight-decay", "optimizer", text, 0.94, view.wrong)]
 
 
 def stale_weights(view: View) -> list[Finding]:

@@ -4,7 +4,7 @@ clipping.
 
 from __future__ import annotations
 
-from plait.verify.diagnosis.finding import Finding, dot, fit_scale, list_names
+from plait.verify.diagnosis.finding import Finding, dot, fit_scale, fit_tensors, list_names
 from plait.verify.diagnosis.view import View
 from plait.verify.record.compare import relative_number
 
@@ -51,11 +51,13 @@ def norm_of_one_rank(view: View, kinds: set[str]) -> list[Finding]:
         }
         norm = dot(part, part) ** 0.5 * view.truth.grad_norm / total
         if relative_number(view.mine.grad_norm, norm) <= view.slack:
+            stages = view.facts.sizes.get("dp", 1) == 1 and view.facts.sizes.get("pp", 1) > 1
+            axis = "pp" if stages else "dp"
             text = (
-                f"the gradient norm is that of rank {rank}'s shard alone: its sum over dp is "
+                f"the gradient norm is that of rank {rank}'s shard alone: its sum over {axis} is "
                 "missing"
             )
-            return [Finding("norm", "dp", text, 0.96)]
+            return [Finding("norm", axis, text, 0.96)]
     return []
 
 
@@ -164,7 +166,9 @@ def clipped(view: View) -> list[Finding]:
     if dot(view.truth.grads, view.truth.grads) ** 0.5 > 0.999999 * truth:  # nothing was clipped
         return []
     fit = fit_scale(view.mine.grads, view.truth.grads)
-    if not fit.holds(view.slack) or abs(fit.scale - 1) < view.slack:
+    if not fit.holds(view.slack):
+        return _clipped_apart(view)
+    if abs(fit.scale - 1) < view.slack:
         return []
     return [
         Finding(
@@ -175,3 +179,26 @@ def clipped(view: View) -> list[Finding]:
             0.96,
         )
     ]
+
+
+def _clipped_apart(view: View) -> list[Finding]:
+    """Each gradient is the right one times a factor of its own, or its elements are cut off."""
+    pairs = [
+        (own, other)
+        for name, other in view.truth.grads.items()
+        if other is not None and (own := view.mine.grads.get(name)) is not None
+    ]
+    if len(pairs) < 2 or any(own.shape != other.shape for own, other in pairs):
+        return []
+    least = 1e-8 * max(float(other.norm()) for _, other in pairs)
+    known = [(own.double(), other.double()) for own, other in pairs if other.norm() > least]
+    if all(fit_tensors(own, other).holds(view.slack) for own, other in known):
+        text = "every tensor, or group of them, is clipped by a norm of its own"
+        return [Finding("clip", "clip", text, 0.95)]
+    most = max(float(own.abs().max()) for own, _ in pairs)
+    total = sum(own.numel() for own, _ in pairs)
+    cut = sum(int((own.abs() >= most * (1 - 1e-9)).sum()) for own, _ in pairs)
+    if cut > max(2, total // 100):
+        text = f"{cut} of {total} elements are cut off at {most:.6g}: clipped by value, not by norm"
+        return [Finding("clip", "clip", text, 0.9)]
+    return []

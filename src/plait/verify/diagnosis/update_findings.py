@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 
 from plait.verify.diagnosis.finding import Facts, Finding, coefficients, fit_tensors, list_names
+from plait.verify.diagnosis.precision_findings import rounded
 from plait.verify.diagnosis.view import View
 from plait.verify.record.compare import Difference, largest
 from plait.verify.record.observation import Record, Tensors
+
+NESTEROV = "one plus the momentum, as in the first step of Nesterov's"
 
 
 def start_findings(parallel: Record, reference: Record, wrong: Sequence[str]) -> list[Finding]:
@@ -127,6 +130,7 @@ def update_findings(
     ]
     findings = _still(still, wrong, len([name for name in names if bool(truth[name].any())]))
     if not still:
+        findings += rounded(view.mine.params, view.truth.params, tuple(wrong), "weights")
         findings += _scaled(view, changes, truth) or _decayed(
             view, changes, truth, truth_before, wrong
         )
@@ -180,6 +184,10 @@ def _scaled(view: View, mine: Tensors, truth: Tensors) -> list[Finding]:
     text = f"every update is {ratio:.6f} times that of one device: {why}" + (
         f", or {clause.split(': ')[1]}" if ":" in clause else ""
     )
+    momentum = view.facts.numbers.get(NESTEROV)
+    if momentum is not None and abs(ratio - momentum) < 1e-4:
+        text = f"every update is {ratio:.6f} times that of one device: {NESTEROV}"
+        return [Finding("update", "optimizer", text, 0.93)]
     cause = "updated-twice" if abs(ratio - 2) < 1e-3 and not rates else "learning-rate"
     return [Finding(cause, "lr" if cause == "learning-rate" else "optimizer", text, 0.93)]
 
@@ -205,10 +213,14 @@ def _decayed(
     decays = []
     for name in wrong:
         if name in truth:
-            fit = fit_tensors(mine[name] - truth[name], before[name].double())
+            gap = mine[name] - truth[name]
+            old = before[name].double()
+            fits = (fit_tensors(gap, old), fit_tensors(gap, old + truth[name]))
+            fit = min(fits, key=lambda one: one.residual)
             if fit.holds(1e-3) and fit.scale != 0.0:
                 decays.append((name, fit.scale))
-    if not decays:
+    known = [name for name in wrong if name in truth and bool(before[name].any())]
+    if not decays or 2 * len(decays) < len(known):
         return []
     names = [name for name, _ in decays]
     word = "missing" if decays[0][1] > 0 else "too strong"

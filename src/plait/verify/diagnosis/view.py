@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from plait.verify.diagnosis.finding import Facts
-from plait.verify.record.observation import Gradients, Observation
+from plait.verify.record.observation import Gradients, Observation, Tensors
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class View:
     slack: float
     wrong: tuple[str, ...]
     tolerance: float
+    before: Tensors | None = None  # the parameters that the step started from
 
     def only(self, grads: Gradients, names: Iterable[str]) -> Gradients:
         """The gradients of some names."""

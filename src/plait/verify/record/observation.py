@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError
 from plait.values import JsonMapping
+from plait.verify.record.samples import Samples
 
 Tensors = Mapping[str, Tensor]
 Gradients = Mapping[str, Tensor | None]
@@ -56,7 +57,8 @@ class Observation:
     are the persistent ones after the step; of those that ranks keep apart, the mean. All tensors
     have their global shape. `shards` says, where gradients are sharded, which flat range [start,
     stop) of each came from which rank. `count` are the unmasked tokens or samples; `stale_grads`
-    what the gradient would be with the weights of one update ago.
+    what the gradient would be with the weights of one update ago; `samples` are marks of what each
+    rank has read, `auxiliary` the part of the gradients that auxiliary losses have.
     """
 
     loss: float
@@ -70,6 +72,8 @@ class Observation:
     count: float | None = None
     stale_grads: Gradients = field(default_factory=dict)
     buffers: Tensors = field(default_factory=dict)
+    samples: Sequence[Samples] = ()
+    auxiliary: Gradients = field(default_factory=dict)
 
     @classmethod
     def of(cls, source: Observation | JsonMapping) -> Observation:

@@ -20,6 +20,7 @@ from plait.engine.state.shards import gradient_shards, module_shards
 from plait.mesh import Shard
 from plait.values import PyTree
 from plait.verify.record.observation import Observation, RankView, Record, Shards, Tensors
+from plait.verify.record.samples import Samples, samples_of
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class RankStep:
     replicas: Sequence[Shard]
     buffers: Tensors = field(default_factory=dict)
     published: Sequence[Shard] = ()
+    samples: Samples = ()
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ def record_rank(engine: Engine, batches: Iterable[PyTree], steps: int) -> RankRe
                 _replicas(engine),
                 buffers_of(engine),
                 _published(engine),
+                samples_of(batch),
             )
         )
     hook.remove()
@@ -156,6 +159,7 @@ def _join_step(ranks: Sequence[RankStep]) -> Observation:
         shards=_if_split(shards, grads),
         count=ranks[0].tokens,
         buffers=_mean([rank.buffers for rank in ranks]),
+        samples=[rank.samples for rank in ranks],
     )
 
 

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from plait.models.parameters import Parameters
 from plait.values import PyTree
 from plait.verify.record.observation import Contribution, Observation, Record, Tensors
+from plait.verify.record.samples import samples_of
 from plait.verify.reference.apart import BuffersApart, persistent_buffers
 from plait.verify.reference.auxiliary import Auxiliary, Pool
 from plait.verify.reference.lowered import LowPrecision
@@ -107,6 +108,7 @@ def run_reference(
         total, count, auxiliary = _accumulate(
             model, recipe.loss, work, seeded=by_slice, apart=apart
         )
+        besides = {name: grad.clone() for name, grad in auxiliary.grads.items()}
         norm = _finish_gradients(named, count, recipe.clip_grad_norm, auxiliary.grads)
         grads = {name: None if p.grad is None else p.grad.clone() for name, p in named.items()}
         optimizer.step()
@@ -121,6 +123,8 @@ def run_reference(
             optimizer.param_groups[0]["lr"],
             count=count,
             buffers=apart.mean(),
+            samples=[samples_of(batch)],
+            auxiliary=besides,
         )
         steps.append(replace(seen, contributions=added, stale_grads=stale))
     return Record(start, steps)
