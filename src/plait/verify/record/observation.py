@@ -56,9 +56,9 @@ class Observation:
     `grad_norm` is the global norm before clipping, `lr` the rate that the update used. `buffers`
     are the persistent ones after the step; of those that ranks keep apart, the mean. All tensors
     have their global shape. `shards` says, where gradients are sharded, which flat range [start,
-    stop) of each came from which rank. `count` are the unmasked tokens or samples; `stale_grads`
-    what the gradient would be with the weights of one update ago; `samples` are marks of what each
-    rank has read, `auxiliary` the part of the gradients that auxiliary losses have.
+    stop) of each came from which rank. `count` are the unmasked tokens or samples. `stale_grads` is
+    what the gradient would be with the weights of one update ago. `samples` are marks of what each
+    rank has read. `auxiliary` is the part of the gradients that auxiliary losses have.
     """
 
     loss: float
