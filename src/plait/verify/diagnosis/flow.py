@@ -42,7 +42,7 @@ Place = tuple[str, int]
 
 
 @dataclass
-class Flow:
+class Followed:
     """Outputs of modules, in the order in which they end, and the gradients of these."""
 
     calls: int
@@ -104,7 +104,7 @@ def _after(problem: Problem, plan: Plan, batches: Sequence[Batch]) -> nn.Module:
     return model
 
 
-def _expected(model: nn.Module, problem: Problem, parts: Sequence[Slice]) -> Flow:
+def _expected(model: nn.Module, problem: Problem, parts: Sequence[Slice]) -> Followed:
     """One device on the samples of some slices."""
     backward = not pooled_losses(model)
     with followed(model, len(parts)) as flow:
@@ -197,9 +197,9 @@ def _first_gradient(told: Sequence[Mapping[Place, bool]], order: Sequence[str]) 
 
 
 @contextmanager
-def followed(model: nn.Module, calls: int) -> Iterator[Flow]:
+def followed(model: nn.Module, calls: int) -> Iterator[Followed]:
     """Keep the outputs of the first calls of each module, and their gradients when they come."""
-    flow = Flow(calls)
+    flow = Followed(calls)
     seen: Counter[str] = Counter()
 
     def keep_gradient(place: Place) -> Callable[[Tensor], None]:

@@ -1,7 +1,7 @@
 """The samples of a batch, as short marks of their bytes.
 
-Two runs that train on one batch have equal marks. So a sample that no rank has read, or two have,
-is known by itself, and need not be guessed from a gradient.
+Two runs that train on one batch have equal marks. So a sample that no rank has read, or that two
+have read, is known by itself. It need not be guessed from a gradient.
 """
 
 from __future__ import annotations
