@@ -15,6 +15,7 @@ import pytest
 
 from plait.cli import main
 from plait.cli.explore import opening_of, site_of
+from plait.explain.case import case_of
 from plait.explore.server import PageServer
 from tests.browser.chromium import SCREENS, expect, opened
 
@@ -124,3 +125,33 @@ def test_the_timeline_is_zoomed_by_keys(page: Any) -> None:
     assert canvas.evaluate("(one) => one.toDataURL()") != before
     page.keyboard.press("0")
     assert canvas.evaluate("(one) => one.toDataURL()") == before
+
+
+PLANS = (
+    "dp64:zero3 mb2",
+    "tp8:1d,sp pp8:interleaved,v4 dp16:zero1,replicate2 mb64",
+    "dp32:local,every500 tp64:2.5d,depth4",
+    "ep16 dp16:zero2,offload cp4:ulysses tp27:3d pp8:zb-h1 mb32",
+    "tp16:2d pp4:dualpipev mb8 remat:full",
+)
+
+
+def test_a_strategy_of_the_plan_is_stepped_through(page: Any) -> None:
+    page.focus("#explain-box summary")
+    page.keyboard.press("Enter")
+    expect(page.locator("#where")).to_contain_text("step 1 of ")
+    page.fill("#term", "dp2:zero3")
+    page.keyboard.press("Tab")
+    expect(page.locator("#idea")).to_contain_text("A weight lives in shards")
+    page.click("#forward")
+    assert page.inner_text("#where").startswith("step 2 of 12")
+    assert page.inner_text("#panels").count("rank ") == 2
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.fill("#term", HOSTILE)
+    page.keyboard.press("Tab")
+    expect(page.locator("#idea")).to_contain_text("<script>")
+    assert page.title() == "plait explore"
+    if page.name == "light":
+        for plan in PLANS:
+            for term in page.evaluate("(plan) => smallTerms(plan)", plan):
+                case_of(term)

@@ -66,7 +66,10 @@ def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
 def add_steps(parser: argparse.ArgumentParser) -> None:
     """`--steps`."""
     parser.add_argument(
-        "--steps", type=int, metavar="K", help="steps in all (default: train.steps of the config)"
+        "--steps",
+        type=int,
+        metavar="K",
+        help="train until this many steps are done (default: train.steps)",
     )
 
 
@@ -85,7 +88,7 @@ def add_framework(parser: argparse.ArgumentParser) -> None:
         "--framework",
         default="plait",
         metavar="NAME",
-        help="who would run the plan: plait (default), megatron-core, torchtitan, nanotron, "
+        help="the framework that runs it: plait (default), megatron-core, torchtitan, nanotron, "
         "fsdp, deepspeed, accelerate, maxtext, ...",
     )
 

@@ -88,6 +88,8 @@ def _own_stdout() -> Iterator[TextIO]:
 
 def _run(words: list[str]) -> Answer:
     name = words[0]
+    if name == "--completion":
+        return _completion(words[1:])
     if name.startswith("-"):
         raise UsageError(
             f"the verb comes first, before {name}: plait VERB {name}; plait --help lists the verbs"
@@ -102,6 +104,19 @@ def _run(words: list[str]) -> Answer:
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return verb.run(parser.parse(words[1:]))
+
+
+def _completion(words: list[str]) -> Answer:
+    from rich.text import Text
+
+    from plait.cli.completion import SHELLS, script
+
+    parser = Parser("plait", table.COMPLETION)
+    parser.add_argument("--completion", metavar="|".join(SHELLS), required=True)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--debug", action="store_true")
+    made = script(parser.parse(["--completion", *words]).completion)
+    return Answer({"script": made}, Text(made))
 
 
 def _print(answer: Answer, json_to: TextIO | None) -> None:
@@ -161,5 +176,7 @@ def _help() -> str:
             "usage: plait VERB ... [--json] [--debug]      plait VERB --help      plait --version",
             "",
             *rows,
+            "",
+            f"plait --completion bash|zsh|fish: {table.COMPLETION}",
         ]
     )

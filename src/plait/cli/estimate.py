@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeline",
         action="store_true",
-        help="also list what each rank of one pipeline does when",
+        help="also list the actions of each rank of one pipeline, with their times",
     )
     common.add_campaign(parser)
     common.add_overrides(parser, "train.global_batch=64 data.seq_len=4096")

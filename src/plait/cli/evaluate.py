@@ -24,11 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a TOML file (its initial weights), a run's folder, one of its checkpoints, or latest",
     )
     parser.add_argument(
-        "--plan", metavar="TEXT", help="how to split it (default: the run's or the config's plan)"
+        "--plan",
+        metavar="TEXT",
+        help="how to split the model (default: the run's or the config's plan)",
     )
     parser.add_argument("--nproc", type=int, metavar="N", help="ranks to start")
     parser.add_argument(
-        "--batches", type=int, metavar="N", help="batches (default: [eval] batches, else all)"
+        "--batches",
+        type=int,
+        metavar="N",
+        help="evaluate this many batches (default: [eval] batches, else all)",
     )
     parser.add_argument(
         "--best", action="store_true", help="the best weights of the run, not the newest"

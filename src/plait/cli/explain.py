@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from plait.cli import common, explain_page
 from plait.cli.answer import Answer
 from plait.errors import NotAvailable
 from plait.launcher import joined_world
+
+if TYPE_CHECKING:
+    from plait.explain.explanation import Explanation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +30,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     """Run the small case of the term on simulated ranks. Errors: `PlanError`, `NotAvailable`."""
-    term = " ".join(arguments.term)
+    if arguments.html is not None:
+        common.check_writable(arguments.html)
+    explanation = explained(" ".join(arguments.term))
+    if arguments.html is not None:
+        arguments.html.write_text(explain_page.html(explanation), encoding="utf-8")
+    from rich.text import Text
+
+    from plait.explain.text import lines
+
+    return Answer(explanation.as_dict(), Text("\n".join(lines(explanation))))
+
+
+def explained(term: str) -> Explanation:
+    """The recorded run of a term. Errors: `PlanError`, `NotAvailable`."""
     if term.strip().partition(":")[0] in ("federated", "fl"):
         raise NotAvailable(
             "federated training is no term of a plan: clients, not ranks, hold the data, and "
@@ -36,13 +53,6 @@ def run(arguments: argparse.Namespace) -> Answer:
         raise NotAvailable(
             "explain runs its ranks as threads of one process; start it once, without torchrun"
         )
-    from rich.text import Text
-
     from plait.explain.explanation import explain
-    from plait.explain.text import lines
 
-    explanation = explain(term)
-    if arguments.html is not None:
-        common.check_writable(arguments.html)
-        arguments.html.write_text(explain_page.html(explanation), encoding="utf-8")
-    return Answer(explanation.as_dict(), Text("\n".join(lines(explanation))))
+    return explain(term)

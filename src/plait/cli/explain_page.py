@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 def html(explanation: Explanation) -> str:
     """The whole page."""
+    from plait.explain.text import tokens
     from plait.explore.html import STEPPER, drawing
 
     record = explanation.as_dict()
@@ -22,8 +23,10 @@ def html(explanation: Explanation) -> str:
         f"{op}: {total['num']} times, {total['bytes']} bytes, as the ledgers of the run counted"
         for op, total in record["counted"].items()
     ]
+    routed = [f"rank {one['rank']}: {tokens(one)}" for one in explanation.routing]
     sections = [
         PageSection("Step by step", (Spot("stepper", sentences),)),
+        *([PageSection("Tokens and their experts, with weights", routed)] if routed else []),
         PageSection("Formula and paper", (record["formula"], record["paper"])),
         PageSection("The case", (record["case"],)),
         PageSection("What was sent", counted or ("Nothing was sent.",)),

@@ -93,7 +93,9 @@ def site_of(opening: Opening) -> Site:
     from plait.explore.server import Site
 
     html, policy = page(beginning(opening))
-    return Site(html, replies_of(opening), policy=policy)
+    answers = replies_of(opening)
+    answers["/explain.json"] = partial(_reply, _explain)
+    return Site(html, answers, policy=policy)
 
 
 def replies_of(opening: Opening) -> dict[str, Callable[[Choices], WebReply]]:
@@ -206,6 +208,17 @@ def _schedule(given: Choices) -> Answer:
     options = ("stages", "microbatches", "virtual")
     words = [f"--{key}={value}" for key in options if (value := one(given, key)) is not None]
     return schedule.run(_parsed(schedule, [name, *words]))
+
+
+def _explain(given: Choices) -> Answer:
+    """The record of a small case, each step with its sentence. It runs, so a tab cannot."""
+    from plait.cli.explain import explained
+    from plait.cli.explain_page import steps_of
+    from plait.explore.question import one
+
+    explanation = explained(one(given, "term") or "")
+    record = explanation.as_dict()
+    return Answer({**record, **steps_of(explanation, record)})
 
 
 def _export(given: Choices) -> Answer:

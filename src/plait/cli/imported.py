@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="framework",
         metavar="NAME",
-        help=f"{FRAMEWORK_NAMES} (default: told by the file's keys)",
+        help=f"{FRAMEWORK_NAMES.replace('|', ', ')} (default: found from the keys of the file)",
     )
     parser.add_argument(
         "--gpus",

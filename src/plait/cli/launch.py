@@ -24,7 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `plait launch`."""
     common.add_config(parser)
     parser.add_argument(
-        "--for", dest="target", metavar="NAME", required=True, help=f"for whom: {TARGET_NAMES}"
+        "--for",
+        dest="target",
+        metavar="NAME",
+        required=True,
+        help=f"the system that starts it: {TARGET_NAMES.replace('|', ', ')}",
     )
     parser.add_argument("--nodes", type=int, metavar="N", help="machines (default: 1)")
     parser.add_argument(

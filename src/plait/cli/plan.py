@@ -35,13 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpus",
         type=int,
         metavar="N",
-        help="how many devices, instead of the cluster's own number",
+        help="the number of devices, instead of the cluster's own",
     )
     parser.add_argument(
         "--objective",
         choices=("time", "cost", "memory"),
         default="time",
-        help="what is best (default: time)",
+        help="what the best plan has least of (default: time)",
     )
     parser.add_argument(
         "--top", type=int, default=5, metavar="K", help="how many plans are shown (default: 5)"
@@ -50,13 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--explain",
         nargs="*",
         metavar="PLAN",
-        help="say why other ways to split lost, or why these plans do",
+        help="say why other plans are slower or do not fit; PLAN: say it of these plans",
     )
     parser.add_argument(
         "--risk",
         type=float,
         metavar="P",
-        help="largest accepted probability of running out of memory, as 0.05",
+        help="the largest accepted probability of running out of memory, such as 0.05",
     )
     parser.add_argument(
         "--fix",

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"where to write it (default: {DEFAULT_PROBE_PATH})",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="leave out how more ranks than cores share these"
+        "--quick", action="store_true", help="do not measure more ranks than there are cores"
     )
     parser.add_argument(
         "--nproc",

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `plait roles`."""
     parser.add_argument("config", metavar="CONFIG", help="a TOML file with [model]")
     parser.add_argument(
-        "--ranks", type=int, default=2, metavar="N", help="of the tensor axis (default: 2)"
+        "--ranks", type=int, default=2, metavar="N", help="ranks of the tensor axis (default: 2)"
     )
     common.add_overrides(parser, "model.task=masked")
 

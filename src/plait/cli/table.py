@@ -38,6 +38,8 @@ VERBS = {
 }
 
 
+COMPLETION = "print a script by which the shell completes verbs and options"
+
 MODULES = {"import": "imported"}
 """The modules of verbs whose name is no name of a module."""
 

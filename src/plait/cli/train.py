@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan",
         metavar="TEXT",
-        help="how to split it, as 'dp2:zero3', or auto (default: the config's plan)",
+        help="how to split the model, such as 'dp2:zero3', or auto (default: the config's plan)",
     )
     parser.add_argument(
         "--nproc", type=int, metavar="N", help="ranks to start (default: what the plan needs)"

@@ -62,13 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=float,
         metavar="SECONDS",
-        help="begin nothing more after so long; the exit code is of what was walked",
+        help="start no more checks after this time; the exit code covers the checks that were made",
     )
     parser.add_argument(
         "--dtype",
         default="float64",
         choices=("float64", "float32", "bf16", "float16"),
-        help="what both compute in (default: float64); a plan in bf16: how far it drifts",
+        help="the number type of both runs (default: float64); with bf16: how far the plan drifts",
     )
     parser.add_argument(
         "--tolerance",

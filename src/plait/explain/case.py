@@ -5,6 +5,7 @@ The sizes follow from the term: each rank gets a few numbers of everything that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +24,8 @@ MOST_RANKS = 64
 MOST_STEPS = 64
 LEARNING_RATE = 0.125
 MOMENTUM = 0.5
+CAPACITY = 1.0
+"""Of an expert, in units of its equal share of a sequence's tokens."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,8 @@ class Mixture(nn.Module):
     def __init__(self, num_experts: int, size: int) -> None:
         super().__init__()
         angles = torch.arange(num_experts) * (2 * torch.pi / num_experts)
-        router = Router(size, RouterSettings(num_experts, 1))
+        settings = RouterSettings(num_experts, 1, normalise=False, capacity_factor=CAPACITY)
+        router = Router(size, settings)
         experts = Experts(num_experts, size, size, std=1.0, std_residual=1.0)
         self.moe = MixtureOfExperts(router, experts, None)
         chosen = torch.stack([angles.cos(), angles.sin()], dim=1).round(decimals=2)
@@ -258,7 +262,11 @@ def _experts(plan: Plan) -> Case:
     tokens = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0], [2.0, 1.0]])
     rows = plan.dp.size * plan.micro_batches
     inputs = torch.stack([tokens.roll(row, 0)[:4] for row in range(rows)])
-    about = f"{plan.ep} experts, each token takes one; a sample a rank, of 4 tokens of 2 numbers"
+    capacity = math.ceil(CAPACITY * 4 / plan.ep)
+    about = (
+        f"{plan.ep} experts, each token takes one, and an expert at most {capacity} of a sample's "
+        "tokens; a sample a rank, of 4 tokens of 2 numbers"
+    )
     return Case(plan, "ep", lambda: Mixture(plan.ep, size), inputs, torch.ones(inputs.shape), about)
 
 

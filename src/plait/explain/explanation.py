@@ -66,6 +66,20 @@ class Explanation:
         """Bubble and memory of the walked actions, with equal times."""
         return None if self.schedule is None else simulate(self.schedule)
 
+    @cached_property
+    def routing(self) -> list[JsonObject]:
+        """The tokens of each rank with their experts; None is the expert of a dropped token."""
+        return [
+            {
+                "rank": recording.rank,
+                "tokens": routed.tokens.tolist(),
+                "experts": routed.experts,
+                "weights": routed.weights,
+            }
+            for recording in self.recordings
+            for routed in recording.routed
+        ]
+
     def sent(self) -> dict[str, tuple[int, int]]:
         """(number, bytes) of what all ranks sent, by operation, as the steps have it."""
         totals: dict[str, tuple[int, int]] = {}
@@ -106,6 +120,8 @@ class Explanation:
             "counted": _totals(self.counted()),
             "after": [[_block(shard) for shard in each.after] for each in self.recordings],
         }
+        if self.routing:
+            found["routing"] = self.routing
         if self.schedule is not None and self.simulation is not None:
             record["schedule"] = _schedule(self.schedule, self.simulation)
         return record

@@ -13,6 +13,8 @@ from plait.comm.backends.base import Backend, Handle
 from plait.explain.notebook import Notebook, NotedLedger
 from plait.paths import Paths
 
+SUMS = ("reduce", "all_reduce", "reduce_scatter")
+
 
 class _NotedHandle(Handle):
     def __init__(self, inner: Handle, last: Callable[[], None]) -> None:
@@ -135,7 +137,9 @@ class NotedBackend(Backend):
         notebook = self._notebook
         note = notebook.last
         if operand is not None:
-            note.operands = [notebook.given(operand)]
+            # A summand is never the model's input, though its values may be by chance.
+            see = notebook.noted if note.operation in SUMS else notebook.given
+            note.operands = [see(operand)]
         handle = start()
 
         def last() -> None:

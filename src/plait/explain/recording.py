@@ -22,6 +22,7 @@ from plait.explain.notebook import Notebook, NotedOperation, ProductMode
 from plait.explain.noted import note_world, wrapped
 from plait.mesh import Mesh, Shard
 from plait.models.parameters import Parameters
+from plait.models.routing import Router, Routing
 from plait.values import PyTree
 
 
@@ -35,7 +36,7 @@ class RankRecording:
             this rank's optimizer updates. after: the values of these at the end.
         memory: bytes by kind, after a step.
         ledger: of the steps, without the building of the engine.
-        losses: of the steps.
+        losses: of the steps. routed: by each forward of a router, in their order.
     """
 
     rank: int
@@ -47,6 +48,31 @@ class RankRecording:
     memory: dict[str, int]
     ledger: Ledger
     losses: list[float]
+    routed: list[RoutedTokens]
+
+
+@dataclass(frozen=True)
+class RoutedTokens:
+    """The tokens [N, D] of one forward of a router, with the expert and the weight of each.
+
+    A token that no expert has taken is dropped: its expert is None.
+    """
+
+    tokens: Tensor
+    experts: list[int | None]
+    weights: list[float]
+
+    @classmethod
+    def of(cls, tokens: Tensor, routing: Routing) -> RoutedTokens:
+        """From a router's input [B, S, D] and its output, of one expert a token."""
+        rows = tokens.detach().reshape(-1, tokens.shape[-1]).clone()
+        experts: list[int | None] = [None] * len(rows)
+        weights = [0.0] * len(rows)
+        pairs = zip(routing.token.tolist(), routing.expert.tolist(), strict=True)
+        for (token, expert), weight in zip(pairs, routing.weight.tolist(), strict=True):
+            experts[token] = expert
+            weights[token] = weight
+        return cls(rows, experts, weights)
 
 
 def record(case: Case) -> list[RankRecording]:
@@ -72,6 +98,7 @@ def _rank(world: World, case: Case, models: list[nn.Module]) -> RankRecording:
     )
     notebook.held = partial(_held, engine)
     _learn_activations(model, notebook)
+    routed = _routed(model)
     axis = world.axis("dp")
     before = world.ledger.copy()
     del notebook.notes[:]
@@ -98,7 +125,7 @@ def _rank(world: World, case: Case, models: list[nn.Module]) -> RankRecording:
     engine.driver.synchronize()
     world.close()
     return RankRecording(
-        world.rank, notes, actions, weights, updated, after, memory, ledger, losses
+        world.rank, notes, actions, weights, updated, after, memory, ledger, losses, routed
     )
 
 
@@ -132,6 +159,20 @@ def _held(engine: Engine) -> Iterator[tuple[str, Tensor]]:
             yield short(name), param.detach()
         if param.grad is not None:
             yield f"d{short(name)}", param.grad
+
+
+def _routed(model: nn.Module) -> list[RoutedTokens]:
+    """The tokens of all forwards of the model's routers from now on, recomputed ones left out."""
+    found: list[RoutedTokens] = []
+
+    def after(router: Router, inputs: tuple[Any, ...], routing: Routing) -> None:
+        if router.context.recording:
+            found.append(RoutedTokens.of(inputs[0], routing))
+
+    for module in model.modules():
+        if isinstance(module, Router):
+            module.register_forward_hook(after)
+    return found
 
 
 def _learn_activations(model: nn.Module, notebook: Notebook) -> None:

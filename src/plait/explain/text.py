@@ -13,6 +13,7 @@ from plait.mesh import Shard
 from plait.parallel.pipeline.actions import COMPUTE, Kind, Schedule
 from plait.parallel.pipeline.clock import unit, walk
 from plait.parallel.pipeline.weights import LAST_BACKWARD
+from plait.values import JsonObject
 
 WIDTH = 80
 MOST_RANKS = 8
@@ -35,6 +36,8 @@ def lines(explanation: Explanation) -> Iterator[str]:
     yield from _labelled("ranks", _ranks(explanation))
     yield ""
     yield from _holds(explanation)
+    if explanation.routing:
+        yield from _routing(explanation)
     if explanation.schedule is not None:
         yield from _pipeline(explanation, explanation.schedule)
     else:
@@ -97,6 +100,26 @@ def _is_same(weights: list[Shard], own: dict[str, Shard]) -> bool:
     return held.keys() == own.keys() and all(
         held[name].flat_range == own[name].flat_range for name in held
     )
+
+
+def _routing(explanation: Explanation) -> Iterator[str]:
+    yield ""
+    yield "TOKENS AND THEIR EXPERTS, with the weight of each"
+    for routed in explanation.routing:
+        yield from _wrapped(tokens(routed), f"  rank {routed['rank']:<3}", " " * 10)
+
+
+def tokens(routed: JsonObject) -> str:
+    """The tokens of one rank with their experts, as a sentence."""
+    each = zip(routed["tokens"], routed["experts"], routed["weights"], strict=True)
+    return "; ".join(_token(*one) for one in each)
+
+
+def _token(values: list[float], expert: int | None, weight: float) -> str:
+    numbers = " ".join(f"{value:g}" for value in values)
+    if expert is None:
+        return f"[{numbers}] dropped: its expert is full"
+    return f"[{numbers}] to expert {expert} ({weight:.3f})"
 
 
 def _steps(explanation: Explanation) -> Iterator[str]:

@@ -33,7 +33,7 @@ class PageFiles:
     scripts: tuple[str, ...]
 
 
-EXPLORE: Final = PageFiles("page.html", ("timeline.js", "grid.js", "page.js"))
+EXPLORE: Final = PageFiles("page.html", ("timeline.js", "grid.js", *STEPPER, "page.js", "terms.js"))
 TAB: Final = PageFiles("page.html", ("timeline.js", "grid.js", "tab.js", "page.js"))
 LIVE: Final = PageFiles("live.html", ("curves.js", "live.js"))
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from plait.cli.entry import main
+from plait.cli.explore import opening_of, site_of
 from plait.explain.case import case_of, squared_error
 from plait.explain.explanation import Explanation, explain
 from plait.explain.papers import OPERATIONS, sources
@@ -121,6 +122,36 @@ def test_a_server_gets_the_gradients_of_its_weights() -> None:
     assert all("ring" in sentence(step) for step in ring)
 
 
+def test_tokens_beyond_an_experts_capacity_are_dropped() -> None:
+    """Each sequence has four tokens and each of four experts takes one; the better score stays."""
+    explanation = explained("ep4")
+    case = case_of("ep4")
+    router = case.make_model().get_parameter("moe.router.weight").detach()
+    dropped = 0
+    for routed, sequence in zip(explanation.routing, case.inputs, strict=True):
+        scores = (sequence @ router.t()).softmax(-1)
+        wanted = scores.argmax(-1).tolist()
+        best = {}
+        for token, expert in enumerate(wanted):
+            if expert not in best or scores[token, expert] > scores[best[expert], expert]:
+                best[expert] = token
+        expected = [expert if best[expert] == t else None for t, expert in enumerate(wanted)]
+        assert routed["experts"] == expected and routed["tokens"] == sequence.tolist()
+        dropped += expected.count(None)
+    text = " ".join(" ".join(lines(explanation)).split())
+    assert dropped and text.count("dropped: its expert is full") == dropped
+    sent = [step for step in explanation.as_dict()["steps"] if step["operation"] == "all_to_all"]
+    kept = 4 * 4 - dropped
+    rows = sum(len(value["operands"][0]["values"]) for value in sent[1]["values"])
+    assert rows == kept
+
+
+def test_a_sum_is_not_named_after_an_input_of_equal_values() -> None:
+    """SUMMA adds up partial results; one of them has the values of a block of X by chance."""
+    sums = [step for step in explained("tp8:2.5d,depth2").steps if step.operation == "reduce"]
+    assert sums and not [step for step in sums if step.name.startswith("block of")]
+
+
 def test_a_pipeline_walks_its_schedule() -> None:
     explanation = explained("pp2:1f1b mb4")
     assert explanation.simulation is not None
@@ -165,6 +196,19 @@ def test_the_verb_prints_and_answers(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["explain", "dp2", "--json"]) == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert answer["term"] == "dp2" and answer["ranks"] == 2 and answer["steps"]
+
+
+def test_the_page_of_plans_gets_the_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    reply = site_of(opening_of("gpt2", None)).answers["/explain.json"]
+    found = json.loads(reply({"term": ["ep4"]}).text)
+    record = json.loads(json.dumps(explained("ep4").as_dict()))
+    assert {key: found[key] for key in record if key != "steps"} == {
+        key: value for key, value in record.items() if key != "steps"
+    }
+    assert [step["bytes"] for step in found["steps"]] == [one["bytes"] for one in record["steps"]]
+    assert all(step["sentence"] for step in found["steps"])
+    wrong = reply({"term": ["dp2 tp2"]})
+    assert wrong.status == 400 and "one at a time" in json.loads(wrong.text)["error"]
 
 
 def test_the_page_has_the_steps_that_the_ledger_counted(tmp_path: Path) -> None:

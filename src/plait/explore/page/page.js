@@ -222,6 +222,7 @@ function render() {
   answer.chosen = one.plan;
   renderOne(one);
   renderTable();
+  if (byId("explain-box").open) offerTerms();
   scatter(byId("scatter"), answer.plans, answer.pareto, () => state.plan, select);
   list("lost", answer.explanation || []);
   list("notes", [...(answer.notes || []), `${answer.searched.plans} plans of ${answer.searched.combinations} ways to split were looked at`,

@@ -1,11 +1,11 @@
 // One strategy step by step: back, forward and play, with what each rank holds in its hands drawn.
 "use strict";
-const EXPLAINED = JSON.parse(byId("drawn").textContent);
 const PLAY_SECONDS = 1.6;
+let explained = { ranks: 0, steps: [] };
 let at = 0;
 let playing = null;
 
-function number(value) { return Number.isInteger(value) ? String(value) : digits(value); }
+function entry(value) { return Number.isInteger(value) ? String(value) : digits(value); }
 
 // Rows of a matrix; a vector is one row, and of more dimensions the last two are drawn one below the other.
 function rowsOf(values) {
@@ -16,7 +16,7 @@ function rowsOf(values) {
 }
 
 function matrix(one) {
-  const rows = rowsOf(one.values).map((row) => element("tr", {}, ...row.map((value) => element("td", {}, number(value)))));
+  const rows = rowsOf(one.values).map((row) => element("tr", {}, ...row.map((value) => element("td", {}, entry(value)))));
   const name = one.transposed ? `${one.name}^T` : one.name;
   return element("figure", {}, element("table", { class: "matrix" }, ...rows), element("figcaption", {}, name));
 }
@@ -32,13 +32,13 @@ function panel(rank, step) {
 }
 
 function showStep(wanted) {
-  at = Math.min(Math.max(0, wanted), EXPLAINED.steps.length - 1);
-  const step = EXPLAINED.steps[at];
+  at = Math.min(Math.max(0, wanted), explained.steps.length - 1);
+  const step = explained.steps[at];
   byId("step").value = at;
-  byId("where").textContent = `step ${at + 1} of ${EXPLAINED.steps.length}, ${step.phase}${step.action ? ` (${step.action})` : ""}`;
+  byId("where").textContent = `step ${at + 1} of ${explained.steps.length}, ${step.phase}${step.action ? ` (${step.action})` : ""}`;
   byId("what").textContent = step.sentence;
   byId("formula").textContent = `${step.formula}${step.bytes ? `; ${step.bytes} bytes are sent in all` : ""}`;
-  byId("panels").replaceChildren(...Array.from({ length: EXPLAINED.ranks }, (_, rank) => panel(rank, step)));
+  byId("panels").replaceChildren(...Array.from({ length: explained.ranks }, (_, rank) => panel(rank, step)));
 }
 
 function stop() {
@@ -50,26 +50,39 @@ function stop() {
 function play() {
   if (playing !== null) { stop(); return; }
   byId("play-steps").textContent = "Stop";
-  if (at === EXPLAINED.steps.length - 1) showStep(0);
+  if (at === explained.steps.length - 1) showStep(0);
   playing = setInterval(() => {
     showStep(at + 1);
-    if (at === EXPLAINED.steps.length - 1) stop();
+    if (at === explained.steps.length - 1) stop();
   }, PLAY_SECONDS * 1000);
 }
 
-const last = EXPLAINED.steps.length - 1;
-byId("stepper").replaceChildren(
-  element("div", { class: "buttons" },
-    element("button", { type: "button", id: "back", onclick: () => { stop(); showStep(at - 1); } }, "Back"),
-    element("button", { type: "button", id: "forward", onclick: () => { stop(); showStep(at + 1); } }, "Forward"),
-    element("button", { type: "button", id: "play-steps", onclick: play }, "Play"),
-    element("input", { type: "range", id: "step", min: 0, max: last, value: 0, "aria-label": "step",
-      oninput: (event) => { stop(); showStep(Number(event.target.value)); } }),
-    element("span", { id: "where", role: "status" })),
-  element("p", { id: "what" }), element("p", { id: "formula", class: "note" }), element("div", { id: "panels" }));
-addEventListener("keydown", (event) => {
-  if (event.target.tagName === "INPUT") return;
-  if (event.key === "ArrowRight") { stop(); showStep(at + 1); }
-  if (event.key === "ArrowLeft") { stop(); showStep(at - 1); }
-});
-showStep(0);
+// The steps that the stepper goes through, from the first.
+function showSteps(data) {
+  stop();
+  explained = data;
+  byId("step").max = data.steps.length - 1;
+  showStep(0);
+}
+
+function prepareStepper(place) {
+  place.replaceChildren(
+    element("div", { class: "buttons" },
+      element("button", { type: "button", id: "back", onclick: () => { stop(); showStep(at - 1); } }, "Back"),
+      element("button", { type: "button", id: "forward", onclick: () => { stop(); showStep(at + 1); } }, "Forward"),
+      element("button", { type: "button", id: "play-steps", onclick: play }, "Play"),
+      element("input", { type: "range", id: "step", min: 0, max: 0, value: 0, "aria-label": "step",
+        oninput: (event) => { stop(); showStep(Number(event.target.value)); } }),
+      element("span", { id: "where", role: "status" })),
+    element("p", { id: "what" }), element("p", { id: "formula", class: "note" }), element("div", { id: "panels" }));
+}
+
+if (byId("drawn")) {
+  prepareStepper(byId("stepper"));
+  showSteps(JSON.parse(byId("drawn").textContent));
+  addEventListener("keydown", (event) => {
+    if (event.target.tagName === "INPUT") return;
+    if (event.key === "ArrowRight") { stop(); showStep(at + 1); }
+    if (event.key === "ArrowLeft") { stop(); showStep(at - 1); }
+  });
+}
