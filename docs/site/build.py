@@ -22,6 +22,11 @@ LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)]*)?\)")
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "sh", ".yml": "yaml", ".json": "json"}
 PICTURES = (".svg", ".png")
 LEFT_OUT = ("README.md", "site")
+EXPLORE_PLACE = "explore-plans"
+EXPLORE_LINK = (
+    f'<a href="{EXPLORE_PLACE}/index.html">Look at plans in this browser</a>: the planner runs in '
+    "the tab, and nothing is sent anywhere."
+)
 
 
 def main() -> int:
@@ -32,25 +37,26 @@ def main() -> int:
     arguments = parser.parse_args()
     source = arguments.out.parent / "site-source"
     shutil.rmtree(source, ignore_errors=True)
-    prepare(source)
+    prepare(source, explore=arguments.explore)
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
     code = subprocess.run([*command, str(source), str(arguments.out)], check=False).returncode
     if code == 0 and arguments.explore:
         page = [sys.executable, str(DOCS / "site" / "explore" / "build.py")]
-        code = subprocess.run([*page, str(arguments.out / "explore-plans")], check=False).returncode
+        code = subprocess.run([*page, str(arguments.out / EXPLORE_PLACE)], check=False).returncode
     return code
 
 
-def prepare(source: Path) -> None:
-    """Write the sources of the site into a folder."""
+def prepare(source: Path, *, explore: bool = False) -> None:
+    """Write the sources of the site into a folder; `explore` says that the page of plans comes."""
     shutil.copytree(DOCS, source, ignore=shutil.ignore_patterns(*LEFT_OUT))
     shutil.copy(Path(__file__).with_name("conf.py"), source)
     for path, text in pages():
         target = source / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
-    (source / "extra").mkdir()
-    shutil.move(source / "llms.txt", source / "extra" / "llms.txt")
+    if explore:
+        index = source / "index.md"
+        index.write_text(f"{index.read_text(encoding='utf-8')}\n{EXPLORE_LINK}\n", encoding="utf-8")
     pending = sorted(source.rglob("*.md"))
     while pending:
         page = pending.pop()

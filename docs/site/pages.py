@@ -67,8 +67,8 @@ def pages() -> Iterator[tuple[str, str]]:
     yield "reference/commands.md", commands()
     yield "reference/config.md", config_keys()
     yield "reference/python.md", names()
-    yield "reference/schema.json", schema()
-    yield "llms.txt", llms()
+    yield "extra/llms.txt", llms()
+    yield "extra/reference/schema.json", schema()
     yield "index.md", front()
 
 
@@ -224,7 +224,12 @@ def help_of(parser: argparse.ArgumentParser) -> str:
 
 def config_keys() -> str:
     """Every key of a config, by section."""
-    text = ["# Configuration", "", "A [JSON schema](schema.json) is there for editors.", ""]
+    text = [
+        "# Configuration",
+        "",
+        'A <a href="schema.json">JSON schema</a> is there for editors.',
+        "",
+    ]
     section = ""
     for key in keys():
         place = f"[{key.section}] of `{key.model}`" if key.model else f"[{key.section}]"
@@ -272,6 +277,11 @@ GUIDES: Sequence[tuple[str, str]] = (
     ("start.md", "Start here"),
     ("which.md", "Which strategy should I use?"),
 )
+
+
+def page_of(path: str) -> str:
+    """The address of a document on the site."""
+    return f"{path.removesuffix('.md')}.html"
 
 
 def documents(folder: Path) -> list[tuple[str, str]]:
@@ -334,12 +344,15 @@ def llms() -> str:
     ]
     text += ["## Documents", ""]
     places = [*GUIDES, *documents(ROOT / "docs" / "tutorials"), *documents(ROOT / "docs")]
-    text += [f"- [{title}]({path})" for path, title in places]
+    text += [f"- [{title}]({page_of(path)})" for path, title in places]
     text += ["", "## Strategies", ""]
     for name in rows():
         text.append(
-            f"- [{sources()[name].title}](strategies/{slug(name)}.md): {rows()[name]['pays']}"
+            f"- [{sources()[name].title}](strategies/{slug(name)}.html): {rows()[name]['pays']}"
         )
+    text += ["", "## Reference", ""]
+    text += [f"- [{title}](reference/{name}.html)" for name, title in REFERENCE.items()]
+    text.append("- [JSON schema of a config](reference/schema.json)")
     return "\n".join([*text, ""])
 
 

@@ -25,7 +25,7 @@ MOST_STEPS = 64
 LEARNING_RATE = 0.125
 MOMENTUM = 0.5
 CAPACITY = 1.0
-"""Of an expert, in units of its equal share of a sequence's tokens."""
+"""The tokens that an expert takes at most, in units of its equal share of a sequence."""
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ class Explanation:
             "after": [[_block(shard) for shard in each.after] for each in self.recordings],
         }
         if self.routing:
-            found["routing"] = self.routing
+            record["routing"] = self.routing
         if self.schedule is not None and self.simulation is not None:
             record["schedule"] = _schedule(self.schedule, self.simulation)
         return record

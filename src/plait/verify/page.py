@@ -15,9 +15,19 @@ WIDTH = 760
 HEIGHT = 180
 LEAST = 1e-17
 
-STYLE = """body { font: 15px sans-serif; margin: 2em auto; max-width: 60em; color: #222 }
+STYLE = """:root { color-scheme: light dark; --wrong: #fdd; --plain: #f7f7f7; --line: #36c }
+@media (prefers-color-scheme: dark) {
+:root { --wrong: #5a2326; --plain: #1c2024; --line: #6cb2ff } }
+body { font: 15px sans-serif; margin: 2em auto; max-width: 60em; padding: 0 1em;
+overflow-wrap: anywhere }
+pre, div { overflow-x: auto } svg { background: var(--plain); max-width: 100%; height: auto }
 table { border-collapse: collapse } td, th { padding: 2px 12px; text-align: left }
-tr.wrong td { background: #fdd } svg { background: #f7f7f7 }"""
+tr.wrong td { background: var(--wrong) } svg { stroke: var(--line) } svg title { stroke: none }"""
+HEAD = (
+    "<meta charset='utf-8'><meta name='viewport' content='width=device-width, initial-scale=1'>"
+    "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; "
+    "style-src 'unsafe-inline'\">"
+)
 
 Row = tuple[str, float, float]
 """Name, error, and the largest error that passes."""
@@ -41,7 +51,7 @@ def page(report: Report) -> str:
         parts.append(_section(title, _rows(report, kind)))
     body = "\n".join(part for part in parts if part)
     return (
-        f"<!doctype html><html><head><meta charset='utf-8'><title>{escape(name)}</title>"
+        f"<!doctype html><html lang='en'><head>{HEAD}<title>{escape(name)}</title>"
         f"<style>{STYLE}</style></head><body>{body}</body></html>\n"
     )
 
@@ -88,7 +98,7 @@ def _picture(rows: Sequence[Row]) -> str:
         f"<svg viewBox='-10 -10 {WIDTH + 20} {HEIGHT + 20}' width='{WIDTH}' height='{HEIGHT}'>"
         f"<line x1='0' x2='{WIDTH}' y1='{limit:.1f}' y2='{limit:.1f}' stroke='#888' "
         "stroke-dasharray='4'/>"
-        f"<polyline points='{points}' fill='none' stroke='#36c'/>{dots}</svg>"
+        f"<polyline points='{points}' fill='none'/>{dots}</svg>"
     )
 
 
