@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -175,7 +175,7 @@ def _write(model: nn.Module, choice: RowChoice, stage: TrialStage, tables: Table
         for pattern in dict.fromkeys(pattern_of(name) for name, role in roles.items())
         if _is_large(named, roles, pattern)
     ]
-    return Table(_by_pattern({_trunk(model): "whole"} | roles), notes)
+    return Table(_by_pattern({_trunk(model): "whole"} | roles, named), notes)
 
 
 def _trunk(model: nn.Module) -> str:
@@ -211,15 +211,32 @@ def _parts(parts: Sequence[Part]) -> str:
     return "+".join(f"{length}{'' if cut else '!'}" for length, cut in parts)
 
 
-def _by_pattern(roles: dict[str, str]) -> dict[str, str]:
-    """One entry a pattern where all its modules agree, else one a module."""
-    groups: dict[str, set[str]] = {}
+def _by_pattern(roles: dict[str, str], names: Collection[str] = ()) -> dict[str, str]:
+    """One entry for each pattern whose modules agree: first with `*` for all numbers of layers.
+
+    Next the last number stays, as in a sequence of unlike layers. Else there is an entry a module.
+    """
+    by_kind = _roles_met(pattern_of, roles, names)
+    by_layer = _roles_met(layer_pattern, roles, names)
+    table = {}
     for name, role in roles.items():
-        groups.setdefault(pattern_of(name), set()).add(role)
-    return {
-        pattern_of(name) if len(groups[pattern_of(name)]) == 1 else name: role
-        for name, role in roles.items()
-    }
+        key = name
+        if len(by_layer[layer_pattern(name)]) == 1:
+            key = layer_pattern(name)
+        if len(by_kind[pattern_of(name)]) == 1:
+            key = pattern_of(name)
+        table[key] = role
+    return table
+
+
+def _roles_met(
+    pattern: Callable[[str], str], roles: dict[str, str], names: Collection[str]
+) -> dict[str, set[str]]:
+    """The roles of the modules that a pattern matches; empty for those that have none."""
+    found: dict[str, set[str]] = {}
+    for name in {*roles, *names}:
+        found.setdefault(pattern(name), set()).add(roles.get(name, ""))
+    return found
 
 
 def _tables(model: nn.Module, graph: Graph, size: int, ends: Ends) -> Tables:

@@ -164,3 +164,21 @@ def test_a_weight_that_training_takes_without_its_layer_is_whole() -> None:
     found = derive(model, lambda: model(torch.zeros(2, 8)), 2).roles
     assert found["down"] == found["up"] == "replicated"
     assert model.training and model.up.training
+
+
+class Gate(nn.Module):
+    """A layer with its activation, which has no parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.proj(x))
+
+
+def test_a_pattern_names_no_module_that_has_no_role() -> None:
+    nets = [nn.Sequential(Gate(), nn.Identity(), nn.Linear(16, 8)) for _ in range(2)]
+    model = nn.ModuleDict({"nets": nn.ModuleList(nets)}).to("meta")
+    found = derive(model, lambda: [net(torch.zeros(2, 8)) for net in model["nets"]], 2).roles
+    assert found == {"": "whole", "nets.*.*.proj": "column", "nets.*.2": "row"}
