@@ -38,7 +38,7 @@ PLANS = ("dp4:zero1", "pp2:1f1b dp2 mb2")
 PROBE_STEPS = 12
 PICTURE_RATES = (1.0, 1.5, 2.0)
 LONG_KILLS = 100
-DOCTOR_PAIRS = 2
+DOCTOR_PAIRS = 4
 PICTURE = "useful-fraction.svg"
 HEAD = (
     "plan",
@@ -146,7 +146,7 @@ def lose_half(seconds: float, into: Results) -> None:
 
 
 def weigh_doctor(seconds: float, into: Results) -> None:
-    """Two ranks with and without records, in turns."""
+    """Two ranks with and without records, in turns; each kind is as often the first."""
     plan = "dp2"
     found: dict[bool, list[float]] = {True: [], False: []}
     with tempfile.TemporaryDirectory() as name:
@@ -154,7 +154,7 @@ def weigh_doctor(seconds: float, into: Results) -> None:
         probe = trained(config_of(plan, PROBE_STEPS, 0), folder / "probe")
         steps = max(PROBE_STEPS, round(seconds / probe.step_seconds / 4))
         for number in range(DOCTOR_PAIRS):
-            for has_doctor in (True, False):
+            for has_doctor in (number % 2 == 0, number % 2 == 1):
                 main = kept.run if has_doctor else without_doctor
                 out = folder / f"{number}-{has_doctor}"
                 run = trained(config_of(plan, steps, 0), out, main=main)

@@ -1,25 +1,30 @@
-"""Planted faults: `python -m tests.fault.planted [--seed S] [--count N] [--kind hang ...]`.
+"""Planted faults: `python -m tests.fault.planted [--seed S] [--kind K ...] [--from I] [--count N]`.
 
-Each is a run of its own in which one rank commits one fault at one step. The doctor must name the
-rank, the kind and the cause; hangs are timed besides.
+A seed draws ten faults of each kind; a part of them is chosen by kind and number, from 0. Each is a
+run of its own in which one rank commits one fault at one step. The doctor must name the rank, the
+kind and the cause; hangs are timed besides. `--seconds` begins none after so long.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 HANG_SECONDS = 5
+FAULTS_A_KIND = 10
+RHYTHM = 2  # check_replicas_every
 LIMIT_SECONDS = 150
 CONFIG = """
 [model]
@@ -123,6 +128,17 @@ def generate(seed: int, counts: dict[str, int]) -> list[Planted]:
     return made
 
 
+def part_of(seed: int, kinds: Sequence[str], numbers: range) -> list[tuple[str, int, Planted]]:
+    """The faults of a seed with these kinds and numbers, each with its kind and number."""
+    faults = generate(seed, dict.fromkeys(KINDS, FAULTS_A_KIND))
+    found = []
+    for place, kind in enumerate(KINDS):
+        own = faults[place * FAULTS_A_KIND : (place + 1) * FAULTS_A_KIND]
+        if kind in kinds:
+            found += [(kind, number, own[number]) for number in numbers]
+    return found
+
+
 def size_of(plan: str) -> int:
     """The ranks of a plan."""
     from plait.plan import Plan
@@ -165,6 +181,9 @@ def is_right(fault: Planted, finding: dict[str, Any] | None) -> bool:
         return False
     if finding["kind"] == "hang" and finding.get("seconds", 0.0) > HANG_SECONDS + 2:
         return False
+    late = {"nan": 0, "spike": 0, "corruption": RHYTHM}.get(fault.finding)
+    if late is not None and not fault.step <= finding["step"] <= fault.step + late:
+        return False
     return CAUSES[fault.kind] in finding["cause"]
 
 
@@ -185,25 +204,38 @@ def _wait(run: subprocess.Popen[bytes], fault: Planted, folder: Path) -> None:
 
 def main() -> int:
     """Commit the faults one after the other, and print a table."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--kind", choices=KINDS, nargs="+", default=list(KINDS))
-    arguments = parser.parse_args()
-    faults = generate(arguments.seed, dict.fromkeys(arguments.kind, arguments.count))
+    parser.add_argument("--from", type=int, default=0, dest="first", help="number in its kind")
+    parser.add_argument("--count", type=int, default=FAULTS_A_KIND, help="of each kind")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin none after so long")
+    words = parser.parse_args()
+    numbers = range(words.first, min(words.first + words.count, FAULTS_A_KIND))
+    end = time.monotonic() + words.seconds
     right = 0
-    for fault in faults:
+    committed = 0
+    for kind, number, fault in part_of(words.seed, words.kind, numbers):
+        if time.monotonic() > end:
+            print(f"out of time; go on with --kind {kind} --from {number}")
+            break
         with tempfile.TemporaryDirectory() as folder:
             outcome = commit(fault, Path(folder))
+        committed += 1
         right += outcome.ok
-        said = "nothing" if outcome.finding is None else outcome.finding["cause"]
-        word = "right" if outcome.ok else "WRONG"
-        place = f"{fault.kind:<20}{fault.plan:<18}rank {fault.rank}"
-        print(f"{word}  {place}  {outcome.seconds:5.1f} s  {said}")
+        print(line_of(number, fault, outcome), flush=True)
         if not outcome.ok:
             print(outcome.err[-1500:])
-    print(f"{right} of {len(faults)}")
-    return 0 if right == len(faults) else 1
+    print(f"{right} of {committed}")
+    return 0 if right == committed else 1
+
+
+def line_of(number: int, fault: Planted, outcome: Outcome) -> str:
+    """The line of one fault in the table."""
+    said = "nothing" if outcome.finding is None else outcome.finding["cause"]
+    word = "right" if outcome.ok else "WRONG"
+    place = f"{fault.finding:<11}{number:2} {fault.kind:<19}{fault.plan:<18}rank {fault.rank}"
+    return f"{word}  {place}  {outcome.seconds:5.1f} s  {said}"
 
 
 if __name__ == "__main__":

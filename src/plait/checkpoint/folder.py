@@ -65,7 +65,8 @@ def write_text_atomic(path: Path, text: str) -> None:
 def write_index(directory: Path, index: JsonObject) -> None:
     """Write `checkpoint.json` with its own checksum inside: the inverse of `read_index`."""
     whole = {"format": FORMAT, "checksum": _checksum(index), **index}
-    write_text_atomic(directory / INDEX, json.dumps(whole, indent=1))
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in whole.items()]
+    write_text_atomic(directory / INDEX, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def read_index(directory: Path) -> JsonObject:

@@ -11,15 +11,16 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from plait.checkpoint.agreement import agree
 from plait.checkpoint.entry import RANK_PREFIX, entry_of
 from plait.checkpoint.read import Checkpoint
-from plait.checkpoint.write import agree
 from plait.comm.shm.snapshot_head import NOTHING, Head
 from plait.errors import CheckpointError
 from plait.mesh import Shard
@@ -36,32 +37,52 @@ class MemoryFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._map: mmap.mmap | None = None
+        self._held: list[Shard] = []
         self._entries: list[Entry] = []
         self._views: list[Tensor] = []
         self._list_place = 0
         self._list_bytes = 0
 
-    def write(self, step: int, shards: Iterable[Shard], meta: JsonMapping) -> int:
-        """Write the shards of a step over what the file holds; returns their bytes.
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the shards that were written last."""
+        return sum(view.numel() * view.element_size() for view in self._views)
+
+    def write(self, step: int, shards: Iterable[Shard], meta: JsonMapping) -> None:
+        """Write the shards of a step over what the file holds."""
+        self.begin(step, shards, meta)()
+
+    def begin(self, step: int, shards: Iterable[Shard], meta: JsonMapping) -> Callable[[], None]:
+        """Prepare to write the shards of a step; the answer writes them, in any thread.
 
         Until that is done the file counts as empty.
         """
-        listed = list(shards)
-        entries = [entry_of(shard) for shard in listed]
+        held = list(shards)
+        entries = self._entries_of(held)
         text = json.dumps(dict(meta)).encode()
         if self._map is not None:
             Head(NOTHING).write(self._map)
         if entries != self._entries or not self._has_room(len(text)):
             self._lay_out(entries, len(text))
+        self._held = held
+        self._entries = entries
+        return partial(self._copy, step, [shard.values for shard in held], text)
+
+    def _entries_of(self, held: Sequence[Shard]) -> list[Entry]:
+        """The entries of shards. That of a shard which the file held before is known."""
+        known = {id(shard): entry for shard, entry in zip(self._held, self._entries, strict=True)}
+        return [known.get(id(shard)) or entry_of(shard) for shard in held]
+
+    def _copy(self, step: int, values: list[Tensor], text: bytes) -> None:
+        """Copy the values, then the meta data; the head comes last."""
         assert self._map is not None
         with torch.no_grad():
-            for view, shard in zip(self._views, listed, strict=True):
-                view.copy_(shard.values)
+            if values:
+                torch._foreach_copy_(self._views, values)  # one call, without the interpreter
         start = self._list_place + self._list_bytes
         self._map[start : start + len(text)] = text
         head = Head(step, self._list_place, self._list_bytes, len(text))
         head.write(self._map)
-        return sum(view.numel() * view.element_size() for view in self._views)
 
     def _has_room(self, meta_bytes: int) -> bool:
         end = self._list_place + self._list_bytes + meta_bytes
@@ -84,7 +105,6 @@ class MemoryFile:
         self._map[end : end + len(text)] = text
         self._list_place = end
         self._list_bytes = len(text)
-        self._entries = entries
         self._views = [_values(self._map, entry) for entry in placed]
 
 

@@ -24,8 +24,18 @@ _HEAD_BYTES = 128
 
 def make_token(random: str, meta: JsonMapping, tensors: JsonMapping, pieces: Sequence[str]) -> str:
     """The token of a save; `pieces` are the digests of what each file holds, in their order."""
-    text = json.dumps([meta, tensors, list(pieces)], sort_keys=True)
+    return token_of(random, meta, sorted_text(tensors), pieces)
+
+
+def token_of(random: str, meta: JsonMapping, tensors: str, pieces: Sequence[str]) -> str:
+    """`make_token`, given the `sorted_text` of the tensors."""
+    text = f"[{sorted_text(meta)}, {tensors}, {json.dumps(list(pieces))}]"
     return f"{random}-{digest(text)}"
+
+
+def sorted_text(values: JsonMapping) -> str:
+    """The text of an object, with its keys in order."""
+    return json.dumps(values, sort_keys=True)
 
 
 def digest(text: str) -> str:

@@ -11,8 +11,6 @@ tells the others, so that none waits for it.
 
 from __future__ import annotations
 
-import json
-import math
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from plait.checkpoint.agreement import Agreement, listed
 from plait.checkpoint.entry import entry_of
 from plait.checkpoint.file import Declared, FileWriter, file_order, format_name
 from plait.checkpoint.folder import (
@@ -29,7 +28,7 @@ from plait.checkpoint.folder import (
     write_index,
     write_text_atomic,
 )
-from plait.checkpoint.token import KEY, digest, make_token
+from plait.checkpoint.token import KEY, digest, token_of
 from plait.errors import CheckpointError, SaveFailed
 from plait.mesh import Shard
 from plait.values import JsonObject, JsonValue, PyTree
@@ -99,28 +98,32 @@ def prepare(
     rank: int,
     world_size: int,
     gather: Gather,
+    agreement: Agreement | None = None,
 ) -> Prepared:
-    """Agree on a save, and make its folder. Collective. Errors: those of `save`."""
+    """Agree on a save, and make its folder. Collective. Errors: those of `save`.
+
+    `agreement`: of the saves before, where every rank has one.
+    """
     final = Path(directory).absolute()
-    distinct = _distinct(shards)
+    known = agreement or Agreement()
+    distinct, entries = known.look_at(shards)
     hold = _Hold(
         secrets.token_hex(6),
-        [entry_of(shard) for shard in distinct],
+        None if known.holds(entries) else entries,
         attempt(_check_meta, meta) if rank == 0 else None,
     )
     holds: list[_Hold] = gather(hold)
     _stop_if_failed(final, [one.failure for one in holds])
-    tensors = agree([one.entries for one in holds])
+    known.learn(rank, [one.entries for one in holds])
     temporary = final.with_name(f"{final.name}.tmp-{holds[0].token}")
 
     def make_folder() -> str:
         _make_folder(temporary, final)
-        shards = [digest(_listed(one.entries)) for one in holds]
-        return make_token(holds[0].token, meta, tensors, shards)
+        return token_of(holds[0].token, meta, known.tensors_text, known.digests)
 
     made = gather(attempt(make_folder) if rank == 0 else None)
     _stop_if_failed(final, made)
-    return Prepared(final, temporary, made[0], distinct, meta, tensors, rank, world_size)
+    return Prepared(final, temporary, made[0], distinct, meta, known.tensors, rank, world_size)
 
 
 def write_own_file(prepared: Prepared) -> JsonObject:
@@ -155,7 +158,8 @@ class _Hold:
     """The report of one rank before anything is written."""
 
     token: str
-    entries: list[JsonObject]
+    entries: list[JsonObject] | None
+    """None for those of the save before."""
     failure: WriteFailure | None
 
 
@@ -190,62 +194,12 @@ def _check_meta(meta: JsonValue, path: str = "meta") -> None:
         )
 
 
-def _distinct(shards: Iterable[Shard]) -> list[Shard]:
-    """The shards, without empty ones (of tensors that are not empty) and repeated ones."""
-    by_place: dict[tuple[object, ...], Shard] = {}
-    for shard in shards:
-        if shard.numel or not math.prod(shard.global_shape):
-            by_place.setdefault(
-                (shard.name, shard.global_shape, shard.box, shard.start, shard.stop), shard
-            )
-    return list(by_place.values())
-
-
-def agree(entries: Sequence[Sequence[JsonObject]]) -> JsonObject:
-    """The tensors of all ranks: name -> shape, dtype, and the indices of the files that hold
-    elements of it.
-
-    Raises:
-        CheckpointError: two shards of one name disagree, or too few elements are there to cover it.
-    """
-    tensors: JsonObject = {}
-    sizes: dict[str, dict[tuple[int, ...], int]] = {}
-    for rank, held in enumerate(entries):
-        for entry in held:
-            name = entry["name"]
-            form = {"shape": entry["shape"], "dtype": entry["dtype"]}
-            known = tensors.setdefault(name, {**form, "files": []})
-            if {key: known[key] for key in form} != form:
-                first = f"{known['dtype']} {known['shape']} on rank {known['files'][0]}"
-                raise CheckpointError(
-                    f"'{name}' is {first} and {form['dtype']} {form['shape']} on rank {rank}"
-                )
-            if rank not in known["files"]:
-                known["files"].append(rank)
-            where = (*entry["offset"], *entry["extent"], entry["start"], entry["stop"])
-            sizes.setdefault(name, {})[where] = entry["stop"] - entry["start"]
-    for name, known in tensors.items():
-        there = sum(sizes[name].values())
-        numel = math.prod(known["shape"])
-        if there < numel:
-            raise CheckpointError(
-                f"'{name}' has {numel} elements and the shards of all ranks hold {there}: one is "
-                "missing"
-            )
-    return tensors
-
-
 def _make_folder(temporary: Path, final: Path) -> None:
     """Make the folder of this save, and remove what killed saves of the same name have left."""
     final.parent.mkdir(parents=True, exist_ok=True)
     for left in final.parent.glob(f"{final.name}.tmp-*"):
         shutil.rmtree(left, ignore_errors=True)
     temporary.mkdir()
-
-
-def _listed(entries: Sequence[JsonObject]) -> str:
-    """The list of a file's shards, for its header."""
-    return json.dumps(entries, separators=(",", ":"))
 
 
 def _write_file(path: Path, shards: Sequence[Shard], token: str) -> JsonObject:
@@ -255,8 +209,8 @@ def _write_file(path: Path, shards: Sequence[Shard], token: str) -> JsonObject:
     ]
     for shard in shards:
         format_name(shard.name, shard.values.dtype)
-    listed = _listed([entry_of(shard) for shard in shards])
-    metadata = {KEY: token, "format": "pt", "pieces": listed}  # the token first: see `token_in`
+    text = listed([entry_of(shard) for shard in shards])
+    metadata = {KEY: token, "format": "pt", "pieces": text}  # the token first: see `token_in`
     with FileWriter(path, declared, metadata) as file:
         for index in file_order(declared):
             file.write(shards[index].values)
@@ -264,7 +218,7 @@ def _write_file(path: Path, shards: Sequence[Shard], token: str) -> JsonObject:
         "name": path.name,
         "size_bytes": file.size_bytes,
         "checksum": file.checksum,
-        "pieces": digest(listed),
+        "pieces": digest(text),
     }
 
 

@@ -31,6 +31,7 @@ from plait.engine.prepare import example_of, first_batch, share
 from plait.engine.seeds import derive_seed, own_random_state
 from plait.engine.stages.pipeline import Pipeline, PipelineStep
 from plait.engine.stages.timing import UpdateTiming
+from plait.engine.state.copies import CopiesBeside
 from plait.engine.state.local_parameters import LocalParameters
 from plait.engine.state.memory import live_bytes
 from plait.engine.state.shards import gradient_shards, parameter_shards
@@ -101,6 +102,7 @@ class Engine:
 
     Attributes:
         before_update: called with the engine in each step, before its update.
+        copies: copies of the state that end before the sums of the next step.
     """
 
     def __init__(self, parts: EngineParts | Uncut) -> None:
@@ -110,6 +112,7 @@ class Engine:
         self.step_index = 0
         self.guard = parts.guard
         self.before_update: list[Callable[[Engine], None]] = []
+        self.copies = CopiesBeside()
         self._uncut: Uncut | None = None
         if isinstance(parts, Uncut):
             self._uncut = parts
@@ -135,7 +138,7 @@ class Engine:
         together = parts.driver.is_synchronous
         self._suspect = Suspect(parts.world, parts.model, parts.pipeline, parts.strategy, together)
         self._timing = parts.timing
-        self._reductions = tuple(parts.reductions)
+        self._reductions = (self.copies.settle, *parts.reductions)
         self._totals = LossTotals(0.0, 1.0, 0.0)
         self._updates_left = 0
         table = {
@@ -321,9 +324,7 @@ class Engine:
 
     @property
     def gradient_divisor(self) -> float:
-        """The divisor of the gradients that `before_update` sees: the global count, times the scale
-        of float16.
-        """
+        """The divisor of gradients in `before_update`: the global count, times float16's scale."""
         return self._divisor()
 
     def _cut_by(self, batch: object) -> None:
@@ -357,9 +358,8 @@ class Engine:
             self._pipeline.end()
 
     def _reduce(self, action: Action) -> None:
-        weight = (
-            self._pipeline.loss.worker_weight(self._axis.size) if self._mean_of_workers else None
-        )
+        loss = self._pipeline.loss
+        weight = loss.worker_weight(self._axis.size) if self._mean_of_workers else None
         self._pipeline.parts[action.stage].strategy.before_last_backward(weight)
 
     def _update(self, action: Action) -> None:

@@ -1,7 +1,8 @@
 """The checkpoints of a run: in between they are written behind its back, at its end it waits.
 
-Steps wait until the state is copied, and for the checkpoint before where that is still being
-written. Ranks that do not step together save in their own time, and wait for the files too.
+Steps wait until the ranks have agreed, and for the checkpoint before where that is still being
+written. The state is copied beside the next step. Ranks that do not step together save in their own
+time, and wait for the files too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from plait.checkpoint.folder import keep_newest
 from plait.doctor.findings import say
 from plait.doctor.flight import Phase
 from plait.launcher.board import Waited
+from plait.plan.facts import SCHEDULES
 from plait.run.costs import WaitedFor
 from plait.run.hooks import Hook, RunStart, StepDone
 from plait.run.rundir import RunFolder
@@ -23,12 +25,18 @@ if TYPE_CHECKING:
     from plait.checkpoint.behind import BackgroundSave
 
 
+COSTS = (Waited.CHECKPOINTS, Waited.WRITING)
+Costs = tuple[WaitedFor, WaitedFor]
+"""The waits of steps, and the processor seconds beside them."""
+
+
 class Checkpoints(Hook):
     """Save into the run's folder every `every` steps (0: never in between) and after the last. On
     all ranks.
 
     Of the checkpoints the `keep` newest stay (0: all). With `saves_start` there is one before the
-    first step, too. `waited` is where the time is noted that steps wait for them.
+    first step, too. `costs` is where the time is noted that steps wait for them. `is_beside`:
+    nothing but the engine's steps changes the state, so that it may be copied beside the next.
     """
 
     def __init__(
@@ -38,24 +46,29 @@ class Checkpoints(Hook):
         keep: int = 0,
         *,
         saves_start: bool = False,
-        waited: WaitedFor | None = None,
+        is_beside: bool = False,
+        costs: Costs | None = None,
     ) -> None:
         self.folder = folder
         self.every = every
         self.keep = keep
         self._saves_start = saves_start
         self._saved = 0
-        self._waited = waited or WaitedFor(Waited.CHECKPOINTS)
+        self._is_beside = is_beside
+        self._waited, self._writing = costs or (WaitedFor(COSTS[0]), WaitedFor(COSTS[1]))
         self._pending: BackgroundSave | None = None
 
     def on_start(self, start: RunStart) -> None:
         """Learn what to save. A rank that has joined the others at a step saves it with them."""
         from plait.checkpoint.behind import set_aside
+        from plait.engine.state.saves_behind import SavesBehind
 
         self._start = start
         self._step = start.first_step - 1
         self._saved = self._step
         world = start.engine.world
+        self._saves = SavesBehind(start.engine)
+        self._is_beside &= not SCHEDULES[start.engine.plan.pp.schedule].asynchronous
         self._is_behind = start.engine.driver.is_synchronous and world.membership is None
         if self._is_behind and world.rank == 0:
             set_aside(self._path.parent)
@@ -88,8 +101,15 @@ class Checkpoints(Hook):
             self._save()
 
     def numbers(self) -> JsonObject:
-        """The number of checkpoints, and the seconds that steps of this rank waited for them."""
-        return {"checkpoints": {"count": self._waited.count, "seconds": self._waited.seconds}}
+        """The number of checkpoints, the seconds that steps of this rank waited for them, and the
+        processor seconds of its writing beside them.
+        """
+        cost = {
+            "count": self._waited.count,
+            "seconds": self._waited.seconds,
+            "processor_seconds": self._writing.seconds,
+        }
+        return {"checkpoints": cost}
 
     def _joined_late(self) -> bool:
         membership = self._start.engine.world.membership
@@ -127,17 +147,26 @@ class Checkpoints(Hook):
             self._sweep()
 
     def _save_behind(self) -> None:
-        """Copy the state, and have it written while training goes on."""
-        from plait.engine.state.saving import save_behind
-
+        """Have the state copied and written while training goes on."""
         began = time.perf_counter()
         self._await()
         engine = self._start.engine
         engine.flush()
         meta = {"loader": self._start.loader.state_dict()}
         with engine.world.recorder.flight.during(Phase.SAVING):
-            self._pending = save_behind(engine, self._path, meta, self._sweep)
+            self._pending = self._saves.begin(self._path, meta, self._sweep)
         self._note(began)
+        if self._is_beside:
+            engine.copies.add(self._settle_copy)
+        else:
+            self._settle_copy()
+
+    def _settle_copy(self) -> None:
+        """Wait until the state is copied."""
+        began = time.perf_counter()
+        if self._pending is not None:
+            self._pending.settle()
+        self._waited.add(time.perf_counter() - began, count=0)
 
     def _note(self, began: float) -> None:
         self._saved = self._step
@@ -152,6 +181,7 @@ class Checkpoints(Hook):
         engine = self._start.engine
         with engine.world.recorder.flight.during(Phase.SAVING):
             pending.wait()
+        self._writing.add(pending.processor_seconds)
         if pending.failure is not None and engine.world.rank == 0:
             say(f"a checkpoint was not saved, and the run goes on: {pending.failure}")
         return pending.failure

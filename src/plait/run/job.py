@@ -173,8 +173,8 @@ def _trained(
         *observers.hooks(),
     ]
     every = job.config.recovery.steps_between_snapshots
-    keeps = job.config.recovery.on_nan == "back"
-    progress = [] if place is None else [place.hook(every, keeps_start=keeps)]
+    goes_back = job.config.recovery.on_nan == "back"
+    progress = [] if place is None else [place.hook(every, goes_back=goes_back)]
     ending = next(iter(progress), ending)
     rollback = Rollback(job.folder, place)
     hooks += [*progress, rollback]
@@ -325,8 +325,7 @@ def _hooks(
     place: RankContext | None,
 ) -> list[Hook]:
     from plait.doctor.findings import tell
-    from plait.launcher.board import Waited
-    from plait.run.checkpoints import Checkpoints
+    from plait.run.checkpoints import COSTS, Checkpoints
     from plait.run.metrics import MetricsFile
     from plait.run.profile import ProfileStep
     from plait.run.progress import progress
@@ -346,7 +345,8 @@ def _hooks(
                 job.config.train.checkpoint_every,
                 recovery.keep,
                 saves_start=recovery.on_nan == "back" and place is None,
-                waited=None if place is None else place.waited_for(Waited.CHECKPOINTS),
+                is_beside=recovery.on_nan != "back",
+                costs=None if place is None else place.costs_of(COSTS),
             )
         )
     if folder is not None and job.profiled_step is not None:

@@ -52,6 +52,7 @@ def _live_through(seat: Seat, assignment: Assignment, job: jobs.TrainingRun) -> 
             return Note(reason=f"{error}")
         finally:
             severance.forget()
+            place.copier.close()
     if result.get("signal") == 0:
         return Note(reason=RANKS_ARE_BACK)
     return Note(result=result, is_done=True)

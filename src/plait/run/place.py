@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from plait.errors import RankFailed
 from plait.launcher.board import Waited
 from plait.launcher.seat import Assignment, Seat
+from plait.run.copier import Copier
 from plait.run.costs import WaitedFor
 from plait.run.hooks import Hook, RunStart, StepDone
 from plait.values import JsonObject
@@ -32,6 +33,7 @@ class RankContext:
     seat: Seat
     assignment: Assignment
     severance: Severance
+    copier: Copier = field(default_factory=Copier)
 
     def join(self, plan: Plan, silent_seconds: float, backend: str = "auto") -> World:
         """The world of this generation, by a backend of `comm.init`. Collective."""
@@ -53,17 +55,24 @@ class RankContext:
             backend=backend,
         )
 
-    def hook(self, every: int, *, keeps_start: bool = False) -> RankProgress:
+    def hook(self, every: int, *, goes_back: bool = False) -> RankProgress:
         """The hook that tells the launcher how far this rank is.
 
-        It takes a snapshot every so many steps, and with `keeps_start` before the first.
+        It takes a snapshot every so many steps. A run that goes back to them has one before its
+        first step, and waits for each: what a step does to its weights is in no snapshot.
         """
-        return RankProgress(self, every, keeps_start=keeps_start and not self._has_snapshot)
+        keeps_start = goes_back and not self._has_snapshot
+        return RankProgress(self, every, keeps_start=keeps_start, is_beside=not goes_back)
 
     def waited_for(self, what: Waited) -> WaitedFor:
         """The account of what the first rank's steps wait for, over all generations."""
         is_first_rank = self.assignment.rank == 0
         return WaitedFor(what, self.seat.board if is_first_rank else None)
+
+    def costs_of(self, what: tuple[Waited, Waited]) -> tuple[WaitedFor, WaitedFor]:
+        """The accounts of waits, and of the processor seconds beside them."""
+        waits, beside = what
+        return self.waited_for(waits), self.waited_for(beside)
 
     @property
     def _has_snapshot(self) -> bool:
@@ -98,20 +107,25 @@ class RankContext:
 class RankProgress(Hook):
     """Tells the launcher of every step that is done, and keeps its state.
 
-    The snapshot comes first: a step that counts as done can be gone on from. It is also the judge
-    of the run's end (`plait.run.ending`).
+    A snapshot is whole before the next step is summed over the ranks: once a step counts as done on
+    any rank, all can go on from the one before it. It is also the judge of the run's end
+    (`plait.run.ending`).
 
     Attributes:
         signal: the signal that has ended the run; 0 for none.
     """
 
-    def __init__(self, place: RankContext, every: int, *, keeps_start: bool) -> None:
+    def __init__(
+        self, place: RankContext, every: int, *, keeps_start: bool, is_beside: bool
+    ) -> None:
         self.signal = 0
+        self._is_beside = is_beside
+        self._copier = place.copier
         self._keeps_start = keeps_start
         self._seat = place.seat
         self._every = every
-        self._waited = place.waited_for(Waited.SNAPSHOTS)
-        self._bytes = 0
+        costs = place.costs_of((Waited.SNAPSHOTS, Waited.COPYING))
+        self._waited, self._copying = costs
         self._paths = place.assignment.parts[place.assignment.rank]
 
     def on_start(self, start: RunStart) -> None:
@@ -120,7 +134,7 @@ class RankProgress(Hook):
 
         self._engine = start.engine
         self._loader = start.loader
-        self._snapshots = Snapshots(self._paths)
+        self._snapshots = Snapshots(self._paths, start.engine)
         self._seat.board.resume(self._seat.number, start.first_step - 1)
         if self._every and self._keeps_start:
             self._take(start.first_step - 1)
@@ -138,6 +152,7 @@ class RankProgress(Hook):
             return True
         if step % self._every:
             self._take(step)
+        self._settle()
         raise RankFailed(RANKS_ARE_BACK)
 
     def on_step(self, done: StepDone) -> None:
@@ -146,19 +161,44 @@ class RankProgress(Hook):
             self._take(done.step)
         self._seat.board.finish(self._seat.number, done.step)
 
+    def before_rollback(self) -> None:
+        """The newest snapshot is whole before it is looked for."""
+        self._settle()
+
+    def on_end(self) -> None:
+        """The last snapshot is whole."""
+        self._settle()
+
     def _take(self, step: int) -> None:
+        """Copy the state beside the next step, until that sums its gradients."""
+        self._settle()
         began = time.perf_counter()
         meta = {"loader": self._loader.state_dict()}
         turn = -(-step // self._every)  # one that is out of turn may not lie on the one before
-        self._bytes = self._snapshots.take(self._engine, turn, meta)
+        self._copier.begin(self._snapshots.begin(turn, meta))
         self._waited.add(time.perf_counter() - began)
+        if self._is_beside:
+            self._engine.copies.add(self._settle)
+        else:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait until the snapshot is whole."""
+        began = time.perf_counter()
+        self._copying.add(self._copier.settle())
+        self._waited.add(time.perf_counter() - began, count=0)
 
     def numbers(self) -> JsonObject:
         """The cost of the snapshots of the run."""
         if not self._every:
             return {}
         waited = self._waited
-        cost = {"count": waited.count, "seconds": waited.seconds, "bytes": self._bytes}
+        cost = {
+            "count": waited.count,
+            "seconds": waited.seconds,
+            "processor_seconds": self._copying.seconds,
+            "bytes": self._snapshots.num_bytes,
+        }
         return {"snapshots": cost}
 
 

@@ -39,10 +39,11 @@ class InMemory(Hook):
 
     def __init__(self, files: tuple[tuple[Path, ...], ...], rank: int) -> None:
         self.place = SimpleNamespace(assignment=SimpleNamespace(parts=files))
-        self._snapshots = Snapshots(files[rank])
+        self._files = files[rank]
 
     def on_start(self, start: RunStart) -> None:
         self._start = start
+        self._snapshots = Snapshots(self._files, start.engine)
         self._take(start.engine.step_index)
 
     def on_step(self, done: StepDone) -> None:
@@ -51,7 +52,7 @@ class InMemory(Hook):
 
     def _take(self, step: int) -> None:
         meta = {"loader": self._start.loader.state_dict()}
-        self._snapshots.take(self._start.engine, step // 2, meta)
+        self._snapshots.take(step // 2, meta)
 
 
 def damage(engine: Engine, rank: int, step: int, times: int) -> None:

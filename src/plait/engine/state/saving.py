@@ -12,7 +12,7 @@ Those are in the meta data, so there is no other random state to keep.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +21,7 @@ from torch import Tensor, nn
 
 from plait.checkpoint import Checkpoint
 from plait.checkpoint import save as save_shards
-from plait.checkpoint.behind import BackgroundSave
 from plait.checkpoint.hugging_face import ADAPTER, META
-from plait.checkpoint.write import prepare
 from plait.engine.axes import data_axis
 from plait.engine.state.shards import buffer_shards, frozen_shards, optimizer_shards
 from plait.engine.state.training import TrainingState
@@ -69,26 +67,6 @@ def _write_first(state: TrainingState, path: Path, meta: dict[str, object]) -> t
     return wanted[0]
 
 
-def save_behind(
-    state: TrainingState, path: Path, meta: dict[str, object], then: Callable[[], None]
-) -> BackgroundSave:
-    """Begin to write the checkpoint `path` while training goes on. Collective.
-
-    The state is copied before this returns. `then` is called on rank 0 when it is published.
-    """
-    world = state.world
-    average_buffers(state)
-    prepared = prepare(
-        path,
-        shards_of(state),
-        {**meta, **meta_of(state)},
-        rank=world.rank,
-        world_size=world.size,
-        gather=world.axis("world").gather_objects,
-    )
-    return BackgroundSave(prepared, then)
-
-
 def _write(state: TrainingState, path: Path, meta: dict[str, object]) -> None:
     world = state.world
     average_buffers(state)
@@ -105,11 +83,15 @@ def _write(state: TrainingState, path: Path, meta: dict[str, object]) -> None:
 
 def shards_of(state: TrainingState) -> list[Shard]:
     """This rank's share of the model's state."""
+    return [*lasting_shards_of(state), *saved_buffers(state)]
+
+
+def lasting_shards_of(state: TrainingState) -> list[Shard]:
+    """The part of its share that changes in an update alone: all but buffers."""
     return [
         *saved_parameters(state, frozen=not adapted(state.model)),
         *_saved_optimizer(state),
         *_saved_strategy(state),
-        *saved_buffers(state),
     ]
 
 
@@ -139,6 +121,7 @@ def load(state: TrainingState, path: Path) -> JsonObject:
 
 def load_from(state: TrainingState, checkpoint: Checkpoint) -> JsonObject:
     """Fill the engine from an open checkpoint; returns its meta data. Collective."""
+    state.copies.settle()
     _check(state, checkpoint)
     with torch.no_grad():
         for piece, shard in optimizer_shards(state.strategy, state.holding):

@@ -7,14 +7,15 @@ statistics, which each rank keeps of its own samples, are there as each rank has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from plait.checkpoint.entry import RANK_PREFIX
 from plait.checkpoint.memory import MemoryCheckpoint, MemoryFile
-from plait.engine.state.saving import load_from, meta_of, shards_of
+from plait.engine.state.listed import ListedShards
+from plait.engine.state.saving import load_from, meta_of
 from plait.engine.state.shards import buffer_shards
 from plait.engine.state.training import TrainingState
 from plait.mesh import Shard
@@ -22,21 +23,36 @@ from plait.values import JsonObject
 
 
 class Snapshots:
-    """The files of one rank for the snapshots of its state."""
+    """The files of one rank for the snapshots of its state.
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    Attributes:
+        num_bytes: of the newest snapshot.
+    """
+
+    def __init__(self, paths: Sequence[Path], state: TrainingState) -> None:
+        self.num_bytes = 0
         self._files = [MemoryFile(path) for path in paths]
-        self._count = 0
+        self._state = state
+        self._listed = ListedShards(state)
 
-    def take(self, state: TrainingState, turn: int, meta: JsonObject) -> int:
-        """Copy the state into the file whose turn it is; returns its bytes."""
+    def take(self, turn: int, meta: JsonObject) -> None:
+        """Copy the state into the file whose turn it is."""
+        self.begin(turn, meta)()
+
+    def begin(self, turn: int, meta: JsonObject) -> Callable[[], None]:
+        """Prepare a copy of the state into the file whose turn it is; the answer makes it.
+
+        It may be made in another thread, until the state changes.
+        """
         own = [
             Shard.whole(RANK_PREFIX + shard.name, shard.values)
-            for shard in buffer_shards(state.holding)
+            for shard in self._listed.own_buffers()
         ]
         file = self._files[turn % len(self._files)]
-        shards = [*shards_of(state), *own]
-        return file.write(state.step_index, shards, {**meta, **meta_of(state)})
+        shards = [*self._listed.shards(), *own]
+        copy = file.begin(self._state.step_index, shards, {**meta, **meta_of(self._state)})
+        self.num_bytes = file.num_bytes
+        return copy
 
 
 def restore(state: TrainingState, paths: Sequence[Path]) -> JsonObject:

@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import nn
 
 from plait.comm import World
+from plait.engine.state.copies import CopiesBeside
 from plait.engine.state.local_parameters import LocalParameters
 from plait.engine.update import Update
 from plait.outer import Driver
@@ -20,6 +21,7 @@ class TrainingState(Protocol):
 
     Attributes:
         step_index: steps that were made.
+        copies: copies of the state that are under way.
         holding: the parameters and buffers of this rank.
     """
 
@@ -31,6 +33,7 @@ class TrainingState(Protocol):
     update: Update
     holding: LocalParameters
     step_index: int
+    copies: CopiesBeside
 
     def scale_state(self) -> dict[str, list[float]]:
         """The dynamic scale of the loss; empty where there is none."""
