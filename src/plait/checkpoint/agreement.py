@@ -1,7 +1,7 @@
-"""What all ranks hold of a checkpoint: the index of its tensors, and how ranks come to agree on it.
+"""The index of a checkpoint's tensors over all ranks, and how ranks come to agree on it.
 
-The list of a rank's shards is long, and hardly ever changes between two saves of a run. So a rank
-whose list is that of the save before says only this, and all keep the index that they have.
+The list of a rank's shards is long, and hardly ever changes between two saves of a run. A rank
+whose list is that of the save before says only this. All keep the index that they have.
 """
 
 from __future__ import annotations

@@ -101,8 +101,9 @@ class Checkpoints(Hook):
             self._save()
 
     def numbers(self) -> JsonObject:
-        """The number of checkpoints, the seconds that steps of this rank waited for them, and the
-        processor seconds of its writing beside them.
+        """The number of checkpoints, and what this rank has spent on them.
+
+        `seconds` are those that steps waited, `processor_seconds` those beside the steps.
         """
         cost = {
             "count": self._waited.count,

@@ -59,7 +59,7 @@ class RankContext:
         """The hook that tells the launcher how far this rank is.
 
         It takes a snapshot every so many steps. A run that goes back to them has one before its
-        first step, and waits for each: what a step does to its weights is in no snapshot.
+        first step. It waits for each, so that what a step does to its weights is in none.
         """
         keeps_start = goes_back and not self._has_snapshot
         return RankProgress(self, every, keeps_start=keeps_start, is_beside=not goes_back)
@@ -107,8 +107,8 @@ class RankContext:
 class RankProgress(Hook):
     """Tells the launcher of every step that is done, and keeps its state.
 
-    A snapshot is whole before the next step is summed over the ranks: once a step counts as done on
-    any rank, all can go on from the one before it. It is also the judge of the run's end
+    A snapshot is whole before the next step is summed over the ranks. Once a step counts as done on
+    any rank, all can go on from the one before it. The hook is also the judge of the run's end
     (`plait.run.ending`).
 
     Attributes:

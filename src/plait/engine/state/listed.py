@@ -73,7 +73,7 @@ def _tensors(state: TrainingState) -> Iterator[Tensor]:
 
 
 def _marks(state: TrainingState) -> Iterator[Mark]:
-    """What the list depends on: the place of each tensor, and the value of each number."""
+    """The place of each tensor, and the value of each number: the list depends on them."""
     for one in _held(state):
         if isinstance(one, Tensor):
             yield one.data_ptr()

@@ -1,7 +1,7 @@
 """Saves of one engine that are written while training goes on, one after the other.
 
-What does not change from save to save is kept: the list of shards, what the ranks have agreed on,
-and the memory of the copy.
+Three things are kept from save to save: the list of shards, the agreement of the ranks, and the
+memory of the copy.
 """
 
 from __future__ import annotations
