@@ -1,7 +1,6 @@
 """Saves of one engine that are written while training goes on, one after the other.
 
-Three things are kept from save to save: the list of shards, the agreement of the ranks, and the
-memory of the copy.
+They share the list of shards, the agreement of the ranks, and the memory of the copy.
 """
 
 from __future__ import annotations
