@@ -31,6 +31,7 @@ def table() -> dict[str, str]:
         "Any": f"{text.num_any()}",
         f"lines over {text.MAX_COLUMNS} columns": f"{text.lines_over()}",
         "tuple assignments per 1,000 lines": f"{text.tuple_assignments() / thousands:.1f}",
+        "nested comprehensions over several lines": f"{text.nested_comprehensions()}",
         "import circles": f"{len(text.import_circles())}",
         "class names with several classes": f"{len(several)}",
         "files; lines": f"{len(text.files())}; {text.num_lines()}",

@@ -32,6 +32,7 @@ SCHEDULES = {
     "2bw",
 }
 ZERO_STAGES = {"zero1", "zero2", "zero3"}
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 @cache
@@ -83,6 +84,21 @@ def tuple_assignments() -> int:
         for path in files()
         for node in ast.walk(tree(path))
     )
+
+
+def nested_comprehensions() -> int:
+    """Comprehensions over several lines that hold another one."""
+    return sum(
+        node.end_lineno != node.lineno and _holds_another(node)
+        for path in files()
+        for node in ast.walk(tree(path))
+        if isinstance(node, COMPREHENSIONS)
+    )
+
+
+def _holds_another(comprehension: ast.expr) -> bool:
+    inner = (node for node in ast.walk(comprehension) if isinstance(node, COMPREHENSIONS))
+    return sum(1 for _ in inner) > 1
 
 
 def class_names() -> dict[str, list[str]]:

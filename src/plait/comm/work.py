@@ -44,7 +44,8 @@ class Label:
     ranks: tuple[int, ...]
 
 
-class naming_failure:  # noqa: N801 - a class because a generator takes longer, and messages are many
+# A class, since a generator takes longer, and messages are many.
+class naming_failure:  # noqa: N801
     """Add axis, operation and peers to the bare fact that a backend raised; torch's RuntimeError
     becomes `RankFailed`.
 

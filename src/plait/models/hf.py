@@ -110,7 +110,9 @@ class EncoderDecoder(HuggingFace):
 
     gives_positions = False
 
-    def forward(self, input_ids: Tensor, decoder_input_ids: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, decoder_input_ids: Tensor | None = None
+    ) -> Tensor:
         """Without a target, the decoder reads the source."""
         target = input_ids if decoder_input_ids is None else decoder_input_ids
         return self._logits(input_ids=input_ids, decoder_input_ids=target, use_cache=False)

@@ -217,7 +217,8 @@ _FLEET: LocalFleet | None = None  # of this worker process
 
 
 def _begin(config: Config, plan: str) -> None:
-    global _FLEET  # noqa: PLW0603 - a worker process is one client after the other, and has one engine
+    # A worker process is one client after the other, and has one engine.
+    global _FLEET  # noqa: PLW0603
     die_with_parent()
     torch.set_num_threads(1)
     _FLEET = LocalFleet(config, Plan.parse(plan), join_world(Plan.parse(plan)))
