@@ -10,11 +10,17 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from plait.errors import ModelError
+from plait.values import AutogradContext
 
 IGNORE = -100
 """The target that counts for nothing, in the sum and in the count."""
+LARGE_NUMEL = 1 << 24
+"""Logits beyond which cross-entropy goes by groups of rows."""
+GROUP_NUMEL = 1 << 22
+"""Logits of such a group."""
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -31,9 +37,45 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         )
     if targets.is_floating_point():
         raise ModelError(f"cross entropy wants class numbers as targets, not {targets.dtype}")
-    rows = widen(logits).reshape(-1, logits.shape[-1])
-    total = F.cross_entropy(rows, targets.reshape(-1), ignore_index=IGNORE, reduction="sum")
-    return total, (targets != IGNORE).sum()
+    rows = logits.reshape(-1, logits.shape[-1])
+    flat = targets.reshape(-1)
+    count = (flat != IGNORE).sum()
+    if rows.numel() > LARGE_NUMEL:
+        total: Tensor = _CrossEntropyByRows.apply(rows, flat)
+        return total, count
+    return F.cross_entropy(widen(rows), flat, ignore_index=IGNORE, reduction="sum"), count
+
+
+class _CrossEntropyByRows(torch.autograd.Function):
+    """Cross-entropy of logits [N, V] that makes one tensor of their size, which is their gradient.
+
+    torch's own keeps a float32 copy and log-probabilities for backward, and makes two gradients of
+    that size. This keeps a number for each row, and computes probabilities again by groups of rows.
+    """
+
+    @staticmethod
+    def forward(ctx: AutogradContext, logits: Tensor, targets: Tensor) -> Tensor:
+        counted = targets != IGNORE
+        columns = targets.masked_fill(~counted, 0)[:, None]
+        step = max(1, GROUP_NUMEL // logits.shape[-1])
+        row_sums = torch.cat([widen(group).logsumexp(-1) for group in logits.split(step)])
+        losses = row_sums - widen(logits.gather(-1, columns)[:, 0])
+        ctx.save_for_backward(logits, row_sums, columns, counted)
+        return losses.masked_fill_(~counted, 0.0).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: AutogradContext, *gradients: Tensor) -> tuple[Tensor, None]:
+        logits, row_sums, columns, counted = ctx.saved_tensors
+        made = torch.empty_like(logits)
+        factors = (gradients[0] * counted)[:, None]
+        step = max(1, GROUP_NUMEL // logits.shape[-1])
+        parts = (one.split(step) for one in (logits, made, row_sums[:, None], columns, factors))
+        for group, out, row_sum, column, factor in zip(*parts, strict=True):
+            probabilities = (widen(group) - row_sum).exp_()
+            probabilities.scatter_add_(-1, column, torch.full_like(row_sum, -1.0))
+            out.copy_(probabilities.mul_(factor))
+        return made, None
 
 
 def count_targets(targets: Tensor) -> Tensor:

@@ -4,11 +4,18 @@ masks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from plait.errors import ModelError
+from plait.models import losses
 from plait.models.losses import IGNORE, cross_entropy, mse
 
 
@@ -63,3 +70,75 @@ def test_wrong_shapes_are_named() -> None:
         cross_entropy(torch.zeros(2, 3), torch.zeros(2))
     with pytest.raises(ModelError, match=r"the output is \[2, 3\], the target \[2\]"):
         mse(torch.zeros(2, 3), torch.zeros(2))
+
+
+ROWS, VOCABULARY = 13, 11
+
+
+def of_two_ways(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, *, by_rows: bool
+) -> tuple[Tensor, Tensor]:
+    """The loss and its gradient, whole or by groups of two rows."""
+    monkeypatch.setattr(losses, "LARGE_NUMEL", 0 if by_rows else 1 << 24)
+    monkeypatch.setattr(losses, "GROUP_NUMEL", 2 * VOCABULARY)
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(1, ROWS, VOCABULARY, generator=generator, dtype=torch.float64)
+    logits = logits.to(dtype).requires_grad_()
+    targets = torch.randint(0, VOCABULARY, (1, ROWS), generator=generator)
+    targets[0, [1, 2, 12]] = IGNORE
+    total, count = cross_entropy(logits, targets)
+    assert int(count) == ROWS - 3
+    (3.0 * total).backward()
+    assert logits.grad is not None
+    return total.detach(), logits.grad
+
+
+def test_large_logits_by_groups_of_rows_equal_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, grad = of_two_ways(monkeypatch, torch.float64, by_rows=False)
+    total, made = of_two_ways(monkeypatch, torch.float64, by_rows=True)
+    torch.testing.assert_close(total, whole, rtol=1e-13, atol=0)
+    torch.testing.assert_close(made, grad, rtol=1e-12, atol=1e-14)
+    for dtype in (torch.bfloat16, torch.float32):
+        whole, grad = of_two_ways(monkeypatch, dtype, by_rows=False)
+        total, made = of_two_ways(monkeypatch, dtype, by_rows=True)
+        assert (total.dtype, made.dtype) == (whole.dtype, grad.dtype)
+        torch.testing.assert_close(total, whole)
+        torch.testing.assert_close(made, grad)
+
+
+class Large(TorchDispatchMode):
+    """Counts tensors of so many elements that operations make in memory of their own."""
+
+    def __init__(self, numel: int) -> None:
+        super().__init__()
+        self.numel = numel
+        self.found: set[int] = set()
+        self.alive: list[Tensor] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for one in tree_leaves(made):
+            if isinstance(one, Tensor) and one.numel() >= self.numel:
+                self.alive.append(one)  # so that no memory is used twice
+                self.found.add(one.untyped_storage().data_ptr())
+        return made
+
+
+@pytest.mark.parametrize(("by_rows", "copies"), [(True, 1), (False, 3)])
+def test_by_rows_the_gradient_alone_is_as_large_as_the_logits(
+    monkeypatch: pytest.MonkeyPatch, by_rows: bool, copies: int
+) -> None:
+    monkeypatch.setattr(losses, "LARGE_NUMEL", 0 if by_rows else 1 << 24)
+    monkeypatch.setattr(losses, "GROUP_NUMEL", 2 * VOCABULARY)
+    logits = torch.randn(ROWS, VOCABULARY, requires_grad=True)
+    targets = torch.zeros(ROWS, dtype=torch.long)
+    with Large(logits.numel()) as seen:
+        torch.autograd.grad(cross_entropy(logits, targets)[0], logits)
+    seen.found.discard(logits.untyped_storage().data_ptr())
+    assert len(seen.found) == copies
