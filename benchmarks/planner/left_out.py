@@ -29,14 +29,14 @@ from plait.predict.cost.step import estimate_job
 from plait.predict.cost.time.machine import Efficiency, Machine
 
 FREE: dict[str, tuple[float, ...]] = {
-    "matmul": (0.85, 0.9, 0.95, 1.0),
+    "matmul": (0.88, 0.91, 0.94, 0.97, 1.0),
     "memory": (0.75, 0.85, 0.93),
     "launch_seconds": (20e-6, 40e-6, 60e-6, 90e-6),
     "call_seconds": (45e-6, 90e-6, 135e-6, 200e-6),
-    "eager_passes": (1.0, 1.4, 1.8, 2.2),
+    "eager_passes": (1.4, 1.8, 2.2, 2.7),
     "overlap": (0.3, 0.45, 0.6, 0.75, 0.9),
-    "contention": (0.0, 0.2, 0.35, 0.5),
-    "congestion": (0.0, 0.12, 0.25, 0.5),
+    "contention": (0.2, 0.35, 0.5, 0.7, 0.9),
+    "congestion": (0.0, 0.12, 0.25, 0.4, 0.6),
     "step_seconds": (1e-3, 4e-3, 10e-3),
 }
 """Constants of `Efficiency` that are fitted end to end, and the values that are tried."""

@@ -50,7 +50,7 @@ def product(machine: Machine, row: Row) -> tuple[str, float]:
 def attention(machine: Machine, row: Row) -> tuple[str, float]:
     """The forward of a fused attention."""
     batch, length, heads, kv_heads, width = numbers(row)
-    op = Attention("attention", heads, kv_heads, width, width, True, tuned=True)
+    op = Attention("attention", heads, kv_heads, width, width, True, kernel="tuned")
     setting = Setting(machine, Sharding(seq_len=length, samples=batch))
     seconds, _ = attention_seconds(op, setting)
     return ("attention, long" if length >= 4096 else "attention, short"), seconds

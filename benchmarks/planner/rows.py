@@ -15,6 +15,7 @@ from typing import Any
 
 from plait.predict.cost.frameworks import (
     FSDP,
+    LLM_FOUNDRY,
     MEGATRON_2022,
     MEGATRON_CORE,
     MEGATRON_DEEPSPEED,
@@ -51,7 +52,10 @@ LATER = Practice(MEGATRON_2022, 0.1)
 DEEPSPEED = Practice(MEGATRON_DEEPSPEED, 0.1)
 CORE = Practice(MEGATRON_CORE)
 SHARDED = Practice(FSDP)
+FOUNDRY = Practice(LLM_FOUNDRY)
 TITAN = Practice(TORCHTITAN, family="llama")
+INTERNEVO = Practice(replace(FSDP, attention="flash_attention_1"), family="llama")
+"""InternEvo's installation of 2023 names FlashAttention 1.0.5."""
 ZERO_BUBBLE = LATER.but(overlap_gradients=True, scatters_sends=False)
 SAILOR = replace(
     MEGATRON_2021.but(scatters_sends=False, fused_kernels=False), dropout=0.0, precision="float32"
@@ -61,7 +65,7 @@ masks.
 """
 
 PRACTICE = {  # by table: what its framework's code of that time does
-    "01": replace(SHARDED, fused_loss=True),  # llm-foundry's default, and in place
+    "01": replace(FOUNDRY, fused_loss=True),  # llm-foundry's default, and in place
     "02a": MEGATRON_2021,
     "02b": MEGATRON_2021,
     "02c": CORE,
@@ -73,7 +77,7 @@ PRACTICE = {  # by table: what its framework's code of that time does
     **dict.fromkeys(("09d", "09e"), Practice(NANOTRON, family="llama")),
     "09g": DEEPSPEED,
     "09g2": DEEPSPEED,
-    "09i": TITAN,
+    "09i": INTERNEVO,
     "09j": replace(SHARDED.but(fused_kernels=True), family="llama"),
     "12a": SAILOR,
     "12d": MEGATRON_2021,
@@ -304,7 +308,7 @@ def remat(row: dict[str, str]) -> str:
 def compiled(row: dict[str, str]) -> bool:
     """Whether a torchtitan row says that it was compiled."""
     notes = row["notes"].lower()
-    return "compile" in notes and "eager" not in notes.partition(";")[2][:12]
+    return "compile" in notes and "eager;" not in notes
 
 
 def precision(row: dict[str, str], usual: str) -> str:

@@ -16,7 +16,7 @@ from plait.plan.axes import CONTEXT_STRATEGIES, DATA_STRATEGIES, TENSOR_MODES
 from plait.plan.facts import PLAIN_SCHEDULE, ZERO, DataStrategy, schedules_of
 from plait.predict.cost.runtime import Runtime
 
-LATE = 0.15e-3
+LATE = 0.16e-3
 """`Runtime.late_seconds` of Megatron-DeepSpeed."""
 WHOLE = float("inf")
 """`Runtime.bucket_numbers` where all gradients of a rank are reduced in one collective."""
@@ -153,7 +153,7 @@ NANOTRON = Framework(
 )
 TORCHTITAN = Framework(
     "torchtitan",
-    behaviour(2.0),
+    behaviour(2.0, repeated_products=0.5),
     schedules=schedules_of("torchtitan"),
     tensor_modes=("1d",),
     data=("allreduce", ZERO[3]),
@@ -174,6 +174,10 @@ FSDP = Framework(
 )
 """PyTorch's fully sharded data parallel with gradients in the working precision, as trainers of one
 axis use it.
+"""
+LLM_FOUNDRY = replace(FSDP, name="llm-foundry", attention="triton")
+"""The published benchmarks ran the first FlashAttention, written in Triton
+(`scripts/train/benchmarking/submit_benchmarks.py`).
 """
 DEEPSPEED = Framework(
     "deepspeed",
@@ -226,6 +230,7 @@ FRAMEWORKS = {
         NANOTRON,
         TORCHTITAN,
         FSDP,
+        LLM_FOUNDRY,
         DEEPSPEED,
         ACCELERATE,
         MAXTEXT,
@@ -233,7 +238,7 @@ FRAMEWORKS = {
 }
 ALIASES = {
     **dict.fromkeys(("megatron", "megatron-lm", "megatron-bridge", "nemo"), "megatron-core"),
-    **dict.fromkeys(("fsdp2", "llm-foundry"), "fsdp"),
+    "fsdp2": "fsdp",
     "accelerate-fsdp2": "accelerate",
 }
 

@@ -18,14 +18,13 @@ from plait.predict.cost.time.processor import Processor
 from plait.values import JsonObject
 
 SUSTAINED = {
-    "a100-40gb": 0.80, "a100-80gb": 0.80, "h100": 0.71, "h200": 0.67, "b200": 0.61, "gb200": 0.56,
-    "gb300": 0.56, "l40s": 0.50, "t4": 0.37, "a800": 0.80, "h800": 0.71,
+    "a100-40gb": 0.815, "a100-80gb": 0.815, "h100": 0.673, "h200": 0.659, "b200": 0.582,
+    "gb200": 0.565, "gb300": 0.565, "l40s": 0.501, "t4": 0.37, "a800": 0.815, "h800": 0.673,
 }  # fmt: skip
-"""Median of measured bf16 products beyond 1e12 flops, of the peak rate: clocks fall when products
-are large. From the public kernel measurements of ai-dynamo/aiconfigurator (gemm_perf, commit
-095f58a). GB300: none, taken as GB200; A800
-and H800 as A100 and H100. T4: 24 of 65 TFLOP/s under its power cap of 70 W (NVIDIA
-developer forum, thread 264462).
+"""Rate of long bf16 products over the peak, with the clocks that a device under load has. From the
+public kernel measurements of ai-dynamo/aiconfigurator (gemm_perf, commit 095f58a). GB300: none,
+taken as GB200; A800 and H800 as A100 and H100. T4: 24 of 65 TFLOP/s under its power cap of 70 W
+(NVIDIA developer forum, thread 264462).
 """
 
 
@@ -36,12 +35,34 @@ TFLOP/s over 794.5 of 989 on H100 (stas00/ml-engineering, compute/accelerator, c
 USUAL_ROUNDED = 0.9
 """`ROUNDED` of other devices: the median of those that were measured, rounded down."""
 
-PORTABLE_ATTENTION = dict.fromkeys(
-    ("h100", "h100-pcie", "h200", "h800", "h20", "gh200", "b200", "b300", "gb200", "gb300"), 0.5
+ASYNCHRONOUS = frozenset(
+    ("h100", "h100-pcie", "h200", "h800", "h20", "gh200", "b200", "b300", "gb200", "gb300")
 )
-"""FlashAttention-2 over FlashAttention-3 and cuDNN where warp-group products exist (Shah et al.,
-"FlashAttention-3", figure 5).
+"""Devices whose matrix units are fed by a thread that does not wait for them."""
+ATTENTION = {"tuned": 1.0, "portable": 0.65, "early": 0.35}
+"""Speed of attention kernels on them. FlashAttention-2 has 350 of the 530 TFLOP/s of TensorRT-LLM's
+kernels at 16,384 tokens (Shah et al., "FlashAttention-3", figure 5; context_attention_perf of
+aiconfigurator). The first has half of that (Dao, "FlashAttention-2", figures 5 and 6).
 """
+OLDER_ATTENTION = {"tuned": 0.77, "portable": 1.02, "early": 0.55}
+"""On other devices, where products wait. At 16,384 tokens an A100 has 149 TFLOP/s with
+TensorRT-LLM's kernels. With FlashAttention-2 it has 203 forward and 175 backward
+(attention_training of NVIDIA/cudnn-frontend, commit 816ea45).
+"""
+COOL = 0.26
+"""Clocks of a device that has been idle, over those under load, less one. Median of H100, H200,
+B200, GB200 and L40S (gemm_perf). Those of an A100 do not fall.
+"""
+STEADY = frozenset({"a100-40gb", "a100-80gb", "a800"})
+"""Devices whose clocks do not fall."""
+COLLECTIVE_START = {
+    **dict.fromkeys(("h100", "h200", "h800", "h20", "h100-pcie", "gh200"), 4.6e-6),
+    "l40s": 5.0e-6,
+}
+"""Start of a collective as measured, where it is not NCCL's own `baseLat` of 8.4 microseconds.
+A100, B200 and GB200 have that (two devices, 512 bytes; nccl_perf of aiconfigurator).
+"""
+USUAL_START = 8.4e-6
 
 
 PAIR = 0.73
@@ -58,6 +79,7 @@ MEASURED = Efficiency(
     memory=0.6,
     attention_forward=0.5,
     attention_backward=0.5,
+    attention_seconds=20e-6,
     attention_half_length=0.0,
     attention_depth=0.0,
     link=1.0,
@@ -83,6 +105,9 @@ def machine_of(cluster: Cluster, efficiency: Efficiency | None = None) -> Machin
     """
     device = cluster.device
     profile = cluster.profile
+    attention = ATTENTION if device.name in ASYNCHRONOUS else OLDER_ATTENTION
+    if device.is_cpu:
+        attention = dict.fromkeys(ATTENTION, 1.0)
     numbers: JsonObject = {
         "name": cluster.name,
         "num_devices": cluster.num_devices,
@@ -99,7 +124,9 @@ def machine_of(cluster: Cluster, efficiency: Efficiency | None = None) -> Machin
         "power_watts": device.power_watts,
         "sustained": sustained_fraction(device),
         "rounded_sustained": sustained_fraction(device) * ROUNDED.get(device.name, USUAL_ROUNDED),
-        "portable_attention": PORTABLE_ATTENTION.get(device.name, 1.0),
+        "attention": attention,
+        "cool": 0.0 if device.is_cpu or device.name in STEADY else COOL,
+        "collective_start": COLLECTIVE_START.get(device.name, USUAL_START),
         "pair_bandwidth": cluster.node.pair_bandwidth,
         "pair": 1.0 if device.is_cpu else PAIR,
         "switch_sums": device.name in SWITCH_SUMS,
@@ -129,6 +156,7 @@ def calibrated(efficiency: Efficiency, factors: Calibration) -> Efficiency:
         memory=efficiency.memory / factors.compute,
         attention_forward=efficiency.attention_forward / factors.compute,
         attention_backward=efficiency.attention_backward / factors.compute,
+        attention_seconds=efficiency.attention_seconds * factors.compute,
         link=efficiency.link / factors.communication,
         network=efficiency.network / factors.communication,
         launch_seconds=efficiency.launch_seconds * factors.host,

@@ -29,6 +29,10 @@ class Runtime:
     """Sequence parallelism keeps what it gathered, instead of gathering again in backward."""
     selective_sends: bool = True
     """Selective recomputation repeats the communication between the products that it keeps."""
+    repeated_products: float = 0.0
+    """Part of a block's products that selective recomputation repeats, in place of the attention.
+    torchtitan keeps every other one (`_apply_op_sac`).
+    """
     fused_rows: bool = True
     """The product of a row and its sum over the ranks are one step. Recomputation repeats it as a
     whole, at the end of a block too.

@@ -45,6 +45,8 @@ class Sharding:
     """`Runtime.skew_seconds`, where there are stages."""
     late: float = 0.0
     """`Runtime.late_seconds`, where there are stages."""
+    repeated_products: float = 0.0
+    """`Runtime.repeated_products`."""
     resend: bool = True
     """Selective recomputation runs the communication between products again."""
     fused_rows: bool = True
@@ -108,6 +110,7 @@ def sharding(plan: Plan, seq_len: int, samples: float, runtime: Runtime | None =
         expert_traffic=runtime.expert_traffic if runtime is not None else 1.0,
         skew=runtime.skew_seconds if runtime is not None and plan.pp.size > 1 else 0.0,
         late=runtime.late_seconds if runtime is not None and plan.pp.size > 1 else 0.0,
+        repeated_products=runtime.repeated_products if runtime is not None else 0.0,
         resend=runtime is None or runtime.selective_sends,
         fused_rows=runtime is None or runtime.fused_rows,
         scatters_sends=runtime is not None and runtime.scatters_sends,

@@ -129,7 +129,7 @@ def test_a_run_s_folder_is_a_measured_step(tmp_path: Path, capsys) -> None:
     assert data["steps"][0]["seconds"] == 0.2 and data["runs"] == 1
     (folder / "summary.json").unlink()
     assert main(words) == 2
-    assert "no run that has ended" in json.loads(capsys.readouterr().out)["error"]
+    assert "no run has ended" in json.loads(capsys.readouterr().out)["error"]
     assert main(["calibrate", "--cluster", "h100x8", "--out", str(out), "--json"]) == 2
     assert "needs a RUN_DIR" in json.loads(capsys.readouterr().out)["error"]
 

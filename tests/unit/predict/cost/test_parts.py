@@ -5,7 +5,11 @@ from benchmarks.planner.parts import medians
 
 LARGEST = {
     "collectives, large": 0.15,
-    "collectives, small": 0.20,
+    "collectives, small": 0.15,
+    "products, large": 0.06,
+    "products, small": 0.06,
+    "attention, long": 0.06,
+    "attention, short": 0.10,
 }
 
 

@@ -15,7 +15,7 @@ from plait.plan.facts import STRATEGIES
 from plait.plan.precisions import PRECISION
 from plait.predict.cost.memory.local_sizes import held
 from plait.predict.cost.memory.rules import DEVICE, MemoryRules
-from plait.predict.cost.model.operations import Block, Matmul
+from plait.predict.cost.model.operations import Attention, Block, Matmul
 from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time.stages import StageBlocks
 from plait.predict.cost.widths import BYTES
@@ -105,11 +105,17 @@ def block_activations(
     saved = block.saved
     inner = block.name not in {"head", "embedding"}
     if remat != "none" and inner and (remat == "full" or not saved.scores):
-        sequence, tensor = (
-            products_kept(block, experts=rules.keeps_expert_products)
-            if remat == "selective"
-            else (0.0, 0.0)
-        )
+        sequence = tensor = 0.0
+        if remat == "selective":
+            sequence, tensor = products_kept(block, experts=rules.keeps_expert_products)
+            sequence *= 1.0 - shard.repeated_products
+            tensor *= 1.0 - shard.repeated_products
+            if shard.repeated_products:  # what the attention gives is kept instead
+                tensor += sum(
+                    op.num_heads * op.value_dim
+                    for op in block.operations
+                    if isinstance(op, Attention)
+                )
         kept = (
             tokens * width * ((sequence + block.width) / shard.sequence_split + tensor / shard.tp)
         )

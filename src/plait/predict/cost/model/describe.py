@@ -15,7 +15,7 @@ from typing import Any
 from plait.errors import ModelError
 from plait.predict.cost.model.families import is_known, traits_of
 from plait.predict.cost.model.from_config import describe_made, is_made
-from plait.predict.cost.model.operations import Model
+from plait.predict.cost.model.operations import ATTENTION_KERNELS, Model
 from plait.predict.cost.model.transformer import Transformer, transformer_model
 from plait.predict.cost.model.vision import mlp_model, resnet_model
 from plait.toml import parse_json
@@ -270,7 +270,7 @@ def transformer_shape(model: JsonMapping, family: str) -> Transformer:
         traits=traits,
         table_width=int(model.get("word_embed_proj_dim") or hidden),
         fused_attention=fused,
-        tuned_attention=kernel in {"flash_attention_3", "cudnn"},
+        attention_kernel=ATTENTION_KERNELS.get(kernel, "portable"),
         dropout=any(float(model.get(rate) or 0) > 0 for rate in RATES) and not fused,
         max_positions=positions + traits.position_offset if positions else 0,
         fused_loss=bool(model.get("fused_cross_entropy")),

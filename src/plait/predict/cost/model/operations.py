@@ -54,6 +54,16 @@ class Matmul:
         return 2.0 * self.rows * self.inputs * self.outputs
 
 
+ATTENTION_KERNELS = {
+    **dict.fromkeys(("flash_attention_3", "cudnn"), "tuned"),
+    **dict.fromkeys(("flash_attention_1", "triton"), "early"),
+}
+"""Generation of a fused attention by the name that a config gives it. `tuned` uses the matrix units
+of the newest devices, `early` is the first FlashAttention. All others are `portable`, as
+FlashAttention-2 is.
+"""
+
+
 @dataclass(frozen=True)
 class Attention:
     """Scores and weighted values over the sequence; `causal` halves what a fused kernel
@@ -71,10 +81,8 @@ class Attention:
     memory.
     """
     dropout: bool = False
-    tuned: bool = False
-    """The fused kernel uses the matrix units of the newest devices (FlashAttention-3, cuDNN), not
-    those of older ones.
-    """
+    kernel: str = "portable"
+    """Generation of the fused kernel, one of `ATTENTION_KERNELS`."""
 
     @property
     def parameters(self) -> int:

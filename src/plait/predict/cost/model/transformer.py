@@ -39,7 +39,7 @@ class Transformer:
     table_width: int = 0
     """Width of the token table, where it is projected to the hidden size; 0: as wide."""
     fused_attention: bool = True
-    tuned_attention: bool = False
+    attention_kernel: str = "portable"
     dropout: bool = False
     max_positions: int = 0
     """Rows of a learned position table; 0 for rotary positions."""
@@ -231,7 +231,7 @@ def _attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
         traits.causal,
         shape.fused_attention,
         shape.dropout,
-        shape.tuned_attention,
+        shape.attention_kernel,
     )
     parts = () if traits.fused else (query, key, key)
     operations: tuple[Operation, ...] = (
@@ -291,7 +291,7 @@ def _latent_attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]
             shape.traits.causal,
             shape.fused_attention,
             shape.dropout,
-            shape.tuned_attention,
+            shape.attention_kernel,
         ),
         Matmul("out", heads * value, width, "row", bias=bias),
     )

@@ -15,8 +15,6 @@ from plait.predict.cost.time.groups import Group, group
 from plait.predict.cost.time.machine import Machine
 from plait.predict.cost.time.messages import Message
 
-START = 8.4e-6
-"""Start of a collective (NCCL's `baseLat` of a ring, plain protocol)."""
 LOW_LATENCY = 0.2
 """A step of the protocol of low latency, of one of the plain protocol. NCCL's `hwLat` has 0.6 of
 3.4 microseconds on NVLink, 1.0 of 5.7 on PCIe.
@@ -43,7 +41,7 @@ def collective_seconds(machine: Machine, op: str, payload_bytes: float, ranks: G
     """Seconds of one collective; `payload_bytes` as in `plait.comm.transitions.bytes_sent`."""
     if ranks.size <= 1 or payload_bytes <= 0:
         return 0.0
-    start = START + machine.efficiency.collective_seconds
+    start = machine.collective_start + machine.efficiency.collective_seconds
     sent = _sent(op, payload_bytes, ranks.size)
     inside, between = _hops(op, ranks)
     if op in {"all_to_all", "send", "shift"} and ranks.nodes > 1:

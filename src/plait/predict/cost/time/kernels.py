@@ -18,15 +18,24 @@ from plait.predict.cost.time.compute import ComputeSeconds, launches
 from plait.predict.cost.time.machine import Machine
 from plait.predict.cost.widths import BYTES
 
+COOL_SECONDS = 2e-3
+"""Length of a product that, by itself, has half of what `Machine.cool` says (gemm_perf of
+aiconfigurator).
+"""
+
 
 @dataclass(frozen=True)
 class Setting:
-    """Machine, split and precision: all that a block's compute depends on besides its sizes."""
+    """Machine, split and precision: all that a block's compute depends on besides its sizes.
+
+    `in_step`: in the midst of a step, where the device is warm; else by itself.
+    """
 
     machine: Machine
     shard: Sharding
     precision: str = "bf16"
     compiled: bool = False
+    in_step: bool = False
 
 
 def block_seconds(block: Block, setting: Setting) -> ComputeSeconds:
@@ -40,8 +49,8 @@ def block_seconds(block: Block, setting: Setting) -> ComputeSeconds:
 def _block_seconds(
     block: Block, machine: Machine, shard: Sharding, precision: str, compiled: bool
 ) -> ComputeSeconds:
-    setting = Setting(machine, shard, precision, compiled)
-    forward = input_grad = weight_grad = attention = elementwise = grouped = 0.0
+    setting = Setting(machine, shard, precision, compiled, in_step=True)
+    forward = input_grad = weight_grad = attention = elementwise = grouped = linear = 0.0
     fused = all(op.fused for op in block.operations if isinstance(op, Attention))
     for op in block.operations:
         if isinstance(op, Matmul):
@@ -50,6 +59,7 @@ def _block_seconds(
             input_grad = input_grad + i
             weight_grad = weight_grad + w
             grouped += f if op.copies > 1 else 0.0
+            linear += f if op.copies <= 1 else 0.0
         elif isinstance(op, Attention):
             f, b = attention_seconds(op, setting)
             forward = forward + f
@@ -66,13 +76,15 @@ def _block_seconds(
         for op in block.operations
         if isinstance(op, Matmul) and is_rounded(block, op, precision)
     ]
+    kept = elementwise + grouped if fused else 0.0
+    part = shard.repeated_products
     return ComputeSeconds(
         forward=forward,
         input_grad=input_grad,
         weight_grad=weight_grad,
         attention=attention,
         full=forward,
-        selective=attention + (elementwise + grouped if fused else 0.0),
+        selective=kept + (part * linear if part else attention),
         launches_forward=sum(f for f, _ in starts),
         launches_backward=sum(b for _, b in starts),
     )
@@ -135,6 +147,9 @@ def gemm_seconds(setting: Setting, m: float, n: float, k: float) -> float:
     depth = k + efficiency.matmul_depth
     rows = m + efficiency.matmul_rows
     compute = 2.0 * rows * n * depth / machine.matmul_rate(working(setting.precision))
+    if not setting.in_step:
+        compute *= efficiency.matmul
+        compute /= 1.0 + machine.cool / (1.0 + compute / COOL_SECONDS)
     memory = (m * n + n * k + m * k) * BYTES[setting.precision] / machine.streaming_rate
     return max(compute, memory) + efficiency.kernel_seconds
 
@@ -160,12 +175,13 @@ def attention_seconds(op: Attention, setting: Setting) -> tuple[float, float]:
             machine.peak_flops[working(setting.precision)]
             * machine.sustained
             * reach
-            * (1.0 if op.tuned else machine.portable_attention)
+            * machine.attention[op.kernel]
         )
-        kernels = efficiency.kernel_seconds * shard.cp
-        return flops / (rate * efficiency.attention_forward) + kernels, 2.5 * flops / (
-            rate * efficiency.attention_backward
-        ) + 3 * kernels
+        start = efficiency.attention_seconds * shard.cp
+        moved = _attention_bytes(op, setting) / machine.streaming_rate
+        forward = flops / (rate * efficiency.attention_forward) + moved + start
+        backward = 2.5 * flops / (rate * efficiency.attention_backward) + 2.0 * moved + start
+        return forward, backward
     depth = 1.0 + efficiency.matmul_depth / op.head_dim
     products = flops * depth / machine.matmul_rate(working(setting.precision))
     scores = tokens * shard.seq_len * op.num_heads * BYTES[setting.precision]
@@ -177,6 +193,16 @@ def attention_seconds(op: Attention, setting: Setting) -> tuple[float, float]:
     )
     start = 4 * efficiency.kernel_seconds
     return products + passes + start, 2.0 * (products + passes + start)
+
+
+def _attention_bytes(op: Attention, setting: Setting) -> float:
+    """Queries, keys and values that are read, and what is written. A context axis meets the keys
+    and values of every rank.
+    """
+    shard = setting.shard
+    own = op.num_heads * (op.head_dim + op.value_dim)
+    others = op.num_kv_heads * (op.head_dim + op.value_dim) * shard.cp
+    return shard.tokens / shard.tp * (own + others) * BYTES[setting.precision]
 
 
 def _elementwise(op: Elementwise, setting: Setting) -> float:

@@ -29,22 +29,23 @@ class Efficiency:
     unit.
     """
 
-    matmul: float = 0.95
-    """Large matrix products inside training, of what the device sustains in benchmarks of single
-    products.
+    matmul: float = 0.96
+    """Large matrix products in a step, of what the device sustains with one product over and over.
     """
-    matmul_depth: float = 32.0
+    matmul_depth: float = 96.0
     """Extra depth, in elements, that the start and end of a tile cost. A product of depth k runs at
     k / (k + this).
     """
-    matmul_rows: float = 96.0
+    matmul_rows: float = 80.0
     """Extra rows that a product costs, in the same way: waves of tiles that are not full."""
     memory: float = 0.93
     """Streaming bandwidth of elementwise kernels, of the data sheet."""
-    attention_forward: float = 0.7
+    attention_forward: float = 1.06
     """Fused attention on long sequences, of the sustained rate, counting the causal half."""
-    attention_backward: float = 0.8
-    attention_half_length: float = 900.0
+    attention_backward: float = 0.88
+    attention_seconds: float = 20e-6
+    """Start of a fused attention: its first tiles walk the sequence before all units have work."""
+    attention_half_length: float = 750.0
     """Sequence length at which fused attention reaches half of that."""
     link: float = 0.8
     """Bus bandwidth of large collectives inside a node, of the one-directional link rate."""
@@ -52,7 +53,7 @@ class Efficiency:
     """Bus bandwidth of large collectives between nodes, of the one-directional link rate."""
     collective_seconds: float = 0.0
     """Start of a collective in the midst of a step, beyond that of one in a row of its like."""
-    attention_depth: float = 48.0
+    attention_depth: float = 33.0
     """Extra width of a head that its exponentials cost: heads of width d run at d / (d + this)."""
     kernel_seconds: float = 3e-6
     """Start of a kernel on the device."""
@@ -60,7 +61,7 @@ class Efficiency:
     """Python, autograd and driver for each kernel on the host: small micro-batches wait for it."""
     call_seconds: float = 135e-6
     """Python, autograd and driver for each collective on the host."""
-    eager_passes: float = 1.8
+    eager_passes: float = 2.2
     """How often an elementwise operation that is not fused passes over memory, beside once when
     compiled.
     """
@@ -68,7 +69,7 @@ class Efficiency:
     """The part of backward (or of the neighbouring layer) behind which data-parallel communication
     can hide.
     """
-    contention: float = 0.35
+    contention: float = 0.5
     """Slow-down of compute while a collective shares the device."""
     congestion: float = 0.12
     """Loss of network bandwidth for each doubling of the nodes that a collective spans."""
@@ -100,10 +101,14 @@ class Machine(ABC):
     sustained: float = 0.72
     rounded_sustained: float = 0.66
     """Part of the peak that products of eight bits and fewer hold."""
-    portable_attention: float = 1.0
-    """Speed of a fused attention kernel written for older matrix units, of one written for this
-    device.
+    attention: dict[str, float]
+    """Speed of each generation of attention kernels, of those for asynchronous products on devices
+    that have them.
     """
+    cool: float = 0.0
+    """How much faster a short product is by itself: clocks fall while this device is at work."""
+    collective_start: float = 8.4e-6
+    """Seconds that a collective takes whatever it moves."""
     efficiency: Efficiency = field(default_factory=Efficiency)
     default_precision: str = "bf16"
     network_congestion: float | None = None
