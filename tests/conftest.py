@@ -27,6 +27,7 @@ LONG = frozenset(
         "tests/cli/test_commands.py",
         "tests/cli/test_data.py",
         "tests/cli/test_live.py",
+        "tests/cli/test_slurm.py",
         "tests/comm/test_operations.py",
         "tests/docs/test_notebooks.py",
         "tests/docs/test_tutorials.py",

@@ -156,3 +156,15 @@ def test_the_store_of_rank_0_listens_on_that_interface(monkeypatch: pytest.Monke
     socket.create_connection((network.LOOPBACK, port), timeout=5).close()
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     assert network.store_of_world(timedelta(seconds=5)) is None
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_without_an_interface_all_ranks_meet_in_one_way(
+    rank: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in told.items():  # as Slurm's script tells: no LOCAL_WORLD_SIZE
+        monkeypatch.setenv(name, value)
+    for name in ("LOCAL_WORLD_SIZE", "GLOO_SOCKET_IFNAME", "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    assert network.store_of_world(timedelta(seconds=1)) is None

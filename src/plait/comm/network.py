@@ -147,11 +147,11 @@ def store_of_world(timeout: timedelta) -> Store | None:
     interface = variables.get(VARIABLES[0])
     port = int(variables["MASTER_PORT"])
     is_local = on_one_machine(variables)
+    if not is_local and interface not in interfaces():
+        return None  # on every rank: who meets in torch's own way counts all the others there
     if variables.get("RANK") != "0":
         host = LOOPBACK if is_local else variables["MASTER_ADDR"]
         return TCPStore(host, port, is_master=False, timeout=timeout)
-    if not is_local and interface not in interfaces():
-        return None
     host = LOOPBACK if is_local else address_of(str(interface))
     try:
         store = listening_store(host, port)
