@@ -107,7 +107,10 @@ def _schedules(arguments: argparse.Namespace) -> tuple[Schedule, Schedule]:
         return loaded, loaded
     if suffix and not re.fullmatch("[0-9]{1,9}", suffix):
         raise ScheduleError(f"'{arguments.name}': say interleaved,v2")
-    virtual = int(suffix) if suffix else arguments.virtual or 0
+    virtual = int(suffix) if suffix else arguments.virtual
+    if virtual == 0:  # which would silently mean the usual number
+        raise ScheduleError(f"{name}: 0 stages on a rank; take 2 or more, as interleaved,v2")
+    virtual = virtual or 0
     stages = 4 if arguments.stages is None else arguments.stages
     micro_batches = 2 * stages if arguments.microbatches is None else arguments.microbatches
     check_drawable(name, stages, micro_batches, virtual)

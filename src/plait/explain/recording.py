@@ -85,7 +85,7 @@ def _rank(world: World, case: Case, models: list[nn.Module]) -> RankRecording:
     notebook = note_world(world)
     world.paths.limits = case.limits
     model = models[world.rank]
-    has_blocks = case.plan.pp.size == 1 and isinstance(model, nn.Sequential)
+    has_blocks = case.plan.pp.size == 1
     engine = build(
         model,
         case.plan,

@@ -93,7 +93,10 @@ def read_run(path: Path) -> RunData:
     folder = RunFolder(path)
     if not path.is_dir():
         raise ConfigError(f"{path} is no folder of a run; plait train --out DIR makes one")
-    plan = Plan.parse(text_of(folder.plan)).check()
+    text = text_of(folder.plan)
+    if not text.strip():  # an empty plan would be dp1, and the run's was another
+        raise ConfigError(f"{folder.plan} is empty; a run writes its plan there")
+    plan = Plan.parse(text).check()
     steps = timeline_of(folder.trace).by_label("step")
     if not steps:
         raise ConfigError(

@@ -96,14 +96,14 @@ def plan_of(tables: JsonMapping, plan: Plan | str | None) -> Plan:
     """The plan asked for, or the config's own."""
     if plan is None:
         plan = tables.get("plan", {}).get("text", "dp1")
-    return (Plan.parse(plan) if isinstance(plan, str) else plan).check()
+    return (plan if isinstance(plan, Plan) else Plan.parse(plan)).check()
 
 
 def cluster_of(tables: JsonMapping, cluster: Cluster | str | None) -> Cluster:
     """The cluster asked for, or the config's own; its processors multiply as the config says."""
     if cluster is None:
         cluster = cluster_name(tables)
-    found = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    found = cluster if isinstance(cluster, Cluster) else Cluster.parse(cluster)
     table = FIXED.get(tables.get("train", {}).get("linear_product"))
     return found if table is None else found.multiplying_by(table)
 

@@ -69,6 +69,7 @@ def choose(
     plans above one half come only where no other fits. `fix` are parts of a plan that are decided,
     such as "tp8 1f1b". Raises `NothingFits` when no plan fits.
     """
+    check_top(top)
     choice = decide(
         config,
         cluster,
@@ -79,6 +80,12 @@ def choose(
         fix=fix,
     )
     return choice.plans[:top]
+
+
+def check_top(top: int) -> None:
+    """Raises `ConfigError` for a list of no plans."""
+    if top < 1:
+        raise ConfigError(f"top = {top}: a list has one plan or more")
 
 
 def decide(

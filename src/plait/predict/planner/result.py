@@ -9,7 +9,7 @@ from pathlib import Path
 from plait.cluster import Cluster
 from plait.predict.cost.frameworks import PLAIT, Framework
 from plait.predict.cost.records import Estimate
-from plait.predict.planner.choose import decide
+from plait.predict.planner.choose import check_top, decide
 from plait.predict.planner.explain import explain
 from plait.predict.planner.pareto import pareto_front
 from plait.values import JsonObject
@@ -62,6 +62,7 @@ def search(
     fix: str = "",
 ) -> SearchResult:
     """`plait.choose` with all that it saw. Raises `NothingFits` when no plan fits."""
+    check_top(top)
     choice = decide(
         config,
         cluster,
