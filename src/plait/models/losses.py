@@ -50,7 +50,7 @@ class _CrossEntropyByRows(torch.autograd.Function):
     """Cross-entropy of logits [N, V] that makes one tensor of their size, which is their gradient.
 
     torch's own keeps a float32 copy and log-probabilities for backward, and makes two gradients of
-    that size. This keeps a number for each row, and computes probabilities again by groups of rows.
+    that size. This keeps two numbers a row, and computes probabilities again by groups of rows.
     """
 
     @staticmethod
@@ -58,22 +58,26 @@ class _CrossEntropyByRows(torch.autograd.Function):
         counted = targets != IGNORE
         columns = targets.masked_fill(~counted, 0)[:, None]
         step = max(1, GROUP_NUMEL // logits.shape[-1])
-        row_sums = torch.cat([widen(group).logsumexp(-1) for group in logits.split(step)])
-        losses = row_sums - widen(logits.gather(-1, columns)[:, 0])
-        ctx.save_for_backward(logits, row_sums, columns, counted)
+        largest = widen(logits.amax(-1, keepdim=True))
+        groups = zip(logits.split(step), largest.split(step), strict=True)
+        sums = [(widen(group) - top).exp_().sum(-1, keepdim=True) for group, top in groups]
+        # Apart from the largest, so that nothing is lost where logits are large.
+        logs = torch.cat(sums).log_()
+        losses = (logs + (largest - widen(logits.gather(-1, columns))))[:, 0]
+        ctx.save_for_backward(logits, largest, logs, columns, counted)
         return losses.masked_fill_(~counted, 0.0).sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: AutogradContext, *gradients: Tensor) -> tuple[Tensor, None]:
-        logits, row_sums, columns, counted = ctx.saved_tensors
+        logits, largest, logs, columns, counted = ctx.saved_tensors
         made = torch.empty_like(logits)
         factors = (gradients[0] * counted)[:, None]
         step = max(1, GROUP_NUMEL // logits.shape[-1])
-        parts = (one.split(step) for one in (logits, made, row_sums[:, None], columns, factors))
-        for group, out, row_sum, column, factor in zip(*parts, strict=True):
-            probabilities = (widen(group) - row_sum).exp_()
-            probabilities.scatter_add_(-1, column, torch.full_like(row_sum, -1.0))
+        parts = (one.split(step) for one in (logits, made, largest, logs, columns, factors))
+        for group, out, top, log, column, factor in zip(*parts, strict=True):
+            probabilities = (widen(group) - top).sub_(log).exp_()
+            probabilities.scatter_add_(-1, column, torch.full_like(log, -1.0))
             out.copy_(probabilities.mul_(factor))
         return made, None
 

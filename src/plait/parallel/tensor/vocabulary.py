@@ -7,6 +7,8 @@ exponentials, and the target's logit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,6 +20,9 @@ from plait.errors import DataError
 from plait.mesh.layouts import PARTIAL, REPLICATED, Sharded
 from plait.parallel.tensor.mode import EmbeddingRule
 from plait.values import AutogradContext
+
+GROUP_NUMEL = 1 << 22
+"""Logits that are taken at once: their probabilities are computed again in backward."""
 
 
 def look_up(
@@ -80,31 +85,50 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: AutogradContext, logits: Tensor, targets: Tensor, axis: Axis, ignore_index: int
     ) -> Tensor:
-        wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-        size = wide.shape[-1]
+        size = logits.shape[-1]
         counted = targets != ignore_index
         inside = targets - axis.rank * size
         local = counted & (inside >= 0) & (inside < size)  # targets in this rank's range
         column = inside.masked_fill(~local, 0)[:, None]
-        largest = wide.amax(-1)
-        exponentials = (wide - largest[:, None]).exp_()
-        target_logits = wide.gather(-1, column)[:, 0].masked_fill(~local, 0.0)
-        numbers = torch.stack([largest, exponentials.sum(-1), target_logits])
+        largest = _wide(logits.amax(-1))
+        groups = zip(_groups(logits), _groups(largest, logits), strict=True)
+        sums = [(_wide(group) - top[:, None]).exp_().sum(-1) for group, top in groups]
+        target_logits = _wide(logits.gather(-1, column)[:, 0]).masked_fill_(~local, 0.0)
+        numbers = torch.stack([largest, torch.cat(sums), target_logits])
         gathered = numbers.new_empty((axis.size, *numbers.shape))
         axis.all_gather(gathered.view(-1), numbers.view(-1)).wait()
         # log of the sum of exp(x), each rank's sum taken from its own largest logit to that of all
         top = gathered[:, 0].amax(0)
-        total = (gathered[:, 1] * (gathered[:, 0] - top).exp()).sum(0)
-        losses = total.log() + top - gathered[:, 2].sum(0)
-        probabilities = exponentials.mul_(((largest - top).exp() / total)[:, None])
-        ctx.save_for_backward(probabilities, column, local, counted)
-        ctx.dtype = logits.dtype
+        log = (gathered[:, 1] * (gathered[:, 0] - top).exp()).sum(0).log_()
+        losses = log + (top - gathered[:, 2].sum(0))
+        ctx.save_for_backward(logits, top, log, column, local, counted)
         return losses.masked_fill_(~counted, 0.0).sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: AutogradContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        probabilities, column, local, counted = ctx.saved_tensors
-        gradient = probabilities * (gradients[0] * counted)[:, None]
-        gradient.scatter_add_(-1, column, -(gradients[0] * local).to(gradient.dtype)[:, None])
-        return gradient.to(ctx.dtype), None, None, None
+        logits, top, log, column, local, counted = ctx.saved_tensors
+        made = torch.empty_like(logits)
+        factor = gradients[0] * counted
+        hit = -(gradients[0] * local)
+        rows = (made, top, log, column, factor, hit)
+        parts = (_groups(one, logits) for one in rows)
+        for group, out, most, sums, columns, scale, less in zip(
+            _groups(logits), *parts, strict=True
+        ):
+            gradient = (_wide(group) - most[:, None]).sub_(sums[:, None]).exp_()
+            gradient.mul_(scale[:, None])
+            gradient.scatter_add_(-1, columns, less.to(gradient.dtype)[:, None])
+            out.copy_(gradient)
+        return made, None, None, None
+
+
+def _groups(tensor: Tensor, logits: Tensor | None = None) -> Sequence[Tensor]:
+    """Groups of the rows that the logits are taken by, so that no copy has their size."""
+    width = (tensor if logits is None else logits).shape[-1]
+    return tensor.split(max(1, GROUP_NUMEL // max(width, 1)))
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """The tensor in float32 at least."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

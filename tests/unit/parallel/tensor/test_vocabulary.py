@@ -17,7 +17,11 @@ from tests.helpers.threaded import threaded
 
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_equals_torch(size: int, scale: float) -> None:
+@pytest.mark.parametrize("group_numel", [1 << 22, 30])
+def test_equals_torch(
+    size: int, scale: float, group_numel: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vocabulary, "GROUP_NUMEL", group_numel)
     torch.manual_seed(0)
     logits = torch.randn(4, 5, 6 * size, dtype=torch.float64) * scale
     targets = torch.randint(0, 6 * size, (4, 5))
