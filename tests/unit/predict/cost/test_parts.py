@@ -3,6 +3,13 @@
 import pytest
 from benchmarks.planner.parts import medians
 
+import plait
+from plait.cluster import Cluster
+from plait.predict.cost.machines import machine_of
+from plait.predict.cost.sharding import Sharding
+from plait.predict.cost.time.kernels import Setting, gemm_seconds
+from tests.unit.predict.cost.shapes import LLAMA_8B, config
+
 LARGEST = {
     "collectives, large": 0.15,
     "collectives, small": 0.15,
@@ -23,3 +30,36 @@ def test_a_part_is_right_by_itself(found, part):
     count, _, size = found[part]
     assert count > 100
     assert size <= LARGEST[part]
+
+
+def test_a_short_product_by_itself_is_faster_than_in_a_step_where_clocks_fall():
+    warm = {}
+    for name in ("h100", "a100-80gb"):
+        machine = machine_of(Cluster.parse(name))
+        alone, inside = (
+            gemm_seconds(Setting(machine, Sharding(), in_step=hot), 4096, 4096, 4096)
+            for hot in (False, True)
+        )
+        warm[name] = inside / alone
+    assert warm["h100"] > 1.2 and 1.0 < warm["a100-80gb"] < 1.06
+
+
+def test_torchtitan_repeats_half_of_the_products_and_keeps_less():
+    asked = config(LLAMA_8B, seq_len=4096, global_batch=8)
+    plan = "dp8:zero3 remat:selective precision:bf16"
+    half, none = (
+        plait.estimate(asked, plan, "h100x8", framework=name) for name in ("torchtitan", "fsdp")
+    )
+    repeated = half.breakdown.recompute / half.breakdown.compute
+    assert 0.12 < repeated < 0.25 and half.breakdown.recompute > none.breakdown.recompute
+    assert half.memory.activations < none.memory.activations
+
+
+def test_the_first_flash_attention_of_llm_foundry_is_slower():
+    asked = config(LLAMA_8B, seq_len=16384, global_batch=8)
+    plan = "dp8:zero3 remat:full precision:bf16"
+    first, second = (
+        plait.estimate(asked, plan, "a100-80gbx8", framework=name).breakdown.compute
+        for name in ("llm-foundry", "fsdp")
+    )
+    assert first > 1.1 * second
