@@ -116,9 +116,8 @@ class Packing(Dataset[tuple[tuple[Tensor, Tensor, Tensor], Tensor]]):
         if not samples:
             none = torch.zeros((0, self.seq_len), dtype=torch.int64)
             return (none, none, none), none
-        inputs = tuple(
-            torch.stack(parts) for parts in zip(*[one[0] for one in samples], strict=True)
-        )
+        columns = zip(*(inputs for inputs, _ in samples), strict=True)
+        inputs = tuple(torch.stack(parts) for parts in columns)
         return inputs, torch.stack([one[1] for one in samples])
 
 

@@ -116,12 +116,12 @@ class WholeMatrices:
         size = self._axis.size
         pieces_sent = sorted(going, key=lambda item: item[0])
         arriving = sorted(coming, key=lambda item: item[0])
-        given_splits = [
-            sum(one.numel() for to, one in pieces_sent if to == rank) for rank in range(size)
-        ]
-        taken_splits = [
-            sum(n for source, n, _ in arriving if source == rank) for rank in range(size)
-        ]
+        given_splits = [0] * size
+        for to, piece in pieces_sent:
+            given_splits[to] += piece.numel()
+        taken_splits = [0] * size
+        for rank, numel, _ in arriving:
+            taken_splits[rank] += numel
         empty = torch.empty(0, dtype=torch.bfloat16)
         source = torch.cat([one for _, one in pieces_sent]) if pieces_sent else empty
         out = source.new_empty(sum(taken_splits))

@@ -43,11 +43,11 @@ def separate(units: Sequence[Unit], names: set[str]) -> tuple[list[Unit], list[U
 
 def _users(modules: Sequence[nn.Module], params: set[int]) -> list[nn.Module]:
     inside = [part for module in modules for part in module.modules()]
-    return [
-        part
-        for part in inside
-        if any(id(param) in params for param in part.parameters(recurse=False))
-    ]
+    return [part for part in inside if _own_ids(part) & params]
+
+
+def _own_ids(module: nn.Module) -> set[int]:
+    return {id(param) for param in module.parameters(recurse=False)}
 
 
 def expert_groups(world: World) -> AllToAllGroups:

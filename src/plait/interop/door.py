@@ -93,10 +93,7 @@ def _of_another(source: Source, name: str) -> str:
     count = len(source.values)
     first = ", ".join(list(source.values)[:3])
     sentence = f"{name}: none of its {count} keys ({first}) is one of {source.framework}"
-    votes = {
-        framework: sum(_has(source.values, sign) for sign in signs)
-        for framework, signs in SIGNS.items()
-    }
+    votes = _votes(source.values)
     best = max(votes, key=lambda framework: votes[framework])
     if votes[best] and best != source.framework:
         return f"{sentence}; they are those of {best}: say --from {best}, or leave --from out"
@@ -113,10 +110,16 @@ def _name_of(framework: str | None) -> str | None:
     return word
 
 
+def _votes(values: JsonMapping) -> dict[str, int]:
+    """The signs of each framework that a file has."""
+    votes = dict.fromkeys(SIGNS, 0)
+    for framework, signs in SIGNS.items():
+        votes[framework] = sum(_has(values, sign) for sign in signs)
+    return votes
+
+
 def _guess(values: JsonMapping, name: str) -> str:
-    votes = {
-        framework: sum(_has(values, sign) for sign in signs) for framework, signs in SIGNS.items()
-    }
+    votes = _votes(values)
     best = max(votes, key=lambda framework: votes[framework])
     if not votes[best]:
         raise ConfigError(

@@ -236,22 +236,23 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> JsonObject:
         """The groups' settings; the moments are saved by slices (`engine.save`)."""
-        groups = [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in self.param_groups
-        ]
-        return {"state": {}, "param_groups": groups}
+        return {"state": {}, "param_groups": [_settings_of(one) for one in self.param_groups]}
 
     def load_state_dict(self, state: JsonMapping) -> None:
         """Take the groups' settings; the moments are loaded by slices (`engine.load`)."""
         for group, saved in zip(self.param_groups, state["param_groups"], strict=True):
-            group.update({key: value for key, value in saved.items() if key != "params"})
+            group.update(_settings_of(saved))
 
     def train(self) -> None:
         """Nothing to do."""
 
     def eval(self) -> None:
         """Nothing to do."""
+
+
+def _settings_of(group: JsonMapping) -> JsonObject:
+    """The settings of a group, without its parameters."""
+    return {key: value for key, value in group.items() if key != "params"}
 
 
 def follow(own: torch.optim.Optimizer, loops: torch.optim.Optimizer) -> None:

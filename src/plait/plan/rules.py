@@ -287,6 +287,5 @@ def broken_rules(plan: Terms) -> list[str]:
         return broken
     for axis in (plan.pp, plan.tp, plan.dp, plan.cp):
         broken += broken_axis_rules(axis)
-    return broken + [
-        message for message in (rule(plan) for rule in NUMBER_RULES) if message is not None
-    ]
+    messages = [rule(plan) for rule in NUMBER_RULES]
+    return broken + [message for message in messages if message is not None]

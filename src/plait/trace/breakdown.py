@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from plait.trace.records import CommEvent
 from plait.trace.timeline import Timeline
 
 
@@ -54,14 +55,14 @@ def _of_step(timeline: Timeline, seconds: float) -> TimeBreakdown:
     for comm in timeline.comms:
         if comm.rank == timeline.rank:
             waiting[comm.axis] = waiting.get(comm.axis, 0.0) + comm.exposed_seconds
-    inside = sum(
-        comm.exposed_seconds
-        for comm in timeline.comms
-        if any(
-            span.start_seconds <= comm.stop_seconds <= span.stop_seconds for span in timeline.spans
-        )
-    )
+    inside = sum(comm.exposed_seconds for comm in timeline.comms if _is_inside(comm, timeline))
     return TimeBreakdown(seconds, max(0.0, timeline.busy_seconds(timeline.rank) - inside), waiting)
+
+
+def _is_inside(comm: CommEvent, timeline: Timeline) -> bool:
+    """Whether a communication ended within a span."""
+    end = comm.stop_seconds
+    return any(span.start_seconds <= end <= span.stop_seconds for span in timeline.spans)
 
 
 def mean(parts: Iterable[TimeBreakdown]) -> TimeBreakdown:
@@ -70,10 +71,10 @@ def mean(parts: Iterable[TimeBreakdown]) -> TimeBreakdown:
     if not breakdowns:
         return TimeBreakdown()
     axes = sorted({axis for part in breakdowns for axis in part.waiting_seconds})
-    waiting = {
-        axis: sum(part.waiting_seconds.get(axis, 0.0) for part in breakdowns) / len(breakdowns)
-        for axis in axes
-    }
+    waiting = {}
+    for axis in axes:
+        seconds = sum(part.waiting_seconds.get(axis, 0.0) for part in breakdowns)
+        waiting[axis] = seconds / len(breakdowns)
     step = sum(part.step_seconds for part in breakdowns) / len(breakdowns)
     return TimeBreakdown(
         step, sum(part.compute_seconds for part in breakdowns) / len(breakdowns), waiting

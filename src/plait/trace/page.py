@@ -6,7 +6,7 @@ Everything that comes in is escaped but for the pictures, which are our own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Final
@@ -141,6 +141,11 @@ def _section(section: PageSection) -> str:
     return f"<section><h2>{escape(section.title)}</h2>\n{parts}</section>"
 
 
+def _row(words: Iterable[str]) -> str:
+    cells = "".join(f"<td>{escape(word)}</td>" for word in words)
+    return f"<tr>{cells}</tr>\n"
+
+
 def _part(part: str | Grid | Picture | Cards | Spot | Folded) -> str:
     if isinstance(part, Folded):
         return f"<details><summary>{escape(part.line)}</summary>{_part(part.grid)}</details>"
@@ -151,9 +156,7 @@ def _part(part: str | Grid | Picture | Cards | Spot | Folded) -> str:
         return f'<div id="{escape(part.name)}">{inner}</div>'
     if isinstance(part, Grid):
         head = "".join(f"<th>{escape(word)}</th>" for word in part.head)
-        rows = "".join(
-            f"<tr>{''.join(f'<td>{escape(word)}</td>' for word in row)}</tr>\n" for row in part.rows
-        )
+        rows = "".join(map(_row, part.rows))
         body = f"<thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody>"
         return f'<div class="table"><table>{body}</table></div>'
     if isinstance(part, Picture):

@@ -194,14 +194,15 @@ def _cut_by_flow(
     return StagePartition(partition, stages, params_of(model, stages, glue), flow)
 
 
+def _num_bytes(module: nn.Module) -> int:
+    return sum(param.numel() * param.element_size() for param in module.parameters())
+
+
 def _estimated(model: nn.Module, names: Sequence[str]) -> list[LayerProfile]:
     """By the sizes of weights alone; those of one that is called twice are counted where it is
     called first.
     """
-    sizes = [
-        sum(p.numel() * p.element_size() for p in model.get_submodule(name).parameters())
-        for name in names
-    ]
+    sizes = [_num_bytes(model.get_submodule(name)) for name in names]
     return [
         LayerProfile(
             name, cost(model.get_submodule(name)), STATE_COPIES * size * (name not in names[:index])

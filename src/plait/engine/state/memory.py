@@ -30,9 +30,10 @@ def live_bytes(state: TrainingState, timing: UpdateTiming) -> dict[str, int]:
         "buffers": [*tensors.get("buffers", ()), *state.model.buffers()],
     }
     seen: set[int] = set()
-    return {
-        kind: sum(_new_bytes(tensor, seen) for tensor in group) for kind, group in groups.items()
-    }
+    num_bytes = dict.fromkeys(groups, 0)
+    for kind, group in groups.items():
+        num_bytes[kind] = sum(_new_bytes(tensor, seen) for tensor in group)
+    return num_bytes
 
 
 def _new_bytes(tensor: Tensor, seen: set[int]) -> int:

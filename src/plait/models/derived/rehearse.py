@@ -190,16 +190,7 @@ def _attributes_near(frame: FrameType, line: int) -> list[str]:
         return []
     statement = min(around, key=lambda one: (one.end_lineno or one.lineno) - one.lineno)
     names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-    giving = [
-        one
-        for one in statements
-        if isinstance(one, ast.Assign)
-        and any(
-            isinstance(target, ast.Name) and target.id in names
-            for whole in one.targets
-            for target in ast.walk(whole)
-        )
-    ]
+    giving = [one for one in statements if isinstance(one, ast.Assign) and _binds(one) & names]
     paths = [
         ast.unparse(node)
         for one in (statement, *giving)
@@ -255,3 +246,9 @@ def _place(model: nn.Module, failure: BaseException | None) -> tuple[str, str]:
             file = frame.f_code.co_filename.rpartition("/")[2]
             return name, f"{file}:{line} counts on the size of one device: {failure}"
     return "model", str(failure)
+
+
+def _binds(assignment: ast.Assign) -> set[str]:
+    """The names in the targets of an assignment."""
+    nodes = [node for target in assignment.targets for node in ast.walk(target)]
+    return {node.id for node in nodes if isinstance(node, ast.Name)}

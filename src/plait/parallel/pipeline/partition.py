@@ -62,10 +62,8 @@ class Partition:
     @property
     def seconds(self) -> tuple[float, ...]:
         """Cost of each stage."""
-        return tuple(
-            sum(layer.seconds for layer in self.layers[start:stop])
-            for start, stop in pairwise(self.bounds)
-        )
+        seconds = [layer.seconds for layer in self.layers]
+        return tuple(sum(seconds[start:stop]) for start, stop in pairwise(self.bounds))
 
     @property
     def shares(self) -> tuple[float, ...]:

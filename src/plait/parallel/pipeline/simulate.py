@@ -94,9 +94,9 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Simulation:
     ):
         raise ScheduleError(f"schedule {schedule.name} never ends: verify it first")
     timed = [event for event in walked.events if event.end > event.start]
-    by_rank = [
-        [event for event in timed if event.rank == rank] for rank in range(schedule.num_ranks)
-    ]
+    by_rank: list[list[Event]] = [[] for _ in range(schedule.num_ranks)]
+    for event in timed:
+        by_rank[event.rank].append(event)
     makespan = max((event.end for event in timed), default=0.0)
     period = max((events[-1].end - events[0].start for events in by_rank if events), default=0.0)
     busy = sum(event.end - event.start for event in timed)

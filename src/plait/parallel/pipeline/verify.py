@@ -8,7 +8,7 @@ before any process exists.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -211,16 +211,18 @@ def deadlock(schedule: Schedule) -> Iterator[ScheduleFault]:
             )
 
 
+def _transfers_of(actions: Iterable[Action]) -> list[tuple[int, Action]]:
+    """The transfers of one rank, each with its place in the list."""
+    return [(index, action) for index, action in enumerate(actions) if action.kind in TRANSFER]
+
+
 def blocked_transfers(schedule: Schedule) -> Iterator[ScheduleFault]:
     """The transfers between any two ranks are in the same order on both. They complete even when
     each blocks for the other.
     """
     partner = {send: receive for send, receive, _ in _transfers(schedule)}
     partner |= {receive: send for send, receive in partner.items()}
-    lists = [
-        [(i, action) for i, action in enumerate(actions) if action.kind in TRANSFER]
-        for actions in schedule.ranks
-    ]
+    lists = [_transfers_of(actions) for actions in schedule.ranks]
     begun: set[Action] = set()
 
     def advance(rank: int, index: int, item: tuple[int, Action]) -> bool:

@@ -205,12 +205,12 @@ def compact(
     """
     count = len(block.placement)
     progress = _Progress([0] * count, [0] * count)
-    mine = [
-        tuple(s for s, holder in enumerate(block.placement) if holder == rank)
-        for rank in range(block.num_ranks)
-    ]
+    stages_of: list[list[int]] = [[] for _ in range(block.num_ranks)]
+    for stage, holder in enumerate(block.placement):
+        stages_of[holder].append(stage)
     ranks = [
-        _RankState(block, stages, num_micro_batches, limit, eager, progress) for stages in mine
+        _RankState(block, tuple(stages), num_micro_batches, limit, eager, progress)
+        for stages in stages_of
     ]
     left = 3 * num_micro_batches * count
     while left:
