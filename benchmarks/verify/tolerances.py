@@ -33,15 +33,15 @@ def nearest(report: Report) -> float:
     return max(one.error / report.limit_of(one) for one in report.differences)
 
 
-def row(dtype: str, right: int, each: int) -> dict[str, object]:
-    """The counts of one precision."""
-    reports = {number: judged(drawn(number), dtype) for number in range(right)}
+def row(dtype: str, first: int, right: int, each: int) -> dict[str, object]:
+    """The counts of one precision, of the cells from `first` on."""
+    reports = {number: judged(drawn(number), dtype) for number in range(first, first + right)}
     alarms = [f"{number}: {drawn(number)}" for number, one in reports.items() if not one.ok]
     shares = sorted(nearest(one) for one in reports.values())
     missed = [
         f"{name}, {number}"
         for name in FAULTS
-        for number in range(each)
+        for number in range(first, first + each)
         if judged(faulty(name, number), dtype).ok
     ]
     return {
@@ -59,6 +59,7 @@ def main() -> None:
     """One line a precision; the names of what was judged wrongly follow."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--right", type=int, default=200, help="right steps")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first step")
     parser.add_argument("--each", type=int, default=4, help="steps with each fault")
     parser.add_argument("--dtype", action="append", choices=list(DTYPES))
     parser.add_argument("--json", action="store_true")
@@ -66,7 +67,7 @@ def main() -> None:
     torch.set_num_threads(1)
     announce()
     for dtype in arguments.dtype or DTYPES:
-        found = row(dtype, arguments.right, arguments.each)
+        found = row(dtype, arguments.first, arguments.right, arguments.each)
         if arguments.json:
             print(json.dumps(found), flush=True)
             continue

@@ -136,18 +136,19 @@ def _on_ranks(
     parsed = Plan.parse(plan)
     if entry.processes:
         assert run is not None
-        name = entry.name
-        found: Report = run(parsed.world_size, _in_process, name, fn, *args, plan=plan)[0]
+        sent = entry if entry.patches is list else entry.name  # patches cannot be sent
+        found: Report = run(parsed.world_size, _in_process, sent, fn, *args, plan=plan)[0]
         return found
     with entry.planted():
         report: Report = simulate(Mesh.of(parsed), fn, entry, *args)[0]
     return report
 
 
-def _in_process(world: World, name: str, fn: Callable[..., Report], *args: Any) -> Report:
-    from tests.parity.planted.table import BY_NAME
+def _in_process(world: World, entry: Entry | str, fn: Callable[..., Report], *args: Any) -> Report:
+    if isinstance(entry, str):
+        from tests.parity.planted.table import BY_NAME
 
-    entry = BY_NAME[name]
+        entry = BY_NAME[entry]
     with entry.planted():
         return fn(world, entry, *args)
 

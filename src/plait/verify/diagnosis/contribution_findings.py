@@ -18,18 +18,24 @@ from plait.verify.diagnosis.finding import (
     coefficients,
     fit_scale,
     list_names,
+    reach,
 )
 from plait.verify.record.observation import Contribution, Gradients, Observation
 
-CLOSE = 1e-4
+MOST = 0.2  # beyond it no pattern of coefficients could be told from another
 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The coefficient of every contribution."""
+    """The coefficient of every contribution.
+
+    `close` is how far the errors that pass may move one: it follows from the bound of the run's
+    precision, and from how alike the contributions are.
+    """
 
     parts: Sequence[Contribution]
     values: Sequence[float]
+    close: float
 
     def known(self) -> list[tuple[Contribution, float]]:
         """The contributions whose coefficient is determined (one without any target is not)."""
@@ -43,7 +49,7 @@ class Coefficients:
         """The coefficient as a function of `key`; None when it is not one."""
         found: dict[int, float] = {}
         for part, value in self.known():
-            if abs(found.setdefault(key(part), value) - value) > CLOSE * max(1.0, abs(value)):
+            if abs(found.setdefault(key(part), value) - value) > self.close * max(1.0, abs(value)):
                 return None
         return found
 
@@ -134,10 +140,12 @@ def _read(weights: Coefficients, facts: Facts) -> list[Finding]:
 def _weights(
     value: Gradients, parts: Sequence[Contribution], clip: float, slack: float
 ) -> Coefficients | None:
-    solved = coefficients(value, [part.grads for part in parts])
+    basis = [part.grads for part in parts]
+    solved = coefficients(value, basis)
     if solved is None or solved[1] > slack:
         return None
-    return Coefficients(parts, [one / clip for one in solved[0]])
+    close = min(slack * reach(value, basis) / abs(clip), MOST)
+    return Coefficients(parts, [one / clip for one in solved[0]], close)
 
 
 def _weights_of_shard(
@@ -149,7 +157,7 @@ def _weights_of_shard(
 ) -> Coefficients | None:
     cut = [replace(part, grads=_cut(part.grads, shard)) for part in parts]
     found = _weights(_cut(value, shard), cut, clip, slack)
-    return None if found is None else Coefficients(parts, found.values)
+    return None if found is None else Coefficients(parts, found.values, found.close)
 
 
 def _cut(grads: Gradients, shard: Mapping[str, tuple[int, int]]) -> Gradients:
@@ -160,7 +168,7 @@ def _cut(grads: Gradients, shard: Mapping[str, tuple[int, int]]) -> Gradients:
 
 
 def _own_alone(weights: Coefficients, rank: int) -> bool:
-    return all(abs(value - (part.rank == rank)) < CLOSE for part, value in weights.known())
+    return all(abs(value - (part.rank == rank)) < weights.close for part, value in weights.known())
 
 
 def _sum(parts: Sequence[Contribution]) -> Gradients:
@@ -185,27 +193,29 @@ def _nothing_wrong(weights: Coefficients, facts: Facts) -> list[Finding] | None:
 def _dropped_or_doubled(weights: Coefficients, facts: Facts) -> list[Finding] | None:
     """Coefficients are whole numbers up to one common factor, some of them 0 or 2."""
     known = weights.known()
-    present = [value for _, value in known if abs(value) > CLOSE]
+    present = [value for _, value in known if abs(value) > weights.close]
     if not present:
         return None
     unit = min(present, key=abs)
     times = [round(value / unit) for _, value in known]
     if (
         any(
-            abs(value / unit - count) > CLOSE * 10
+            abs(value / unit - count) > 4 * weights.close / abs(unit)
             for (_, value), count in zip(known, times, strict=True)
         )
         or max(times) > 2
     ):
         return None
-    scaled = "" if abs(unit - 1) < CLOSE else f", and what is there is {facts.explain(unit)[1]}"
+    scaled = (
+        "" if abs(unit - 1) < weights.close else f", and what is there is {facts.explain(unit)[1]}"
+    )
     lost = [part for (part, _), count in zip(known, times, strict=True) if count == 0]
     double = [part for (part, _), count in zip(known, times, strict=True) if count == 2]
     if lost:
         kept = [part for (part, _), count in zip(known, times, strict=True) if count > 0]
         axis, words = _name(lost, kept, weights.parts)
         return [Finding("dropped", axis, f"the gradient {words}{scaled}", 0.96)]
-    if abs(unit - 1) > CLOSE and ":" not in scaled:  # one is half of the other by chance
+    if abs(unit - 1) > weights.close and ":" not in scaled:  # one is half of the other by chance
         return None
     once = [part for (part, _), count in zip(known, times, strict=True) if count == 1]
     axis, words = _place(double, once, weights.parts)
@@ -275,7 +285,7 @@ def _mean_of_means(weights: Coefficients, facts: Facts) -> list[Finding] | None:
         products = [value * count(part) for part, value in every]
         if len({round(count(part), 9) for part, _ in every}) > 1 and max(products) - min(
             products
-        ) <= 1e-3 * abs(max(products)):
+        ) <= 4 * weights.close * max(count(part) for part, _ in every):
             text = (
                 f"a mean of means: the {parts} hold unequal numbers of unmasked targets and each "
                 f"is divided by its own{_times(every, products[0], count, facts)}"
@@ -317,7 +327,7 @@ def _factor_of_one_axis(weights: Coefficients, facts: Facts) -> list[Finding] | 
             clauses = {
                 value: facts.explain(value)[1]
                 for value in factors.values()
-                if abs(value - 1) > CLOSE
+                if abs(value - 1) > weights.close
             }
             known = sorted({clause for clause in clauses.values() if ":" in clause})
             why = (

@@ -214,6 +214,22 @@ def coefficients(value: Gradients, basis: Sequence[Gradients]) -> tuple[list[flo
     return factors, math.sqrt(max(dot(remainder, remainder), 0.0) / total)
 
 
+def reach(value: Gradients, basis: Sequence[Gradients]) -> float:
+    """How far a coefficient moves at most, for each unit by which `value` does, relative to itself.
+
+    It is the norm of `value` times the root of the largest element on the diagonal of the inverse
+    of the Gram matrix.
+    """
+    size = len(basis)
+    rows = [[dot(one, other) for other in basis] for one in basis]
+    gram = torch.tensor(rows, dtype=torch.float64)
+    used = [i for i in range(size) if float(gram[i, i]) > 0]
+    if not used:
+        return 0.0
+    inverse = torch.linalg.inv(gram[used][:, used])
+    return math.sqrt(dot(value, value) * max(float(inverse.diagonal().max()), 0.0))
+
+
 def list_names(names: Sequence[str], limit: int = 3) -> str:
     """`a, b, c and 4 more`."""
     shown = ", ".join(names[:limit])
