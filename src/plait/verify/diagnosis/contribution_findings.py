@@ -29,7 +29,7 @@ MOST = 0.2  # beyond it no pattern of coefficients could be told from another
 class Coefficients:
     """The coefficient of every contribution.
 
-    `close` is how far the errors that pass may move one: it follows from the bound of the run's
+    `close` is how far the errors that pass may move one. It follows from the bound of the run's
     precision, and from how alike the contributions are.
     """
 

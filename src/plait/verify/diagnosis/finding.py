@@ -217,8 +217,8 @@ def coefficients(value: Gradients, basis: Sequence[Gradients]) -> tuple[list[flo
 def reach(value: Gradients, basis: Sequence[Gradients]) -> float:
     """How far a coefficient moves at most, for each unit by which `value` does, relative to itself.
 
-    It is the norm of `value` times the root of the largest element on the diagonal of the inverse
-    of the Gram matrix.
+    The Gram matrix is inverted. The root of its largest diagonal element counts, times the norm
+    of `value`.
     """
     size = len(basis)
     rows = [[dot(one, other) for other in basis] for one in basis]
