@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +31,8 @@ def run(job: EvaluateJob) -> JsonObject:
     from plait.plan import Plan
     from plait.run.assemble import assemble, make_eval_batches
     from plait.run.evaluation import evaluate
+    from plait.run.logs import terminal_of
+    from plait.run.progress import EvaluatedLines
 
     plan = Plan.parse(job.plan)
     world = join_world(plan, backend=job.config.cluster.backend)
@@ -37,7 +41,10 @@ def run(job: EvaluateJob) -> JsonObject:
     if job.checkpoint is not None:
         training.engine.load(job.checkpoint)
     batches = make_eval_batches(job.config, *world.worker, batches=job.batches)
-    evaluation = evaluate(training.engine, batches)
+    tell: Callable[[int, float], None] = _silent
+    if world.rank == 0:
+        tell = EvaluatedLines(batches.num_samples, terminal_of(sys.stderr))
+    evaluation = evaluate(training.engine, batches, tell)
     result = {
         **evaluation.as_dict(),
         "step": training.engine.step_index,
@@ -46,3 +53,7 @@ def run(job: EvaluateJob) -> JsonObject:
     }
     world.close()
     return result
+
+
+def _silent(num_done: int, loss: float) -> None:
+    """Say nothing: rank 0 does."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from torch import Tensor
@@ -44,15 +45,21 @@ class Evaluation:
         return asdict(self)
 
 
-def evaluate(engine: Engine, batches: InOrder) -> Evaluation:
-    """Evaluate an engine's model on a data set. Collective; nothing is updated."""
+def evaluate(
+    engine: Engine, batches: InOrder, tell: Callable[[int, float], None] = lambda num, loss: None
+) -> Evaluation:
+    """Evaluate an engine's model on a data set. Collective; nothing is updated.
+
+    `tell` hears after each batch how many samples are done, and their loss.
+    """
     has_labels, has_tokens = _kind_of(batches.dataset)
     functions = [correct_classes] if has_labels else []
     sums: list[MetricSum] | None = None
-    for batch in batches:
+    for number, batch in enumerate(batches, 1):
         measured = engine.measure(batch, functions)
         before = sums or [MetricSum(0.0, 0.0)] * len(measured)
         sums = [one + other for one, other in zip(before, measured, strict=True)]
+        tell(min(number * batches.global_batch, batches.num_samples), sums[0].mean)
     assert sums is not None  # a data set has a sample
     loss = sums[0].mean
     perplexity = None

@@ -85,6 +85,27 @@ class Lines(Hook):
         print(line, file=self.stream, flush=True)
 
 
+class EvaluatedLines:
+    """A line of an evaluation that goes on, when some seconds have passed since the last."""
+
+    def __init__(
+        self, num_samples: int, stream: TextIO, every_seconds: float = LINE_SECONDS
+    ) -> None:
+        self._num_samples = num_samples
+        self._stream = stream
+        self._every_seconds = every_seconds
+        self._printed_at = time.monotonic()
+
+    def __call__(self, num_done: int, loss: float) -> None:
+        """Print when it is time to."""
+        now = time.monotonic()
+        if now - self._printed_at < self._every_seconds:
+            return
+        self._printed_at = now
+        line = f"evaluated {num_done:,} of {self._num_samples:,} samples, loss so far {loss:.4f}"
+        print(line, file=self._stream, flush=True)
+
+
 class ProgressBar(Hook):
     """A bar with loss, tokens a second, memory and time left."""
 

@@ -1,0 +1,31 @@
+"""A long evaluation says how far it is."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from plait.datasets.loader import InOrder
+from plait.engine.loss import MetricSum
+from plait.run.evaluation import evaluate
+from plait.run.progress import EvaluatedLines
+
+
+def evaluated(every_seconds: float) -> list[str]:
+    samples: Any = [(torch.zeros(2), torch.tensor(0)) for _ in range(5)]
+    engine: Any = SimpleNamespace(
+        measure=lambda batch, functions: [MetricSum(6.0, 2.0), MetricSum(1.0, 2.0)]
+    )
+    stream = io.StringIO()
+    evaluate(engine, InOrder(samples, 2), EvaluatedLines(5, stream, every_seconds))
+    return stream.getvalue().splitlines()
+
+
+def test_lines_come_by_time() -> None:
+    assert evaluated(0.0) == [
+        f"evaluated {num} of 5 samples, loss so far 3.0000" for num in (2, 4, 5)
+    ]
+    assert evaluated(1e9) == []
