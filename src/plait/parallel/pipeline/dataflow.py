@@ -164,6 +164,8 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
             calls.append(name)
             needs.append(watch.of((args, kwargs)))
             watch.inside_unit = True
+            # Code around may have sent them where the weights are: to the meta device.
+            args, kwargs = tree_map_only(Tensor, _with_memory, (args, kwargs))
             try:
                 with in_memory(module):
                     output = forward(*args, **kwargs)

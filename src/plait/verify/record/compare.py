@@ -168,7 +168,8 @@ def _named(mine: Gradients, truth: Gradients, least: float = 0.0) -> Iterator[tu
     for name in sorted(truth.keys() | mine.keys()):
         if name not in mine or name not in truth:
             present = mine.get(name, truth.get(name))
-            yield name, 0.0 if present is None else math.inf  # a frozen parameter may be left out
+            nothing = present is None or not present.numel()  # frozen, or without elements
+            yield name, 0.0 if nothing else math.inf
         else:
             yield name, relative_error(mine[name], truth[name], scale)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from plait.verify import Observation, RankView, Record, judge
-from plait.verify.record.compare import Difference, refusals, relative_error, update_error
+from plait.verify.record.compare import Difference, differences, refusals, relative_error, update_error
 from tests.unit.verify.toy import altered, clone, reference
 
 
@@ -39,6 +39,13 @@ def test_rounding_noise_of_a_zero_gradient_is_judged_by_the_model():
     noise = torch.tensor([1e-18], dtype=torch.float64)
     assert relative_error(noise, torch.zeros(1, dtype=torch.float64), scale=1.0) < 1e-10
     assert relative_error(noise, torch.zeros(1, dtype=torch.float64)) == math.inf
+
+
+def test_a_parameter_without_elements_may_be_on_one_side_alone():
+    for values, error in ((torch.ones(0, 3), 0.0), (torch.ones(1), math.inf)):
+        truth = replace(reference(), start={"extra": values})
+        found = next(differences(replace(truth, start={}), truth))
+        assert found.name == "extra" and found.error == error
 
 
 def test_what_cannot_be_compared_is_infinitely_far():
