@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from plait.verify import Observation, RankView, Record, judge
-from plait.verify.record.compare import Difference, differences, refusals, relative_error, update_error
+from plait.verify.record.compare import (
+    Difference,
+    differences,
+    refusals,
+    relative_error,
+    update_error,
+)
 from tests.unit.verify.toy import altered, clone, reference
 
 
