@@ -33,6 +33,8 @@ from plait.plan.fit import check_config, check_fixed_order
 from plait.run.preflight import check_code
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from plait.cluster import Cluster
     from plait.config import Config
 
@@ -232,20 +234,23 @@ def choose(config: Config, num_ranks: int | None) -> Plan:
     """
     from plait.cluster import Cluster
 
-    if joined_world() is not None:
-        return _chosen_together(config)
+    world = joined_world()
+    if world is not None:
+        size = world.world_size
+        return chosen_together(
+            config, lambda: best(config, Cluster.parse(config.cluster.name), size)
+        )
     measured(config.cluster.name)
     return best(config, Cluster.parse(config.cluster.name), num_ranks)
 
 
-def _chosen_together(config: Config) -> Plan:
-    """In a world that has begun rank 0 chooses for all, as other hosts may have been measured
+def chosen_together(config: Config, choose: Callable[[], Plan]) -> Plan:
+    """The choice of rank 0 for a world that has begun: other hosts may have been measured
     otherwise. Collective.
     """
     import atexit
 
     from plait import comm
-    from plait.cluster import Cluster
     from plait.mesh import Mesh
     from plait.predict.probe.kept import ensure_probe_together
 
@@ -258,11 +263,7 @@ def _chosen_together(config: Config) -> Plan:
     meeting = world.axis("world")
     if config.cluster.name.strip() == "local":
         ensure_probe_together(meeting)
-    own = (
-        str(best(config, Cluster.parse(config.cluster.name), joined.world_size))
-        if world.rank == 0
-        else ""
-    )
+    own = str(choose()) if world.rank == 0 else ""
     return Plan.parse(meeting.gather_objects(own)[0])
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from plait.cli import common, live, replanning
 from plait.cli.answer import Answer, Json
 from plait.errors import CheckpointError, ConfigError
-from plait.launcher import is_restart, joined_world, launch
+from plait.launcher import is_restart, joined_world, launch, run_id
 from plait.launcher.main_process import is_main_process, say
 from plait.plan import Plan
 from plait.run import job
@@ -76,9 +76,10 @@ def run(arguments: argparse.Namespace) -> Answer:
         raise ConfigError(
             f"--profile {arguments.profile} is none of the steps 1 to {config.train.steps}"
         )
-    plan = common.plan_of(config, arguments.plan, arguments.nproc)
+    plan = replanning.plan_of(config, arguments.plan, arguments.nproc)
     replanning.check(config, plan)
-    folder, checkpoint = _folder(arguments)
+    starts_again = _starts_again(arguments.out)
+    folder, checkpoint = _folder(arguments, starts_again)
     if folder is None:
         quiet = job.TrainingRun(
             config,
@@ -92,6 +93,9 @@ def run(arguments: argparse.Namespace) -> Answer:
             end_by_signal(result, quiet, arguments.config)
         return Answer(None)
     alone = joined_world() is None
+    name = run_id()
+    if not alone and name is not None:
+        folder.run_id.write_text(f"{name}\n")
     task = job.TrainingRun(
         config,
         str(plan),
@@ -100,6 +104,7 @@ def run(arguments: argparse.Namespace) -> Answer:
         watches_itself=not alone,
         profiled_step=arguments.profile,
         began=time.time() - FILE_SECONDS,
+        is_restart=starts_again,
     )
     train = partial(_trained, arguments.config, task, folder, plan)
     return live.served(folder.path, train) if arguments.live else train()
@@ -137,7 +142,19 @@ def end_by_signal(result: Json, task: job.TrainingRun, config: str) -> NoReturn:
     raise SystemExit(128 + result["signal"])
 
 
-def _folder(arguments: argparse.Namespace) -> tuple[RunFolder | None, Path | None]:
+def _starts_again(out: Path | None) -> bool:
+    """Whether torchrun has started this run before, here or on another machine, into `out`."""
+    from plait.run.rundir import RunFolder
+
+    if out is None or is_restart():
+        return is_restart()
+    told = RunFolder(out).run_id
+    return told.is_file() and told.read_text().strip() == run_id()
+
+
+def _folder(
+    arguments: argparse.Namespace, starts_again: bool
+) -> tuple[RunFolder | None, Path | None]:
     """The folder of the run and the checkpoint to start from. Rank 0 of a world chooses both for
     all, but where the user names them.
     """
@@ -145,7 +162,7 @@ def _folder(arguments: argparse.Namespace) -> tuple[RunFolder | None, Path | Non
 
     name = Path(arguments.config).stem
     source = arguments.resume
-    if source is None and is_restart() and arguments.out is not None:
+    if source is None and starts_again and arguments.out is not None:
         source = Path(AUTO)
     if source is None:
         return (new_run(arguments.out, name) if is_main_process() else None), None

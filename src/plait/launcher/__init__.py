@@ -6,6 +6,6 @@ list, the first error as itself, and nothing left running. Nothing of the engine
 
 from __future__ import annotations
 
-from plait.launcher.api import JoinedWorld, is_restart, joined_world, launch
+from plait.launcher.api import JoinedWorld, is_restart, joined_world, launch, run_id
 
-__all__ = ["JoinedWorld", "is_restart", "joined_world", "launch"]
+__all__ = ["JoinedWorld", "is_restart", "joined_world", "launch", "run_id"]

@@ -51,6 +51,13 @@ def is_restart(environment: Mapping[str, str] | None = None) -> bool:
     return variables.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
 
 
+def run_id(environment: Mapping[str, str] | None = None) -> str | None:
+    """The name that torchrun's `--rdzv-id` gives this run, on all of its machines; None without."""
+    variables = os.environ if environment is None else environment
+    name = variables.get("TORCHELASTIC_RUN_ID", "none")
+    return None if name in ("", "none") else name
+
+
 def launch(
     main: Callable[..., T],
     *args: object,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -346,3 +347,14 @@ def _check_alphabet(config: ConfigSource) -> None:
             "data.tokenizer = 'bytes' to train "
             "on bytes all the same"
         )
+
+
+def set_torch(train: Train) -> None:
+    """Have torch compute as `[train]` asks for."""
+    import torch
+
+    if train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    if train.fixed_order and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # more would cut products in as many parts as a rank has cores

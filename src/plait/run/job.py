@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from plait.cluster.products import ProductTable
     from plait.comm import World
     from plait.config import Config
-    from plait.config.sections import Train
     from plait.launcher.board import Page
     from plait.plan import Plan
     from plait.run.assemble import Training
@@ -53,6 +51,7 @@ class TrainingRun:
     watches_itself: bool = False
     profiled_step: int | None = None
     began: float = 0.0
+    is_restart: bool = False
 
     @property
     def supervision(self) -> Supervision:
@@ -140,18 +139,19 @@ def _trained(
     from plait.doctor.findings import tell
     from plait.engine.explain import explained, memory_error
     from plait.plan import Plan
-    from plait.run.assemble import assemble
+    from plait.run.assemble import assemble, set_torch
     from plait.run.loop import fit
     from plait.run.metrics import Tally
     from plait.run.observing import Observers
     from plait.run.optimizers import rate_of_step
+    from plait.run.restarts import earlier_recoveries
     from plait.run.rollback import Rollback
     from plait.run.rundir import RunFolder
     from plait.run.watch import Watch
 
     plan = Plan.parse(job.plan)
     folder = None if job.folder is None else RunFolder(job.folder)
-    _set_torch(job.config.train)
+    set_torch(job.config.train)
     table = _table(world, job, folder, plan)
     with explained(memory_error(world.rank, "building the model")):
         training = assemble(job.config, plan, world, table)
@@ -160,8 +160,7 @@ def _trained(
     if world.rank == 0 and plan.dp.offload and world.device.type == "cpu":
         _say("offload saves nothing here: on the CPU optimizer state is in host memory already")
     _load(job, training, place)
-    if folder is not None and world.rank == 0:
-        _describe(folder, job, table)
+    again = [] if folder is None or world.rank else _begun(folder, job, table)
     tally = Tally()
     watch = Watch(_warn if world.rank == 0 else _be_silent)
     steps = job.config.train.steps
@@ -177,7 +176,7 @@ def _trained(
     progress = [] if place is None else [place.hook(every, goes_back=goes_back)]
     ending = next(iter(progress), ending)
     rollback = Rollback(job.folder, place)
-    hooks += [*progress, rollback]
+    hooks += [*progress, *again, rollback]
 
     def ends_before(step: int) -> bool:
         return observers.ends or (ending is not None and ending.ends_before(step))
@@ -188,7 +187,7 @@ def _trained(
         observers.finish()
         world.close()
         return {"stopped": training.engine.step_index, "signal": ending.signal}
-    recoveries = [*([] if place is None else place.recoveries()), *rollback.recoveries]
+    recoveries = [*earlier_recoveries(folder, place), *rollback.recoveries]
     more = {
         "warnings": watch.warnings,
         "recoveries": recoveries,
@@ -202,17 +201,6 @@ def _trained(
     observers.finish()
     world.close()
     return result
-
-
-def _set_torch(train: Train) -> None:
-    """Have torch compute as `[train]` asks for."""
-    import torch
-
-    if train.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-    if train.fixed_order and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # more would cut products in as many parts as a rank has cores
 
 
 def _load(job: TrainingRun, training: Training, place: RankContext | None) -> None:
@@ -281,6 +269,15 @@ def _agreed(world: World, job: TrainingRun) -> tuple[TrainingRun, RunFolder | No
     path, checkpoint = world.axis("world").gather_objects((job.folder, job.checkpoint))[0]
     job = replace(job, folder=path, checkpoint=checkpoint)
     return job, None if path is None else RunFolder(path)
+
+
+def _begun(folder: RunFolder, job: TrainingRun, table: ProductTable) -> list[Hook]:
+    """Write what was asked for into the folder; the hook that notes a restart, if it is one."""
+    from plait.run.restarts import restarted
+
+    again = restarted(folder, job.plan, job.checkpoint) if job.is_restart else []
+    _describe(folder, job, table)
+    return again
 
 
 def _describe(folder: RunFolder, job: TrainingRun, table: ProductTable) -> None:

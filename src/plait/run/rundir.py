@@ -7,6 +7,7 @@
     checkpoints/step-00000100/   the state after that step
     best/                        the state of the best evaluation
     summary.json, trace.json     written at the end
+    run-id.txt, restarts.jsonl   torchrun's name of the run, and each time it started it again
     doctor/                      the ranks' flight records, and findings.jsonl
     logs/rank-0.txt, profile/    what each rank wrote; its step under torch's profiler
     .lock                        held by the process that runs (see `runlock`)
@@ -70,6 +71,16 @@ class RunFolder:
     def best(self) -> Path:
         """The checkpoint of the best evaluation, with `eval.keep_best`."""
         return self.path / "best"
+
+    @property
+    def run_id(self) -> Path:
+        """The name by which torchrun knows the run."""
+        return self.path / "run-id.txt"
+
+    @property
+    def restarts(self) -> Path:
+        """One JSON object for each time that torchrun has started the run again."""
+        return self.path / "restarts.jsonl"
 
     @property
     def summary(self) -> Path:

@@ -1,0 +1,78 @@
+"""The recoveries of a run that torchrun starts again: one line each, in a file of the run's folder.
+
+Such a restart ends every process of the run, so only its folder knows what was before.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plait.checkpoint import Checkpoint
+from plait.run.hooks import Hook, StepDone
+from plait.run.rundir import RunFolder
+from plait.values import JsonObject
+
+if TYPE_CHECKING:
+    from plait.run.place import RankContext
+
+CAUSE = "torchrun started the run again"
+
+
+class Restarted(Hook):
+    """Notes a restart, and the seconds between the last step before it and its first. For the first
+    rank.
+
+    `plan_before` and the steps that were done are those that the folder tells of.
+    """
+
+    def __init__(self, folder: RunFolder, plan: str, source: Path | None) -> None:
+        self._file = folder.restarts
+        done = _steps_done(folder)
+        first = 0 if source is None else int(Checkpoint.open(source).meta["step"])
+        before = folder.plan.read_text().strip() if folder.plan.exists() else plan
+        self._is_told = False
+        self._record: JsonObject = {
+            "step": max(done, first),
+            "lost_ranks": [],
+            "cause": CAUSE,
+            "seconds": None,
+            "plan_before": before,
+            "plan_after": plan,
+            "steps_repeated": max(0, done - first),
+            "source": "start" if source is None else "checkpoint",
+            "moment": folder.metrics.stat().st_mtime if done else time.time(),
+        }
+
+    def on_step(self, done: StepDone) -> None:
+        """The run goes on."""
+        if self._is_told:
+            return
+        self._is_told = True
+        self._record["seconds"] = time.time() - self._record["moment"]
+        with self._file.open("a") as file:
+            file.write(json.dumps(self._record) + "\n")
+
+
+def restarted(folder: RunFolder, plan: str, source: Path | None) -> list[Hook]:
+    """The hook of a restart, made while the folder still tells of the run before."""
+    return [Restarted(folder, plan, source)]
+
+
+def earlier_recoveries(folder: RunFolder | None, place: RankContext | None) -> list[JsonObject]:
+    """The recoveries of a run until now: restarts by torchrun, then those by its own launcher."""
+    found = [] if place is None else place.recoveries()
+    if folder is None or not folder.restarts.exists():
+        return found
+    return [*map(json.loads, folder.restarts.read_text().splitlines()), *found]
+
+
+def _steps_done(folder: RunFolder) -> int:
+    """The last step that the folder tells of."""
+    if not folder.metrics.exists():
+        return 0
+    lines = folder.metrics.read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines if line.endswith("}")]
+    return max(steps, default=0)
