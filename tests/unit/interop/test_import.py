@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 from pathlib import Path
 
 import pytest
 
 from plait.config import Config
-from plait.errors import ConfigError
+from plait.errors import ConfigError, PlanError
 from plait.interop import import_file, import_text
 from plait.interop.source import Source
 from plait.plan import Plan
@@ -119,6 +121,45 @@ def test_most_of_the_round_trips_are_complete() -> None:
         for framework in EXPORTERS
     )
     assert complete >= 28
+
+
+DATA = ("", ":zero1", ":zero2", ":zero3", ":zero3,replicate2", ":zero1,offload", ":zero3,offload")
+PIPELINES = ("1f1b", "gpipe", "interleaved,v2", "zbv", "zb-h1", "dualpipev", "v-half")
+TERMS = (
+    [""] + [f"dp{size}{kind}" for size in (2, 4, 8) for kind in DATA],
+    ["", "", "tp2:1d", "tp2:1d,sp", "tp4:1d", "tp4:1d,sp"],
+    ["", *(f"pp{size}:{name}" for size in (2, 4) for name in PIPELINES)],
+    ["", "", "", "cp2:ring", "cp4:ring", "cp2:ulysses"],
+    ["", "", "", "ep2"],
+    [f"mb{count}" for count in (1, 2, 4, 8)],
+    ["", "", "remat:full", "remat:selective"],
+    ["", "precision:bf16"],
+    ["", "", "compile"],
+)
+
+
+def random_plans(count: int) -> list[Plan]:
+    """Plans of any axes that pass their own rules."""
+    rng = random.Random(0)
+    plans: list[Plan] = []
+    while len(plans) < count:
+        plan = Plan.parse(" ".join(rng.choice(terms) for terms in TERMS))
+        with contextlib.suppress(PlanError):
+            plan.check()
+            plans.append(plan)
+    return plans
+
+
+@pytest.mark.parametrize("framework", EXPORTERS)
+def test_export_then_import_is_the_identity_on_random_plans(framework: str) -> None:
+    form = {"deepspeed": "json", "torchtitan": "toml", "megatron-lm": "shell"}[framework]
+    complete = 0
+    for plan in random_plans(4000):
+        exported = export_plan(plan, framework, global_batch=512)
+        if not exported.missing:
+            complete += 1
+            assert import_text(exported.text, form, framework).plan == str(plan)
+    assert complete >= 20
 
 
 def test_the_number_of_ranks_fills_what_a_file_leaves_open() -> None:

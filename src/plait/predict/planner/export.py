@@ -288,6 +288,8 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
             else "torchtitan offloads with FSDP2 only"
         )
         out.missing.append(f"{plan.dp}: {whole}")
+    if facts.shards_parameters and shard == 1 and replicate > 1:
+        out.missing.append(f"{plan.dp}: groups of one rank shard nothing; choose dp{replicate}")
     if replicate > 1 and shard == 1 and plan.world_size > plan.dp.size:
         out.missing.append(
             f"{plan.dp}: torchtitan's DDP goes with no other axis; choose dp{plan.dp.size}:zero3"
