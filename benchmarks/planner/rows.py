@@ -55,7 +55,7 @@ SHARDED = Practice(FSDP)
 FOUNDRY = Practice(LLM_FOUNDRY)
 TITAN = Practice(TORCHTITAN, family="llama")
 INTERNEVO = Practice(replace(FSDP, attention="flash_attention_1"), family="llama")
-"""InternEvo's installation of 2023 names FlashAttention 1.0.5."""
+"""The installation page of 2023 (InternLM, doc/en/install.md) builds FlashAttention 1.0.5."""
 ZERO_BUBBLE = LATER.but(overlap_gradients=True, scatters_sends=False)
 SAILOR = replace(
     MEGATRON_2021.but(scatters_sends=False, fused_kernels=False), dropout=0.0, precision="float32"
