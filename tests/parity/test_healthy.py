@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers.pool import Pool
-from tests.parity.planted.healthy import UNDECIDED, drawn, silent
+from tests.parity.planted.healthy import drawn, verdict
 
 
 @pytest.mark.parametrize("number", range(4))
 def test_verify_is_silent(rank_pool: Pool, number: int) -> None:
     entry = drawn(number)
-    said = silent(entry, rank_pool)
-    assert said in ("", UNDECIDED), f"{entry.name} {entry.keys}\n{said}"
+    said = verdict(entry, rank_pool)
+    assert said.kind == "silent", f"{entry.name} {entry.keys}\n{said.text}"
 
 
 def test_what_is_drawn_depends_on_its_number_alone() -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +29,6 @@ MODELS = ("mlp", "gpt", "llama", "even", "experts", "batch-norm")
 TENSOR = ("tp2", "tp2:1d,sp", "tp4:2d")
 PIPELINE = ("pp2 mb2", "pp2:gpipe mb3", "pp2:zb-h1 mb4", "pp2:zbv mb4")
 CONTEXT = ("cp2", "cp2:ulysses")
-UNDECIDED = "undecided: refused, diverging, or taken apart by rounding alone"
 EXPERTS: Sequence[dict[str, Any]] = (
     {},
     {"router_aux_loss_coef": 0.1},
@@ -112,27 +113,38 @@ def _fits(entry: Entry) -> bool:
     return not (entry.model == "experts" and (plan.tp.sequence_parallel or plan.tp.mode == "2d"))
 
 
-def silent(entry: Entry, pool: Pool) -> str:
-    """What verify says of a right configuration; empty where it is silent.
+@dataclass(frozen=True)
+class Verdict:
+    """What verify says of a right configuration.
 
-    `UNDECIDED` is no alarm: the run was refused or diverged, or rounding alone takes it apart.
+    Attributes:
+        kind: silent; refused, where no answer was possible; rounding, where the answer is no and
+            names rounding as its cause; alarm, where it names anything else.
+        text: the refusal or the report; empty where verify is silent.
     """
+
+    kind: str
+    text: str = ""
+
+
+def verdict(entry: Entry, pool: Pool) -> Verdict:
+    """Verify's answer to a right configuration; only `silent` and `refused` are no false alarm."""
     try:
         answer = judged(entry, pool.run)
-    except PlaitError:
-        return UNDECIDED  # what was drawn diverges, or does not fit its model, and says so
+    except PlaitError as error:  # what was drawn diverges, or does not fit its model
+        return Verdict("refused", str(error))
     report = answer.report
     if report.ok:
-        return ""
+        return Verdict("silent")
     if all("does not apply" in note for note in report.notes) and not report.parts:
-        return ""  # the probe has no meaning for the model, and says so
-    if any(one.cause == "rounding" for one in report.all_findings):
-        return UNDECIDED
-    return report.text()
+        return Verdict("refused", "\n".join(report.notes))
+    causes = {finding.cause for finding in report.all_findings}
+    kind = "rounding" if causes == {"rounding"} else "alarm"
+    return Verdict(kind, report.text())
 
 
 def main() -> int:
-    """0 where verify is silent on all."""
+    """0 where verify calls no right configuration wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.parity.planted.healthy")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="the number to begin with")
@@ -140,22 +152,24 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     pool = Pool()
-    quiet = 0
-    undecided = 0
+    counts: Counter[str] = Counter()
     last = arguments.first + arguments.count
     for number in range(arguments.first, last):
         entry = drawn(number, arguments.seed)
-        said = silent(entry, pool)
-        quiet += not said
-        undecided += said == UNDECIDED
-        if said:
-            print(f"{entry.name} {entry.keys} {entry.model_keys}\n{said}", flush=True)
+        said = verdict(entry, pool)
+        counts[said.kind] += 1
+        if said.text:
+            print(
+                f"{said.kind}: {entry.name} {entry.keys} {entry.model_keys}\n{said.text}",
+                flush=True,
+            )
     pool.close()
     print(
-        f"silent on {quiet} of {arguments.count} right configurations (seed {arguments.seed}); "
-        f"{undecided} more are undecided"
+        f"seed {arguments.seed}, {arguments.first} to {last - 1}: {counts['silent']} of "
+        f"{arguments.count} right configurations silent, {counts['refused']} refused, "
+        f"{counts['rounding']} called wrong by rounding, {counts['alarm']} other false alarms"
     )
-    return 0 if quiet + undecided == arguments.count else 1
+    return 1 if counts["rounding"] + counts["alarm"] else 0
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from plait.doctor.findings import Symptom
 from plait.engine.build import build
 from plait.errors import RunError
 from plait.run.loop import fit
-from plait.run.replicas import CompareReplicas, Marks, Report, damaged, mark
+from plait.run.replicas import CompareReplicas, Marks, ReplicaSums, damaged, mark
 from tests.helpers.threaded import threaded
 
 NET = nn.Linear(4, 4)
@@ -63,10 +63,10 @@ def test_healthy_replicas_say_nothing(plan: str) -> None:
     assert threaded(2, train, plan, False, plan=plan) == [[], []]
 
 
-def report(value: int, changed: bool = False) -> Report:
+def report(value: int, changed: bool = False) -> ReplicaSums:
     place = ("weight", None, 0, 4)
     marks: Marks = {place: value}
-    return Report(marks, frozenset({place} if changed else ()))
+    return ReplicaSums(marks, frozenset({place} if changed else ()))
 
 
 def test_the_odd_one_of_three_is_at_fault_and_of_two_the_one_that_changed() -> None:
