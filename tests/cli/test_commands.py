@@ -69,7 +69,7 @@ def test_train_leaves_a_folder_that_says_all(trained: tuple[Path, dict[str, Any]
     run = folder / "run"
     steps = metrics(run)
     assert [step["step"] for step in steps] == [1, 2, 3, 4]
-    keys = {"step", "loss", "grad_norm", "tokens", "seconds", "lr"}
+    keys = {"step", "loss", "grad_norm", "tokens", "seconds", "lr", "memory"}
     assert all(step.keys() == keys for step in steps)
     assert all(step["tokens"] == 64 for step in steps)
     assert steps[-1]["loss"] == result["final_loss"]

@@ -59,6 +59,8 @@ def test_every_axis_drifts_as_one_device_does(ranks: Run, plan: str) -> None:
         assert list(quantiles) == ["p10", "median", "p90", "p99", "max"]
         assert sorted(quantiles.values()) == list(quantiles.values())
     assert 1e-4 < told["drift"]["grad"]["plan"]["median"] < 0.1  # it is bf16 that was measured
+    assert told["drift"]["grad"]["plan"]["p99"] < 1.0  # softmax does not see the bias of keys
+    assert any("k.bias" in note for note in report.notes)
     assert "one device in bf16" in report.text()
     if plan == "dp2:zero3 mb2":  # tensors this small take one way only
         assert told["paths_not_walked"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli import common
 from plait.cli.answer import Answer, Json
+from plait.cli.parser import UsageError
 from plait.errors import ConfigError, PlanError
 from plait.launcher import joined_world, launch
 from plait.launcher.main_process import is_main_process, say
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="be one client, for the scripts that --deploy wrote",
     )
     parser.add_argument(
-        "--client", type=int, default=0, metavar="N", help="with --serve: which client"
+        "--client", type=int, metavar="N", help="with --serve: which client (default: 0)"
     )
     parser.add_argument(
         "--kept",
@@ -63,6 +64,11 @@ def run(arguments: argparse.Namespace) -> Answer:
     """Simulate, or write the deployment. Errors: those of the config, the plan and the rounds."""
     from plait.config import load
 
+    if arguments.client is not None and arguments.serve is None:
+        raise UsageError(
+            f"--client {arguments.client} says which client --serve is to be; leave it out to "
+            "simulate all clients"
+        )
     overrides = [
         *arguments.overrides,
         *([] if arguments.rounds is None else [f"federated.rounds={arguments.rounds}"]),
@@ -104,14 +110,14 @@ def be_client(config: Config, arguments: argparse.Namespace, num_ranks: int) -> 
     from plait.outer.federated.client_daemon import end_with_parent, serve
 
     end_with_parent(arguments.serve)
-    if not 0 <= arguments.client < config.federated.clients:
+    client = arguments.client or 0
+    if not 0 <= client < config.federated.clients:
         raise ConfigError(
-            f"--client {arguments.client}: the config has clients 0 to "
-            f"{config.federated.clients - 1}"
+            f"--client {client}: the config has clients 0 to {config.federated.clients - 1}"
         )
     words = (
         config,
-        arguments.client,
+        client,
         str(arguments.serve),
         str(arguments.kept or arguments.serve / "kept.safetensors"),
     )

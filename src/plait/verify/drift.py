@@ -5,6 +5,9 @@ Three runs start alike: one device in float32, one device in bf16, and the plan 
 of a tensor is the 2-norm of its difference from float32's, relative to float32's. One device's
 drift is the yardstick. A plan rounds in other places, but not more often, so its distribution must
 not lie far above. A wrong factor or a missing sum does.
+
+A tensor whose true gradient is zero, such as the bias of keys under a softmax, is left out: its
+float32 gradient is rounding, to which no drift is relative.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ KINDS = ("loss", "grad", "param")
 QUANTILES = (0.1, 0.5, 0.9, 0.99, 1.0)
 ALLOWED = 3.0  # times what one device drifts, at the median and at the 99th hundredth
 LEAST = 2.0**-9  # a relative error that one rounding to bf16 makes is no drift
+CANCELLED = LEAST**2  # of the rms of all gradients: float32 has nothing but rounding there
 
 
 @dataclass(frozen=True)
@@ -198,19 +202,40 @@ def compared(
     """The distributions of two runs in bf16 around one in float32; `run` is (plan, world size,
     steps).
     """
-    drifts = _drifts(mine, truth)
-    yardstick = _drifts(one_device, truth)
+    cancelled = _cancelled(truth)
+    drifts = _drifts(mine, truth, cancelled)
+    yardstick = _drifts(one_device, truth, cancelled)
     kinds = {}
     for kind in KINDS:
         worst = max(drifts[kind], key=lambda name: drifts[kind][name])
         kinds[kind] = Drift(
             _quantiles(drifts[kind].values()), _quantiles(yardstick[kind].values()), worst
         )
+    if cancelled:
+        listed = ", ".join(sorted(cancelled))
+        notes = [*notes, f"left out, because the true gradient is zero: {listed}"]
     return DriftReport(kinds, *run, notes)
 
 
-def _drifts(mine: Record, truth: Record) -> dict[str, dict[str, float]]:
-    """The drift of each tensor in each step, by kind."""
+def _cancelled(truth: Record) -> set[str]:
+    """Names of the tensors whose gradient is rounding in every step, beside all gradients."""
+    names: set[str] | None = None
+    for step in truth.steps:
+        grads = {name: grad for name, grad in step.grads.items() if grad is not None}
+        count = sum(grad.numel() for grad in grads.values())
+        squares = sum(float(grad.double().square().sum()) for grad in grads.values())
+        least = CANCELLED * math.sqrt(squares / max(count, 1))
+        small = {
+            name
+            for name, grad in grads.items()
+            if grad.numel() and float(grad.double().norm()) < least * math.sqrt(grad.numel())
+        }
+        names = small if names is None else names & small
+    return names or set()
+
+
+def _drifts(mine: Record, truth: Record, left_out: set[str]) -> dict[str, dict[str, float]]:
+    """The drift of each tensor in each step, by kind, but for the tensors left out."""
     drifts: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
     for step, (seen, known) in enumerate(zip(mine.steps, truth.steps, strict=True)):
         drifts["loss"][f"step {step}"] = abs(seen.loss - known.loss) / max(abs(known.loss), 1e-30)
@@ -220,7 +245,7 @@ def _drifts(mine: Record, truth: Record) -> dict[str, dict[str, float]]:
         }
         for kind, (own, other) in pairs.items():
             for name, value in other.items():
-                if value is not None and value.numel():
+                if value is not None and value.numel() and name not in left_out:
                     drifts[kind][f"{name} in step {step}"] = _distance(own.get(name), value)
     return drifts
 

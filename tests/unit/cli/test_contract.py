@@ -65,3 +65,10 @@ def test_a_run_whose_plan_is_gone_is_not_read_as_another(
     (run / "plan.txt").write_text("")
     assert main(["report", str(run)]) == 2
     assert "plan.txt is empty" in capsys.readouterr().err
+
+
+def test_a_client_without_its_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(CONFIG)
+    assert main(["federated", str(path), "--client", "1", "--json"]) == 2
+    assert "leave it out to simulate all" in json.loads(capsys.readouterr().out)["error"]
