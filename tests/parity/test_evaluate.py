@@ -19,6 +19,8 @@ from plait.engine.engine import Engine
 from plait.models.losses import IGNORE, correct_classes
 from plait.parallel.pipeline.schedules import SCHEDULES
 from tests.parity.families import DEEP, Family
+from tests.parity.generator.cell import Cell
+from tests.parity.generator.draw import cells
 from tests.parity.harness import TOLERANCE, _copies, join, make_engine, whole_model
 
 Run = Callable[..., list[Any]]
@@ -126,3 +128,25 @@ def test_a_measure_of_whole_outputs(ranks: Run, size: int, plan: str, family: Fa
             assert correct.count == loss.count == int((targets != IGNORE).sum())
             assert correct.total == int((logits.argmax(-1) == targets).sum())
             assert abs(loss.total - float(expected)) <= TOLERANCE * float(expected)
+
+
+def evaluated(world: World, cell: Cell) -> list[Any]:
+    """The sums of the loss over batches, before any step."""
+    engine = make_engine(world, cell.plan, cell.family, cell.options)
+    return [engine.measure(share(engine, batch), [])[0] for batch in batches(cell.family)]
+
+
+RANDOM = [cell for cell in cells(40, seed=19) if cell.kind != "moe"][:10]
+
+
+@pytest.mark.parametrize("cell", RANDOM, ids=lambda cell: f"{cell.kind} {cell.plan}")
+def test_an_evaluation_under_random_plans_is_that_of_one_device(ranks: Run, cell: Cell) -> None:
+    results = ranks(cell.world_size, evaluated, cell, plan=cell.plan)
+    model = whole_model(cell.family).eval()
+    for index, (inputs, targets) in enumerate(batches(cell.family)):
+        with torch.no_grad():
+            logits = model(inputs)
+        expected = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
+        for sums in results:
+            assert sums[index].count == int((targets != IGNORE).sum())
+            assert abs(sums[index].total - float(expected)) <= TOLERANCE * float(expected)
