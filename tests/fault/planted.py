@@ -179,8 +179,6 @@ def is_right(fault: Planted, finding: dict[str, Any] | None) -> bool:
     """Whether rank, step and cause are those of the fault."""
     if finding is None or finding["rank"] != fault.rank:
         return False
-    if finding["kind"] == "hang" and finding.get("seconds", 0.0) > HANG_SECONDS + 2:
-        return False
     late = {"nan": 0, "spike": 0, "corruption": RHYTHM}.get(fault.finding)
     if late is not None and not fault.step <= finding["step"] <= fault.step + late:
         return False
@@ -222,7 +220,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             outcome = commit(fault, Path(folder))
         committed += 1
-        right += outcome.ok
+        right += outcome.ok and not is_late(fault, outcome)
         print(line_of(number, fault, outcome), flush=True)
         if not outcome.ok:
             print(outcome.err[-1500:])
@@ -230,10 +228,17 @@ def main() -> int:
     return 0 if right == committed else 1
 
 
+def is_late(fault: Planted, outcome: Outcome) -> bool:
+    """Whether a hang was named more than 2 s after its limit; on a busy machine it may be."""
+    return fault.finding == "hang" and outcome.seconds > HANG_SECONDS + 2
+
+
 def line_of(number: int, fault: Planted, outcome: Outcome) -> str:
     """The line of one fault in the table."""
     said = "nothing" if outcome.finding is None else outcome.finding["cause"]
-    word = "right" if outcome.ok else "WRONG"
+    word = "WRONG"
+    if outcome.ok:
+        word = "LATE " if is_late(fault, outcome) else "right"
     place = f"{fault.finding:<11}{number:2} {fault.kind:<19}{fault.plan:<18}rank {fault.rank}"
     return f"{word}  {place}  {outcome.seconds:5.1f} s  {said}"
 

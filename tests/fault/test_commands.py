@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import CONFIG, plait, write_config
+from tests.cli.command import CONFIG, LIMIT_SECONDS, plait, write_config
 from tests.fault.processes import children, wait_until_gone
 
 BAD_INPUT = {
@@ -153,7 +153,7 @@ def test_a_killed_rank_ends_the_run_and_is_named(long_run: subprocess.Popen[str]
     ranks = rank_processes(long_run.pid)
     assert len(set(ranks)) == 2
     os.kill(ranks[-1], signal.SIGKILL)
-    out, err = long_run.communicate(timeout=30)
+    out, err = long_run.communicate(timeout=LIMIT_SECONDS)
     assert long_run.returncode == 1
     assert "was killed by SIGKILL" in json.loads(out)["error"]
     assert json.loads(out)["kind"] == "RankFailed"
@@ -167,7 +167,7 @@ def test_a_signal_ends_the_run_and_every_rank(
 ) -> None:
     everyone = children(long_run.pid)
     long_run.send_signal(number)
-    out, err = long_run.communicate(timeout=30)
+    out, err = long_run.communicate(timeout=LIMIT_SECONDS)
     assert (long_run.returncode, out) == (code, "")
     assert "Traceback" not in err
     wait_until_gone(everyone)
@@ -226,7 +226,7 @@ def test_a_rank_that_stops_is_named_within_hang_seconds(tmp_path: Path) -> None:
     everyone = children(run.pid)
     stopped = max(rank_processes(run.pid))
     os.kill(stopped, signal.SIGSTOP)
-    out, err = run.communicate(timeout=60)
+    out, err = run.communicate(timeout=LIMIT_SECONDS)
     assert run.returncode == 1
     error = json.loads(out)["error"]
     assert f"process {stopped}) was silent for 6 s" in error, error
@@ -268,7 +268,7 @@ def test_a_signal_ends_a_run_with_restarts(
         os.killpg(run.pid, number)  # as a terminal does
     else:
         run.send_signal(number)
-    out, err = run.communicate(timeout=30)
+    out, err = run.communicate(timeout=LIMIT_SECONDS)
     assert (run.returncode, out) == (code, ""), err
     assert "Traceback" not in err
     assert "killed by" not in err

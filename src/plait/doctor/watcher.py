@@ -5,9 +5,10 @@ every rank, and the first to claim a finding acts. A hang ends by the death of t
 So a run that starts lost ranks again treats it as any other lost rank.
 
 A rank that has not moved for the limit hangs, with three exceptions. A process that was ready and
-had no processor most of that time does not. While it starts, compiles,
-evaluates, saves, or is in its first two steps, it may take `SLOW_SECONDS`. Its process must then
-compute, read or write. A rank that waits is judged by whom it waits for.
+had no processor most of that time does not, until it has computed for the limit all the same.
+While it starts, compiles, evaluates, saves, or is in its first two steps, it may take
+`SLOW_SECONDS`. Its process must then compute, read or write. A rank that waits is judged by whom
+it waits for.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class Watcher:
             return True
         after = process.usage(view.pid)
         seconds = moment - since
-        if after.delay_seconds - before.delay_seconds > STARVED * seconds:
+        if is_starved(before, after, seconds, limit):
             return True
         early = view.last_step == 0 or len(view.steps) < FIRST_STEPS
         if not (view.compiling or early or view.phase in SLOW_PHASES) or view.waits:
@@ -193,6 +194,15 @@ def works(before: process.Usage, after: process.Usage, seconds: float) -> bool:
     ran = after.cpu_seconds - before.cpu_seconds + after.delay_seconds - before.delay_seconds
     moved = after.io_bytes - before.io_bytes > BUSY_BYTES * seconds
     return ran > BUSY_CPU * seconds or moved or after.major_faults > before.major_faults
+
+
+def is_starved(before: process.Usage, after: process.Usage, seconds: float, limit: float) -> bool:
+    """Whether a process was ready and had no processor for most of these seconds.
+
+    One that has computed for the limit all the same has had its time, as an endless loop has.
+    """
+    delay = after.delay_seconds - before.delay_seconds
+    return delay > STARVED * seconds and after.cpu_seconds - before.cpu_seconds < limit
 
 
 def is_frozen(view: RankSnapshot) -> bool:

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -24,8 +25,11 @@ from plait.launcher.seat import POLITE_SECONDS, SIGNALS
 class Ending(Protocol):
     """The judge of whether a run ends before a step."""
 
-    def ends_before(self, step: int) -> bool:
-        """Whether all ranks end before this step, counted from 0. Collective."""
+    def ends_before(self, step: int, leave: Callable[[], None]) -> bool:
+        """Whether all ranks end before this step, counted from 0. Collective.
+
+        `leave()` is called before this rank waits for others that may wait for its steps.
+        """
 
     @property
     def signal(self) -> int:
@@ -47,7 +51,7 @@ class EndByPeers:
         self._world = world
         return self
 
-    def ends_before(self, step: int) -> bool:
+    def ends_before(self, step: int, leave: Callable[[], None]) -> bool:
         assert self._world is not None
         asked = torch.tensor([float(self.signal)], device=self._world.device)
         self._world.axis("world").all_reduce(asked, control=True).wait()
@@ -100,12 +104,13 @@ class EndOfMembers:
         """The signal that asks for the end; 0 for none."""
         return self._board.signal
 
-    def ends_before(self, step: int) -> bool:
+    def ends_before(self, step: int, leave: Callable[[], None]) -> bool:
         """Whether all ranks that are there end before this step, counted from 0."""
         board = self._board
         if not board.signal:
             board.begin(self._rank, step)
             return False
+        leave()  # a server may hold the others' gradients up until this rank sends its next one
         board.wait_at(self._rank, step)
         while not self._all_wait(step):
             if any(board.begun(seat) >= step for seat in range(board.num_seats)):

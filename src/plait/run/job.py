@@ -179,7 +179,8 @@ def _trained(
     hooks += [*progress, *again, rollback]
 
     def ends_before(step: int) -> bool:
-        return observers.ends or (ending is not None and ending.ends_before(step))
+        leave = training.engine.driver.leave
+        return observers.ends or (ending is not None and ending.ends_before(step, leave))
 
     rate = rate_of_step(job.config.train)
     fit(training.engine, training.loader, steps, hooks, ends_before, rollback=rollback, rate=rate)

@@ -139,7 +139,7 @@ class RankProgress(Hook):
         if self._every and self._keeps_start:
             self._take(start.first_step - 1)
 
-    def ends_before(self, step: int) -> bool:
+    def ends_before(self, step: int, leave: Callable[[], None]) -> bool:
         """Whether all ranks end before this step. Raises `RankFailed` where they go on together
         with ranks that have come back.
 

@@ -1,0 +1,27 @@
+"""What the watcher makes of a rank that does not move."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.doctor.process import Usage
+from plait.doctor.watcher import is_starved
+
+BEFORE = Usage(cpu_seconds=100.0, io_bytes=0, major_faults=0, delay_seconds=50.0)
+LIMIT = 5.0
+
+
+@pytest.mark.parametrize(
+    ("computed", "delayed", "seconds", "expected"),
+    [
+        (2.0, 8.0, 10.0, True),
+        (9.0, 1.0, 10.0, False),
+        (0.0, 0.0, 10.0, False),  # it was not ready either
+        (6.0, 24.0, 30.0, False),  # an endless loop on a busy machine
+    ],
+)
+def test_a_rank_without_a_processor_is_no_hang_until_it_has_computed_for_the_limit(
+    computed: float, delayed: float, seconds: float, expected: bool
+) -> None:
+    after = Usage(BEFORE.cpu_seconds + computed, 0, 0, BEFORE.delay_seconds + delayed)
+    assert is_starved(BEFORE, after, seconds, LIMIT) is expected
