@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.helpers.pool import Pool
 from tests.parity.planted.entry import judged
 from tests.parity.planted.table import BY_NAME, ENTRIES
 
@@ -20,8 +21,8 @@ SAMPLE = (
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_planted_fault_is_named(name: str) -> None:
-    found = judged(BY_NAME[name])
+def test_a_planted_fault_is_named(rank_pool: Pool, name: str) -> None:
+    found = judged(BY_NAME[name], rank_pool.run)
     assert not found.wrong, f"{found.wrong}\n{found.report.text()}"
 
 

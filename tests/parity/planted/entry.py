@@ -1,5 +1,5 @@
-"""A planted fault, and how it is judged: on ranks that are threads, or on processes where ranks
-draw random numbers.
+"""A planted fault, and how it is judged: on ranks that are processes, as each has a generator of
+random numbers of its own.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ class Entry:
     keys: dict[str, Any] = field(default_factory=dict)
     model_keys: dict[str, Any] = field(default_factory=dict)
     steps: int = STEPS
-    processes: bool = False
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -83,7 +82,7 @@ class Answer:
 Runner = Callable[..., list[Any]]
 
 
-def judged(entry: Entry, run: Runner | None = None) -> Answer:
+def judged(entry: Entry, run: Runner) -> Answer:
     """Plant a fault and judge it. `run(n, fn, *args, plan=...)` runs processes."""
     begun = time.perf_counter()
     report = report_of(entry, run)
@@ -111,7 +110,7 @@ def _causes(report: Report) -> str:
     return "; ".join([*told, *report.refusals]) or report.text()
 
 
-def report_of(entry: Entry, run: Runner | None) -> Report:
+def report_of(entry: Entry, run: Runner) -> Report:
     """The report on a planted fault. The axis is looked for where the findings do not have it."""
     if entry.how == "resume":
         return _on_ranks(entry, run, entry.plan, resumed_on_rank, first_leg(entry))
@@ -131,16 +130,11 @@ def report_of(entry: Entry, run: Runner | None) -> Report:
 
 
 def _on_ranks(
-    entry: Entry, run: Runner | None, plan: str, fn: Callable[..., Report], *args: Any
+    entry: Entry, run: Runner, plan: str, fn: Callable[..., Report], *args: Any
 ) -> Report:
-    parsed = Plan.parse(plan)
-    if entry.processes:
-        assert run is not None
-        sent = entry if entry.patches is list else entry.name  # patches cannot be sent
-        found: Report = run(parsed.world_size, _in_process, sent, fn, *args, plan=plan)[0]
-        return found
-    with entry.planted():
-        report: Report = simulate(Mesh.of(parsed), fn, entry, *args)[0]
+    sent = entry if entry.patches is list else entry.name  # patches cannot be sent
+    size = Plan.parse(plan).world_size
+    report: Report = run(size, _in_process, sent, fn, *args, plan=plan)[0]
     return report
 
 

@@ -71,7 +71,6 @@ def _drawn(source: random.Random, number: int) -> Entry:
         "weight_decay": source.choice((0.1, 0.01)),
     }
     model_keys = source.choice(EXPERTS) if model == "experts" else {}
-    processes = probe == "dropout" and how == "probe"
     return Entry(
         f"{number}: {model}, {plan}, {probe if how == 'probe' else how}",
         plan,
@@ -83,7 +82,6 @@ def _drawn(source: random.Random, number: int) -> Entry:
         how=how,
         keys=keys,
         model_keys=model_keys,
-        processes=processes,
     )
 
 

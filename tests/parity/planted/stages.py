@@ -262,7 +262,7 @@ BIAS = {
         "router_bias_update_speed": 0.05,
     },
 }
-DROP = {"probe": "dropout", "processes": True}
+DROP = {"probe": "dropout"}
 ENTRIES = [
     Entry(
         "gradients between stages",

@@ -19,7 +19,6 @@ NAMED = {
     "placed anew": ("module", "ep"),
 }
 """Cause and axis of faults that the first table leaves to the smaller plans."""
-PROCESSES = ("same dropout everywhere", "the rank's seed")
 
 
 def of_mutation(one: Mutation) -> Entry:
@@ -34,7 +33,6 @@ def of_mutation(one: Mutation) -> Entry:
         probe=one.probe,
         model=one.model,
         steps=3,
-        processes=one.name in PROCESSES,
     )
 
 

@@ -155,6 +155,10 @@ class Fabric(ABC):
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Readable memory (numel,) to keep."""
 
+    def is_full(self, to: int) -> bool:
+        """Whether a send to this peer would block now; never, by default."""
+        return False
+
     @abstractmethod
     def send_message(self, to: int, tag: int, flat: Tensor) -> None:
         """Put a copy into the box of (self, to). The call blocks only when the box is full of

@@ -54,6 +54,18 @@ class Receive(Handle):
             self._mail.look(self.source, block=True)
 
 
+class CopiedMessage(InboundMessage):
+    """A message in memory of this rank; the sender has had its own back."""
+
+    def __init__(self, message: InboundMessage) -> None:
+        self.tag = message.tag
+        self.data = message.data.clone()
+        message.release()
+
+    def release(self) -> None:
+        """Nothing is lent."""
+
+
 class Mailbox:
     """The messages of one rank on one axis."""
 
@@ -66,13 +78,26 @@ class Mailbox:
         """Copied and done.
 
         A box that is full waits for its reader. Two ranks that both send would wait for each other,
-        so messages that have come are taken first. The last to wait has made room for the others.
+        so messages that have come are taken first, those without a receive too. The last to wait
+        has made room for the others.
         """
         for source, _ in [key for key, posted in self._posted.items() if posted]:
             while self.look(source, block=False):
                 pass
+        if self._fabric.is_full(to):
+            self._take_aside()
         self._fabric.send_message(to, tag, tensor.view(-1))
         return Done()
+
+    def _take_aside(self) -> None:
+        """Make room in the boxes of all peers: what waits for a receive is copied."""
+        for source in range(self._fabric.size):
+            while source != self._fabric.rank and self.look(source, block=False):
+                pass
+        for queue in self._waiting.values():
+            for index, message in enumerate(queue):
+                if not isinstance(message, CopiedMessage):
+                    queue[index] = CopiedMessage(message)
 
     def receive(self, tensor: Tensor, source: int, tag: int) -> Handle:
         """Served at once if its message is there."""

@@ -272,6 +272,10 @@ class SharedFabric(Fabric):
         """From this rank's readable memory."""
         return self._memory.empty(numel, dtype)
 
+    def is_full(self, to: int) -> bool:
+        """Whether the next slot of the box holds a message that is not yet read."""
+        return bool(self._control.boxes[self.rank, to][self._num_sent[to] % RING, 0])
+
     def send_message(self, to: int, tag: int, flat: Tensor) -> None:
         """Into the next slot of the box, once it is free."""
         box = self._control.boxes[self.rank, to]
