@@ -5,7 +5,7 @@ every rank, and the first to claim a finding acts. A hang ends by the death of t
 So a run that starts lost ranks again treats it as any other lost rank.
 
 A rank that has not moved for the limit hangs, with three exceptions. A process that was ready and
-had no processor most of that time does not, until it has computed for the limit all the same.
+had no processor most of that time does not. Its time is over once it has computed for the limit.
 While it starts, compiles, evaluates, saves, or is in its first two steps, it may take
 `SLOW_SECONDS`. Its process must then compute, read or write. A rank that waits is judged by whom
 it waits for.

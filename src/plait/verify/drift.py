@@ -6,7 +6,7 @@ of a tensor is the 2-norm of its difference from float32's, relative to float32'
 drift is the yardstick. A plan rounds in other places, but not more often, so its distribution must
 not lie far above. A wrong factor or a missing sum does.
 
-A tensor whose true gradient is zero, such as the bias of keys under a softmax, is left out: its
+A tensor whose true gradient is zero is left out, such as the bias of keys under a softmax. Its
 float32 gradient is rounding, to which no drift is relative.
 """
 

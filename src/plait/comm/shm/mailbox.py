@@ -77,8 +77,8 @@ class Mailbox:
     def send(self, tensor: Tensor, to: int, tag: int) -> Handle:
         """Copied and done.
 
-        A box that is full waits for its reader. Two ranks that both send would wait for each other,
-        so messages that have come are taken first, those without a receive too. The last to wait
+        A box that is full waits for its reader. Two ranks that both send would wait for each other.
+        So messages that have come are taken first, those without a receive too. The last to wait
         has made room for the others.
         """
         for source, _ in [key for key, posted in self._posted.items() if posted]:
