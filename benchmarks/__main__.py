@@ -1,6 +1,6 @@
 """One page in ten minutes: where plait stands on this machine beside torch's own.
 
-    python -m benchmarks [--ranks 2 4] [--seconds 560] [--json FILE]
+    python -m benchmarks [--ranks 2 4] [--seconds 560] [--json FILE [--docs]]
 
 Processor and versions, step times as ratios to DDP with their quartiles, memory and bytes. Systems
 of a table live in the same ranks and take turns. `python -m benchmarks.page.commits A B` compares
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from benchmarks.page.carried import PAGE, carry, commit_here
 from benchmarks.page.page import make_page
 from benchmarks.page.systems import PLANS
 
@@ -24,8 +25,13 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", default=list(PLANS), choices=list(PLANS))
     parser.add_argument("--seconds", type=float, default=560.0, help="of all tables together")
     parser.add_argument("--json", type=Path, help="a file for the rows")
+    parser.add_argument("--docs", action="store_true", help="put the rows into docs/measured.md")
     arguments = parser.parse_args()
+    if arguments.docs and arguments.json is None:
+        parser.error("--docs needs --json FILE, where the rows are kept")
     make_page(arguments.ranks, arguments.families, arguments.seconds, arguments.json)
+    if arguments.docs:
+        carry(arguments.json, PAGE, commit_here())
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ LONG = frozenset(
         "tests/parity/test_mutations.py",
         "tests/parity/test_optimizers.py",
         "tests/parity/test_outside.py",
+        "tests/parity/test_outside_frameworks.py",
         "tests/parity/test_packing.py",
         "tests/parity/test_pipeline_accounts.py",
         "tests/parity/test_pipeline_hugging_face.py",

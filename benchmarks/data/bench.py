@@ -1,7 +1,10 @@
-"""Batches a second of a set of tokens: plait's loader, and torch's over the library `datasets`.
+"""Batches a second of one set of tokens: plait's loader, torch's over `datasets`, and MosaicML's.
 
-Both read the same documents, made here, as windows of the same length in a random order. The
-library's set holds the windows as rows of Arrow, which is the way its users store them.
+    pip install "plait[data]" mosaicml-streaming
+    python -m benchmarks.data.bench
+
+All read the same samples, each in its own format and order. Loaders of a number of workers live in
+one process and take turns. First, one epoch of each proves that the samples are the same.
 """
 
 from __future__ import annotations
@@ -9,21 +12,27 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Final
 
-from torch.utils.data import DataLoader
+import torch
 
+from benchmarks.data.systems import SYSTEMS, TokenBatches, write_formats
 from benchmarks.machine import announce
 from plait import datasets
-from plait.datasets import Loader
+from plait.datasets.sample_set import SampleSet
 
-SEQ_LEN = 512
-BATCH = 16
+SEQ_LEN: Final = 512
+BATCH: Final = 16
+SETTLE_SECONDS: Final = 0.3
+"""Threads of the loader before read on for a while; they would take the next one's processor."""
+WARM: Final = 16
+"""Batches before each timed stretch: those that were read ahead while others had their turn."""
 
 
 def write_rows(path: Path, num_rows: int) -> None:
@@ -35,43 +44,92 @@ def write_rows(path: Path, num_rows: int) -> None:
             file.write(json.dumps({"text": text}) + "\n")
 
 
-def batches_a_second(batches: Iterator[Any], count: int) -> float:
-    """The rate after a first batch, which starts what reads ahead."""
-    next(batches)
+def rate(batches: TokenBatches, count: int) -> float:
+    """Batches a second over so many, behind a few that are not counted."""
+    for _ in islice(batches, WARM):
+        pass
     began = time.perf_counter()
     for _ in islice(batches, count):
         pass
     return count / (time.perf_counter() - began)
 
 
-def library_loader(samples: Any, workers: int) -> Iterator[Any]:
-    """The same windows as rows of the library `datasets`, shuffled by torch."""
-    import datasets as library
+def fingerprint(batches: TokenBatches, num_samples: int) -> int:
+    """A number that follows from the samples of an epoch, whatever their order."""
+    keys = torch.randint(1 << 40, (SEQ_LEN, 2), generator=torch.Generator().manual_seed(0))
+    total = torch.zeros((), dtype=torch.int64)
+    seen = 0
+    for tokens, labels in batches:
+        hashed = (tokens * keys[:, 0] + labels * keys[:, 1]).sum(1)
+        total += (hashed * hashed).sum()  # a sum alone would not see tokens that change places
+        seen += len(tokens)
+        if seen >= num_samples:
+            break
+    if seen != num_samples:
+        raise SystemExit(f"an epoch of {num_samples} samples gave {seen}")
+    return int(total)
 
-    rows = library.Dataset.from_dict({"input_ids": [samples[n][0] for n in range(len(samples))]})
-    loader: DataLoader[Any] = DataLoader(
-        rows.with_format("torch"), batch_size=BATCH, shuffle=True, num_workers=workers
-    )
-    while True:
-        yield from loader
+
+def check_equal(samples: SampleSet, folder: Path) -> None:
+    """Stop unless an epoch of every loader has the same samples."""
+    found = {
+        name: fingerprint(start(samples, folder, BATCH, 0), len(samples))
+        for name, start in SYSTEMS.items()
+    }
+    if len(set(found.values())) > 1:
+        raise SystemExit(f"the loaders give other samples: {found}")
+    print(f"{len(samples):,} samples of {SEQ_LEN} + 1 tokens, the same from every loader\n")
+
+
+def compare(samples: SampleSet, folder: Path, workers: int, rounds: int, count: int) -> None:
+    """Print a line for each loader: its quartiles, and plait's rate as multiples of its own."""
+    running = {name: start(samples, folder, BATCH, workers) for name, start in SYSTEMS.items()}
+    rates: dict[str, list[float]] = {name: [] for name in running}
+    for batches in running.values():
+        next(batches)
+    for _ in range(rounds):
+        for name, batches in running.items():
+            time.sleep(SETTLE_SECONDS)
+            rates[name].append(rate(batches, count))
+    for name, measured in rates.items():
+        own = zip(rates["plait"], measured, strict=True)
+        print(
+            f"| {workers} | {name} | {quartiles(measured, ',.0f')} | "
+            f"{quartiles([ours / theirs for ours, theirs in own], '.2f')} |",
+            flush=True,
+        )
+
+
+def quartiles(numbers: list[float], form: str) -> str:
+    """The median, with the quartiles in brackets."""
+    low, middle, high = statistics.quantiles(numbers, n=4, method="inclusive")
+    return f"{middle:{form}} ({low:{form}} to {high:{form}})"
 
 
 def main() -> None:
-    """Print a line for each loader and number of workers."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=20_000)
-    parser.add_argument("--batches", type=int, default=400)
+    parser.add_argument("--batches", type=int, default=100, help="of each turn")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each loader")
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
     announce()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.jsonl"
+    names = ("torch", "datasets", "pyarrow", "mosaicml-streaming", "numpy")
+    print(", ".join(f"{name} {version(name)}" for name in names))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = folder / "rows.jsonl"
         write_rows(path, arguments.rows)
-        section = {"name": "files", "files": [str(path)], "seq_len": SEQ_LEN, "cache": folder}
-        samples: Any = datasets.make(section, {"name": "llama", "vocab_size": 256})
-        for workers in (0, 2):
-            own = batches_a_second(Loader(samples, BATCH, workers=workers), arguments.batches)
-            theirs = batches_a_second(library_loader(samples, workers), arguments.batches)
-            print(f"{workers} workers: plait {own:,.0f} batches/s, datasets {theirs:,.0f}")
+        section = {"name": "files", "files": [str(path)], "seq_len": SEQ_LEN, "cache": name}
+        samples = datasets.make(section, {"name": "llama", "vocab_size": 256})
+        write_formats(samples, folder, SEQ_LEN)
+        check_equal(samples, folder)
+        print("| workers | loader | batches/s | plait's rate to it |\n|---|---|---|---|")
+        for workers in arguments.workers:
+            compare(samples, folder, workers, arguments.rounds, arguments.batches)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """How much of a run's time is useful when its ranks are killed, and what a recovery costs.
 
     python -m benchmarks.recovery.bench [--plans TEXT ...] [--seconds 24] [--every 15] [--out DIR]
-    python -m benchmarks.recovery.bench --long
+    python -m benchmarks.recovery.bench --long [--kills 100] [--every 15]
 
 Trains each plan undisturbed, then with a random rank killed every so many seconds. The first plan
 is also killed at one and a half and twice that rate, for the picture. Then half of the ranks are
-lost for good, and a run is timed with and without the doctor's records. `--long` is one kill every
-15 seconds, 100 of them. A signal ends it with what was measured. A busy machine makes it noise.
+lost for good, and a run is timed with and without the doctor's records. `--long` does nothing but
+kill the first plan's ranks `--kills` times. A signal ends it with what was measured. A busy machine
+makes all but the comparison of bits noise.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.fault.kills import differences
 
 from benchmarks.lines import lines
 from benchmarks.machine import announce
+from benchmarks.recovery import doctor
 from benchmarks.recovery.runs import (
     CutShort,
     KillEvery,
@@ -30,15 +32,12 @@ from benchmarks.recovery.runs import (
     Trained,
     config_of,
     trained,
-    without_doctor,
 )
-from plait.run import kept
 
 PLANS = ("dp4:zero1", "pp2:1f1b dp2 mb2")
 PROBE_STEPS = 12
 PICTURE_RATES = (1.0, 1.5, 2.0)
 LONG_KILLS = 100
-DOCTOR_PAIRS = 4
 PICTURE = "useful-fraction.svg"
 HEAD = (
     "plan",
@@ -49,6 +48,7 @@ HEAD = (
     "most repeated",
     "snapshot/step",
     "checkpoint/step",
+    "beside it",
     "equal bits",
 )
 
@@ -62,6 +62,7 @@ class Row:
         recovery_seconds: from a kill to the next finished step, by recovery.
         snapshot_fraction: the share of a step that it waits for its snapshot, undisturbed.
         checkpoint_fraction: seconds that a step waits for a checkpoint, over the median step.
+        slowed_fraction: seconds by which the steps after a checkpoint are longer, over the step.
     """
 
     plan: str
@@ -72,6 +73,7 @@ class Row:
     most_repeated: int
     snapshot_fraction: float
     checkpoint_fraction: float
+    slowed_fraction: float
     is_equal: bool
 
     def cells(self) -> tuple[str, ...]:
@@ -86,6 +88,7 @@ class Row:
             str(self.most_repeated),
             f"{self.snapshot_fraction:.1%}",
             f"{self.checkpoint_fraction:.1%}",
+            f"{self.slowed_fraction:.1%}",
             "yes" if self.is_equal else "NO",
         )
 
@@ -97,7 +100,7 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     new_plan_seconds: float | None = None
     new_plan: str = ""
-    doctor_fraction: float | None = None
+    doctor: doctor.DoctorCost | None = None
 
 
 def measure(plan: str, seconds: float, rates: tuple[float, ...], into: Results) -> None:
@@ -129,6 +132,7 @@ def row_of(plan: str, calm: Trained, shaken: Trained, *, is_equal: bool) -> Row:
         max(repeated, default=0),
         calm.waited("snapshots"),
         calm.waited("checkpoints"),
+        calm.slowed(),
         is_equal,
     )
 
@@ -146,20 +150,12 @@ def lose_half(seconds: float, into: Results) -> None:
 
 
 def weigh_doctor(seconds: float, into: Results) -> None:
-    """Two ranks with and without records, in turns; each kind is as often the first."""
-    plan = "dp2"
-    found: dict[bool, list[float]] = {True: [], False: []}
+    """Two ranks with and without the doctor's records."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        probe = trained(config_of(plan, PROBE_STEPS, 0), folder / "probe")
+        probe = trained(config_of(doctor.PLAN, PROBE_STEPS, 0), folder / "probe")
         steps = max(PROBE_STEPS, round(seconds / probe.step_seconds / 4))
-        for number in range(DOCTOR_PAIRS):
-            for has_doctor in (number % 2 == 0, number % 2 == 1):
-                main = kept.run if has_doctor else without_doctor
-                out = folder / f"{number}-{has_doctor}"
-                run = trained(config_of(plan, steps, 0), out, main=main)
-                found[has_doctor].append(run.step_seconds)
-    into.doctor_fraction = min(found[True]) / min(found[False]) - 1
+        into.doctor = doctor.weigh(steps, folder)
 
 
 def line(cells: tuple[str, ...]) -> str:
@@ -185,6 +181,11 @@ def conclude(results: Results, out: Path) -> None:
             "1 % of a step",
             f"{max(r.checkpoint_fraction for r in rows):.1%}",
         ),
+        (
+            "competition of a checkpoint, by the steps after it",
+            "-",
+            f"{max(r.slowed_fraction for r in rows):.1%} of a step",
+        ),
     ]
     if moved:
         shown = f"{statistics.median(moved):.2f} s, at most {max(moved):.2f} s"
@@ -192,8 +193,13 @@ def conclude(results: Results, out: Path) -> None:
     if results.new_plan_seconds is not None:
         shown = f"{results.new_plan_seconds:.2f} s, to a step of '{results.new_plan}'"
         found.append(("half of 4 ranks never come back: a new plan", "5 s", shown))
-    if results.doctor_fraction is not None:
-        found.append(("the doctor's records, 2 ranks", "1 %", f"{results.doctor_fraction:+.1%}"))
+    if results.doctor is not None:
+        cost = results.doctor
+        found += [
+            ("the doctor, 2 ranks: calls of its records", "1 %", cost.counted_text()),
+            ("the doctor: processor time of pairs of runs", "1 %", cost.processor.text()),
+            ("the doctor: median step of pairs of runs", "1 %", cost.wall.text()),
+        ]
     print("\n" + line(("what", "aim", "measured")) + "\n" + "|---" * 3 + "|")
     for cells in found:
         print(line(cells))
@@ -219,7 +225,8 @@ def main() -> int:
     parser.add_argument("--plans", nargs="+", default=list(PLANS))
     parser.add_argument("--seconds", type=float, default=24.0, help="of an undisturbed run")
     parser.add_argument("--every", type=float, default=15.0, help="seconds between two kills")
-    parser.add_argument("--long", action="store_true", help="100 kills of the first plan")
+    parser.add_argument("--long", action="store_true", help="kills of the first plan alone")
+    parser.add_argument("--kills", type=int, default=LONG_KILLS, help="of --long")
     parser.add_argument("--out", type=Path, default=Path("recovery"), help="for the picture")
     words = parser.parse_args()
     announce()
@@ -228,13 +235,13 @@ def main() -> int:
     code = 0
     try:
         if words.long:
-            measure(words.plans[0], LONG_KILLS * words.every, (words.every,), results)
+            measure(words.plans[0], words.kills * words.every, (words.every,), results)
         else:
             for number, plan in enumerate(words.plans):
                 rates = PICTURE_RATES if number == 0 else PICTURE_RATES[:1]
                 measure(plan, words.seconds, tuple(words.every / rate for rate in rates), results)
-        lose_half(words.seconds, results)
-        weigh_doctor(words.seconds, results)
+            lose_half(words.seconds, results)
+            weigh_doctor(words.seconds, results)
     except CutShort as cut:
         print(f"\ncut short by signal {cut.number}; what was measured until then:", flush=True)
         code = 128 + cut.number

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -55,6 +57,31 @@ class Trained:
     def step_seconds(self) -> float:
         """The median step."""
         return float(self.result["step_seconds_median"])
+
+    def slowed(self) -> float:
+        """The time by which steps after a checkpoint are longer, in all, as a share of a step.
+
+        Checkpoints are due every so many steps. Of these the first half is compared with the
+        second, by medians over all checkpoints.
+        """
+        every = max(1, self.num_steps // NUM_CHECKPOINTS)
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        steps = [json.loads(line) for line in lines]
+        after: dict[int, list[float]] = {}
+        for step in steps:
+            if step["step"] > every:  # the first steps are slow for other reasons
+                after.setdefault((step["step"] - 1) % every, []).append(step["seconds"])
+        half = every // 2
+        if not half:
+            return 0.0
+        middles = [statistics.median(after[place]) for place in range(every)]
+        usual = statistics.median(middles[half:])
+        return sum(middle - usual for middle in middles[:half]) / usual
+
+    @property
+    def num_steps(self) -> int:
+        """The steps of the run."""
+        return int(self.result["steps"])
 
     def waited(self, what: str) -> float:
         """The wait of a step for one of its snapshots or checkpoints, as a share of the step."""

@@ -48,7 +48,7 @@ def parse_toml(text: str, error: type[PlaitError], name: str) -> JsonObject:
         raise error(f"{name}: this is not valid TOML: {cause}") from None
 
 
-TOO_DEEP = "tables and lists stand too deep inside each other; a file of plait needs a few levels"
+TOO_DEEP = "tables and lists are nested too deep; a file of plait needs only a few levels"
 
 
 def parse_json(text: str | bytes) -> JsonValue:

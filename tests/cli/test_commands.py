@@ -270,6 +270,7 @@ def test_verify_goes_on_after_a_resume_under_the_plan_of_the_config(tmp_path: Pa
         "resume under dp2:zero1 precision:float64",
         "resume under precision:float64",
     ]
+    assert all(probe["seconds"] > 0 for probe in result["probes"])
     assert "probe adamw (2 of 12" in done.err
 
 

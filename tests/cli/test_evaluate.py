@@ -127,6 +127,21 @@ def data():
     assert data["samples"] == 7
 
 
+def test_evaluating_changes_no_step(folder: Path, tmp_path: Path) -> None:
+    """Also where it reads the data of training: its stream is its own."""
+    courses = []
+    for every in (0, 1):
+        out = tmp_path / f"every-{every}"
+        words = ["train", str(folder / "tiny.toml"), "--out", str(out), "--plan", "dp1", "--json"]
+        more = [f"eval.every={every}", f"eval.keep_best={str(every > 0).lower()}", "eval.batches=2"]
+        data = 'eval.data={ name = "random", num_samples = 40 }'
+        assert main([*words, "--set", *more, data]) == 0
+        lines = (out / "metrics.jsonl").read_text().splitlines()
+        courses.append([(row["loss"], row["grad_norm"]) for row in map(json.loads, lines)])
+        assert (out / "eval.jsonl").exists() == (every > 0)
+    assert courses[0] == courses[1]
+
+
 def test_patience_ends_a_run_that_gets_no_better(folder: Path) -> None:
     words = ["train", str(folder / "tiny.toml"), "--out", str(folder / "early"), "--json"]
     more = ["--set", "eval.patience=2", "eval.every=1", "train.lr=1e-300", "train.steps=50"]

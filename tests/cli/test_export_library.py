@@ -155,3 +155,59 @@ def train_own(world: World, keys: dict[str, Any], run: Path) -> torch.Tensor:
     with torch.no_grad():
         logits: torch.Tensor = engine.model.eval()(TOKENS)
     return logits
+
+
+def library_model(out: Path) -> Any:
+    """The library's own model, with its first values."""
+    config = transformers.AutoConfig.from_pretrained(out)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("form", ["torch", "dcp"])
+def test_weights_go_out_in_torchs_forms_and_come_back_bit_for_bit(
+    form: str, run: tuple[Path, torch.Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import load_file
+
+    folder, expected = run
+    words = ["export", "checkpoint", str(folder), "--out"]
+    assert main([*words, str(tmp_path / "hf")]) == 0
+    out = tmp_path / ("model.pt" if form == "torch" else "dcp")
+    assert main([*words, str(out), "--to", form]) == 0
+    model = library_model(tmp_path / "hf")
+    state = model.state_dict()
+    if form == "torch":
+        found = torch.load(out, weights_only=True)
+    else:
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        wanted = load_file(tmp_path / "hf" / "model.safetensors")
+        found = {name: torch.empty_like(value) for name, value in wanted.items()}
+        load(found, checkpoint_id=out, no_dist=True)
+    missing, unexpected = model.load_state_dict(found, strict=False)
+    assert not unexpected
+    assert all(name == "lm_head.weight" for name in missing)  # tied to the embedding
+    model.tie_weights()
+    assert state.keys() >= found.keys()
+    with torch.no_grad():
+        assert torch.equal(model(TOKENS).logits, expected)
+    assert main(["import", str(out), "--out", str(tmp_path / "back")]) == 0
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    first = load_file(tmp_path / "hf" / "model.safetensors")
+    assert back.keys() == first.keys()
+    for name, value in first.items():
+        assert back[name].dtype == value.dtype
+        assert torch.equal(back[name], value), name
+    capsys.readouterr()
+
+
+def test_a_place_that_is_taken_is_not_written(
+    run: tuple[Path, torch.Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["export", "checkpoint", str(run[0]), "--out", str(tmp_path), "--to"]
+    for form in ("torch", "dcp"):
+        assert main([*words, form]) == 2
+        assert "is there already" in capsys.readouterr().err
+    assert main([*words, "dcp", "--shard-gb", "1"]) == 2
+    assert "belongs to safetensors" in capsys.readouterr().err

@@ -11,19 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from plait.checkpoint import Checkpoint
 from plait.config import Config
 from plait.errors import RankFailed
 from plait.launcher import keeper
 from plait.launcher.seat import Note, Seat
 from plait.run import kept
 from plait.run.job import TrainingRun
-from tests.fault import kills
-from tests.fault.kills import LIMIT_SECONDS, Case, Kill, trained
+from tests.fault.kills import LIMIT_SECONDS, Case, Kill, largest_difference, trained
 
 TOLERANCE = 1e-10
 AWAY = range(2, 4)  # the steps between which the lost rank is away
-SMALLEST = 1e-8  # the bias of keys has no gradient, and what it holds is rounding of 1e-22
 
 
 class WithRecovery(Case):
@@ -44,18 +41,6 @@ def case_of(plan: str, *lost: Kill, **recovery: Any) -> Case:
     case = WithRecovery(0, plan, lost)
     object.__setattr__(case, "recovery", recovery)
     return case
-
-
-def largest_difference(left: Path, right: Path) -> float:
-    one = Checkpoint.open(left)
-    other = Checkpoint.open(right)
-    assert one.meta["step"] == other.meta["step"] == kills.STEPS
-    differences = []
-    for name in one.names():
-        a, b = one.tensor(name).double(), other.tensor(name).double()
-        scale = b.abs().max().clamp(min=SMALLEST)
-        differences.append(float((a - b).abs().max() / scale))
-    return max(differences)
 
 
 @pytest.fixture(scope="module")

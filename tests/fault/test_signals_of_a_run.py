@@ -49,8 +49,14 @@ def itself(launcher: int) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("whom", "number", "code"),
-    [(itself, signal.SIGTERM, 143), (a_rank, signal.SIGUSR1, 138)],
-    ids=["launcher", "rank"],
+    [
+        (itself, signal.SIGTERM, 143),
+        (a_rank, signal.SIGUSR1, 138),
+        pytest.param(itself, signal.SIGUSR1, 138, marks=pytest.mark.long),
+        pytest.param(itself, signal.SIGINT, 130, marks=pytest.mark.long),
+        pytest.param(a_rank, signal.SIGTERM, 143, marks=pytest.mark.long),
+        pytest.param(a_rank, signal.SIGINT, 130, marks=pytest.mark.long),
+    ],
 )
 def test_a_run_that_is_asked_to_end_saves_and_says_how_to_go_on(
     whom: Callable[[int], int], number: int, code: int, tmp_path: Path

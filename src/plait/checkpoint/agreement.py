@@ -1,7 +1,7 @@
 """The index of a checkpoint's tensors over all ranks, and how ranks come to agree on it.
 
 The list of a rank's shards is long, and hardly ever changes between two saves of a run. A rank
-whose list is that of the save before says only this. All keep the index that they have.
+whose list is that of the save before says only this. Saves behind a run's back keep the index.
 """
 
 from __future__ import annotations
@@ -50,6 +50,14 @@ class Agreement:
     def holds(self, entries: Entries) -> bool:
         """Whether this rank's list is that of the last save."""
         return entries == self._own
+
+    def keep(self, entries: Entries) -> None:
+        """Note that the first rank knows this rank's list."""
+        self._own = entries
+
+    def forget(self) -> None:
+        """Have this rank tell its list anew."""
+        self._own = None
 
     def learn(self, rank: int, of_ranks: Sequence[Entries | None]) -> None:
         """Take over the lists of all ranks; None stands for that of the last save.

@@ -1,31 +1,72 @@
-"""A save behind the run's back: a thread of each rank writes, and nobody waits for it.
+"""A save behind the run's back: a thread of each rank copies and writes, and no step waits for it.
 
-All ranks have agreed on the save (`write.prepare`). From there on no rank sends another anything,
-since training uses the connections meanwhile. A rank copies its shards, writes them, and leaves the
-record of its file beside it. The first rank waits for all records, and publishes.
+No rank sends another anything, since training uses the connections meanwhile. Ranks agree by small
+files in the folder of the save, whose name all of them know beforehand. Each leaves the list of its
+shards. The first answers with the token, publishes when all have written, and removes these files.
+
+A save that fails on one rank ends on all: in place of its folder there is a `tombstone`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from plait.checkpoint.folder import write_text_atomic
-from plait.checkpoint.write import Prepared, WriteFailure, attempt, complete, write_own_file
+from plait.checkpoint.agreement import Agreement, Entries
+from plait.checkpoint.write import (
+    Prepared,
+    WriteFailure,
+    attempt,
+    check_meta,
+    complete,
+    token_of_save,
+    write_own_file,
+)
 from plait.mesh import Shard
 from plait.values import JsonObject
 
 Form = tuple[torch.dtype, int]
 LOOK_SECONDS = 0.02
 SILENT_SECONDS = 600.0
+TOKEN = "token"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A save as one rank is asked for it. `random` is that of all its ranks, and of no other."""
+
+    final: Path
+    random: str
+    shards: list[Shard]
+    meta: JsonObject
+    rank: int
+    world_size: int
+
+    @property
+    def temporary(self) -> Path:
+        """The folder that it is written into."""
+        return self.final.with_name(f"{self.final.name}.tmp-{self.random}")
+
+
+class SaveMemory:
+    """The knowledge and the memory that the saves of one engine share, one after the other.
+
+    A save comes to nothing once nobody else holds its `SaveMemory`.
+    """
+
+    def __init__(self) -> None:
+        self.agreement = Agreement()
+        self.room = Room()
 
 
 class BackgroundSave:
@@ -36,16 +77,14 @@ class BackgroundSave:
         processor_seconds: of the thread, once it has ended.
     """
 
-    def __init__(
-        self, prepared: Prepared, then: Callable[[], None], room: Room | None = None
-    ) -> None:
-        """`then` is called on the first rank, once the checkpoint is published. `room` is where the
-        copy lies.
-        """
+    def __init__(self, wanted: Wanted, then: Callable[[], None], memory: SaveMemory) -> None:
+        """`then` is called on the first rank, once the checkpoint is published."""
         self.failure: str | None = None
         self.processor_seconds = 0.0
-        self._prepared = prepared
-        self._room = room or Room()
+        self._wanted = wanted
+        self._agreement = memory.agreement
+        self._room = memory.room
+        self._owner = weakref.ref(memory)
         self._is_copied = threading.Event()
         self._then = then
         self._thread = threading.Thread(target=self._run, name="plait-checkpoint", daemon=True)
@@ -64,39 +103,126 @@ class BackgroundSave:
             self._write()
         except Exception as error:  # the run goes on without this checkpoint
             self.failure = f"{error}" or type(error).__name__
-            shutil.rmtree(self._prepared.temporary, ignore_errors=True)  # the others see it
+            self._agreement.forget()
+            bury(self._wanted.temporary)  # the others see it
         finally:
             self._is_copied.set()
             self.processor_seconds = time.thread_time()
 
     def _write(self) -> None:
-        held = self._room.copy(self._prepared.held)
+        wanted = self._wanted
+        held, entries = self._agreement.look_at(wanted.shards)
+        held = self._room.copy(held)
         self._is_copied.set()
-        prepared = self._prepared = replace(self._prepared, held=held)
+        self._make_folder()
+        prepared = self._agreed(held, entries)
         own = attempt(write_own_file, prepared)
         told = asdict(own) if isinstance(own, WriteFailure) else {"written": own}
-        write_text_atomic(self._note(prepared.rank), json.dumps(told))
-        if prepared.rank == 0:
-            complete(prepared, [self._word_of(rank) for rank in range(prepared.world_size)])
+        self._leave("written", wanted.rank, json.dumps(told))
+        if wanted.rank == 0:
+            records = [self._record_of(rank) for rank in range(wanted.world_size)]
+            self._note(TOKEN, 0).unlink()  # all have read it who have written
+            complete(prepared, records)
             self._then()
 
-    def _note(self, rank: int) -> Path:
-        return self._prepared.temporary / f"rank-{rank:05d}.written"
+    def _make_folder(self) -> None:
+        """Make the folder, unless another rank has, and remove what killed saves have left."""
+        wanted = self._wanted
+        self._stop_if_over()
+        wanted.temporary.mkdir(parents=True, exist_ok=True)
+        own = (wanted.temporary, tombstone(wanted.temporary))
+        if wanted.rank == 0:
+            for left in wanted.final.parent.glob(f"{wanted.final.name}.tmp-*"):
+                if left not in own:
+                    shutil.rmtree(left, ignore_errors=True)
 
-    def _word_of(self, rank: int) -> JsonObject:
+    def _agreed(self, held: list[Shard], entries: Entries) -> Prepared:
+        """The save on which all ranks have agreed."""
+        token = self._token(entries)
+        wanted = self._wanted
+        return Prepared(
+            wanted.final,
+            wanted.temporary,
+            token,
+            held,
+            wanted.meta,
+            self._agreement.tensors,
+            wanted.rank,
+            wanted.world_size,
+        )
+
+    def _token(self, entries: Entries) -> str:
+        """The token, which the first rank makes of all lists. One that it knows is not told."""
+        wanted = self._wanted
+        known = self._agreement
+        told = None if known.holds(entries) else entries
+        self._leave("held", wanted.rank, json.dumps(told))
+        if wanted.rank:
+            token = self._await(TOKEN, 0).read_text()
+            known.keep(entries)
+            return token
+        ranks = range(wanted.world_size)
+        known.learn(0, [json.loads(self._take("held", rank)) for rank in ranks])
+        check_meta(wanted.meta)
+        token = token_of_save(wanted.random, wanted.meta, known)
+        self._leave(TOKEN, 0, token)
+        return token
+
+    def _record_of(self, rank: int) -> JsonObject:
         """The record of a rank's file. Raises `OSError` where there will be none."""
-        note = self._note(rank)
-        end = time.monotonic() + SILENT_SECONDS
-        while not note.exists():
-            if not self._prepared.temporary.exists() or time.monotonic() > end:
-                raise OSError(f"rank {rank} has written nothing")
-            time.sleep(LOOK_SECONDS)
-        told = json.loads(note.read_text())
-        note.unlink()
+        told = json.loads(self._take("written", rank))
         if "written" not in told:
             raise OSError(f"rank {rank}: {told['reason']}")
         record: JsonObject = told["written"]
         return record
+
+    def _note(self, what: str, rank: int) -> Path:
+        return self._wanted.temporary / f"rank-{rank:05d}.{what}"
+
+    def _leave(self, what: str, rank: int, text: str) -> None:
+        """Leave a file for the others, whole or not at all."""
+        part = self._note(f"{what}.part", rank)
+        part.write_text(text)
+        part.replace(self._note(what, rank))
+
+    def _take(self, what: str, rank: int) -> str:
+        """The text of a file that a rank leaves, which is removed."""
+        note = self._await(what, rank)
+        text = note.read_text()
+        note.unlink()
+        return text
+
+    def _await(self, what: str, rank: int) -> Path:
+        """A file that a rank leaves. Raises `OSError` where there will be none."""
+        note = self._note(what, rank)
+        end = time.monotonic() + SILENT_SECONDS
+        while not note.exists():
+            if not self._wanted.temporary.exists() or time.monotonic() > end:
+                raise OSError(f"rank {rank} has written nothing")
+            self._stop_if_over()
+            time.sleep(LOOK_SECONDS)
+        return note
+
+    def _stop_if_over(self) -> None:
+        """Raise `OSError` where the save has failed on another rank, or nobody waits for it."""
+        if self._owner() is None or tombstone(self._wanted.temporary).exists():
+            raise OSError("the save was given up")
+
+
+def tombstone(temporary: Path) -> Path:
+    """The name of a save's folder once the save has failed; it is swept as any other."""
+    return temporary.with_name(f"{temporary.name}0")
+
+
+def bury(temporary: Path) -> None:
+    """Let a save be known to have failed; nothing of its files stays."""
+    grave = tombstone(temporary)
+    with contextlib.suppress(OSError):
+        temporary.rename(grave)
+    for left in (temporary, grave):
+        shutil.rmtree(left, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        grave.mkdir()
 
 
 class Room:
@@ -121,15 +247,20 @@ class Room:
         ]
 
 
+def remove_tombstones(folder: Path) -> None:
+    """Remove what saves that failed have left, once no rank saves any more."""
+    for grave in folder.glob("step-*.tmp-*"):
+        with contextlib.suppress(OSError):
+            grave.rmdir()  # one that holds something is no tombstone
+
+
 def set_aside(folder: Path) -> None:
     """Remove saves that an earlier generation of the same run has left under way.
 
     They lose their name first, so that none of them is published meanwhile.
     """
     for left in sorted(folder.glob("step-*.tmp-*")):
-        gone = left.with_name(f"{left.name}0")
-        try:
+        gone = tombstone(left)
+        with contextlib.suppress(OSError):
             left.rename(gone)
-        except OSError:
-            continue
-        shutil.rmtree(gone, ignore_errors=True)
+            shutil.rmtree(gone, ignore_errors=True)

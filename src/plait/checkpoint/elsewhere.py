@@ -29,19 +29,29 @@ OPTIMIZER_STATES: Final = "*_optim_states.pt"
 NESTED: Final = ("model", "module", "state_dict", "model_state_dict")
 """Keys under which files of `torch.save` have the weights of a module."""
 
+WRAPPED: Final = "module."
+"""The prefix that DistributedDataParallel gives to every name."""
+TRAINING: Final = ("optim", "lr_", "scheduler", "train", "dataloader", "step", "epoch", "rng")
+"""How the names of what is saved beside weights begin."""
+
 DCP_TYPES: Final = re.compile(
-    r"torch\.distributed\.checkpoint\.(metadata|filesystem|planner)\.\w+"
+    r"torch\.distributed\.checkpoint\.metadata\.(Metadata|MetadataIndex|TensorStorageMetadata"
+    r"|BytesStorageMetadata|ChunkStorageMetadata|TensorProperties|StorageMeta|_MEM_FORMAT_ENCODING)"
+    r"|torch\.distributed\.checkpoint\.filesystem\._StorageInfo"
     r"|torch\.(Size|device|serialization\._get_layout|float\w*|bfloat16|u?int\d+|bool)"
-    r"|torch\._utils\.\w+|torch\.storage\.\w+"
     r"|collections\.OrderedDict|pathlib\.(PosixPath|WindowsPath|Path|PurePosixPath)"
     r"|pathlib\._local\.PosixPath"
 )
-"""Types in the metadata of a distributed checkpoint."""
+"""Types in the metadata of a distributed checkpoint. A whole module is never allowed, since some of
+torch's own functions import or unpickle what they are told.
+"""
 
 DEEPSPEED_TYPES: Final = re.compile(
-    r"torch\.(Size|device|FloatStorage|HalfStorage|BFloat16Storage|LongStorage|IntStorage"
+    r"torch\.(Size|device|Tensor|FloatStorage|HalfStorage|BFloat16Storage|LongStorage|IntStorage"
     r"|DoubleStorage|BoolStorage|ByteStorage|float\w*|bfloat16|u?int\d+|bool)"
-    r"|torch\._utils\._rebuild_\w+|torch\.storage\.\w+Storage|collections\.OrderedDict"
+    r"|torch\._utils\._rebuild_(tensor|tensor_v2|parameter|parameter_with_state)"
+    r"|torch\._tensor\._rebuild_from_type_v2|torch\.nn\.parameter\.Parameter"
+    r"|torch\.storage\.(Untyped|Typed)Storage|collections\.OrderedDict"
 )
 """Types in DeepSpeed's files. Its own classes become empty stand-ins."""
 
@@ -78,13 +88,21 @@ def write_dcp(weights: Mapping[str, Tensor], folder: str | Path) -> None:
         save(dict(weights), checkpoint_id=str(folder), no_dist=True)
 
 
+def write_torch(weights: Mapping[str, Tensor], path: str | Path) -> None:
+    """Write a state by `torch.save`, which `torch.load` reads with `weights_only`."""
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.tmp")
+    torch.save(dict(weights), temporary)
+    temporary.replace(path)
+
+
 def _weights(path: Path, found: object) -> dict[str, Tensor]:
     """The tensors of a module's state, which may lie under a key of its own."""
     if isinstance(found, Mapping):
         for key in NESTED:
             if isinstance(found.get(key), Mapping):
                 return _weights(path, found[key])
-        prefix = next((f"{key}." for key in NESTED if _all_below(found, f"{key}.")), "")
+        prefix = next((f"{key}." for key in NESTED if _is_below(found, f"{key}.")), "")
         tensors = {
             str(name).removeprefix(prefix): value
             for name, value in found.items()
@@ -95,9 +113,16 @@ def _weights(path: Path, found: object) -> dict[str, Tensor]:
     raise CheckpointError(f"{path} holds no weights of a module: a mapping from names to tensors")
 
 
-def _all_below(found: Mapping[object, object], prefix: str) -> bool:
-    """Whether a flat state has weights below a key, beside those of an optimizer."""
-    return any(str(name).startswith(prefix) for name in found)
+def _is_below(found: Mapping[object, object], prefix: str) -> bool:
+    """Whether a flat state has its weights below a key: beside them is only state of training.
+
+    A library's names may begin in the same way: `model.embed.weight` beside `lm_head.weight`.
+    """
+    names = [str(name) for name, value in found.items() if isinstance(value, Tensor)]
+    beside = [name for name in names if not name.startswith(prefix)]
+    if prefix == WRAPPED:
+        return bool(names) and not beside
+    return 0 < len(beside) < len(names) and all(name.startswith(TRAINING) for name in beside)
 
 
 def _read_dcp(folder: Path) -> dict[str, Tensor]:
@@ -114,7 +139,13 @@ def _read_dcp(folder: Path) -> dict[str, Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that there is no process group
         load(tensors, checkpoint_id=str(folder), no_dist=True)
-    return tensors
+    paths = metadata.planner_data or {}
+    nested = {
+        ".".join(str(part) for part in path[1:]): tensors[name]
+        for name, path in paths.items()
+        if name in tensors and len(path) > 1 and path[0] in NESTED
+    }
+    return nested or tensors
 
 
 def _zero_folder(path: Path) -> Path:

@@ -48,6 +48,13 @@ class MemoryFile:
         """Bytes of the shards that were written last."""
         return sum(view.numel() * view.element_size() for view in self._views)
 
+    def content(self) -> Tensor:
+        """The bytes of the file, as far as it is written: a view of the map."""
+        assert self._map is not None
+        head = Head.read(self._map)
+        end = head.list_place + head.list_bytes + head.meta_bytes
+        return torch.frombuffer(self._map, dtype=torch.uint8, count=end)
+
     def write(self, step: int, shards: Iterable[Shard], meta: JsonMapping) -> None:
         """Write the shards of a step over what the file holds."""
         self.begin(step, shards, meta)()
@@ -106,6 +113,27 @@ class MemoryFile:
         self._list_place = end
         self._list_bytes = len(text)
         self._views = [_values(self._map, entry) for entry in placed]
+
+
+class MemoryCopy:
+    """A copy of another rank's file, as it comes from there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._map: mmap.mmap | None = None
+
+    def write(self, content: Tensor) -> None:
+        """Write the bytes of a whole file over what this one holds; the head comes last."""
+        count = content.numel()
+        if self._map is None or len(self._map) < count:
+            with self._path.open("r+b") as file:
+                os.ftruncate(file.fileno(), count + ROOM_BYTES)
+                self._map = mmap.mmap(file.fileno(), count + ROOM_BYTES)
+        Head(NOTHING).write(self._map)
+        head = Head.read(bytes(content[: Head.size].tolist()))
+        values = torch.frombuffer(self._map, dtype=torch.uint8, count=count)
+        values[Head.size :].copy_(content[Head.size :])
+        head.write(self._map)
 
 
 class _MemoryReader:

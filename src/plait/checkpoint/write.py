@@ -98,20 +98,13 @@ def prepare(
     rank: int,
     world_size: int,
     gather: Gather,
-    agreement: Agreement | None = None,
 ) -> Prepared:
-    """Agree on a save, and make its folder. Collective. Errors: those of `save`.
-
-    `agreement`: of the saves before, where every rank has one.
-    """
+    """Agree on a save, and make its folder. Collective. Errors: those of `save`."""
     final = Path(directory).absolute()
-    known = agreement or Agreement()
+    known = Agreement()
     distinct, entries = known.look_at(shards)
-    hold = _Hold(
-        secrets.token_hex(6),
-        None if known.holds(entries) else entries,
-        attempt(_check_meta, meta) if rank == 0 else None,
-    )
+    failure = attempt(check_meta, meta) if rank == 0 else None
+    hold = _Hold(secrets.token_hex(6), entries, failure)
     holds: list[_Hold] = gather(hold)
     _stop_if_failed(final, [one.failure for one in holds])
     known.learn(rank, [one.entries for one in holds])
@@ -119,11 +112,16 @@ def prepare(
 
     def make_folder() -> str:
         _make_folder(temporary, final)
-        return token_of(holds[0].token, meta, known.tensors_text, known.digests)
+        return token_of_save(holds[0].token, meta, known)
 
     made = gather(attempt(make_folder) if rank == 0 else None)
     _stop_if_failed(final, made)
     return Prepared(final, temporary, made[0], distinct, meta, known.tensors, rank, world_size)
+
+
+def token_of_save(random: str, meta: JsonObject, agreement: Agreement) -> str:
+    """The token of a save on whose shards all ranks have agreed."""
+    return token_of(random, meta, agreement.tensors_text, agreement.digests)
 
 
 def write_own_file(prepared: Prepared) -> JsonObject:
@@ -158,8 +156,7 @@ class _Hold:
     """The report of one rank before anything is written."""
 
     token: str
-    entries: list[JsonObject] | None
-    """None for those of the save before."""
+    entries: list[JsonObject]
     failure: WriteFailure | None
 
 
@@ -178,16 +175,16 @@ def _stop_if_failed(directory: Path, results: Sequence[object]) -> None:
             raise kind(f"{directory} was not saved: rank {rank}: {result.reason}")
 
 
-def _check_meta(meta: JsonValue, path: str = "meta") -> None:
+def check_meta(meta: JsonValue, path: str = "meta") -> None:
     """Refuse what JSON would lose or change, by its path. Lists and tuples are one to JSON."""
     if isinstance(meta, dict):
         for key, value in meta.items():
             if not isinstance(key, str):
                 raise CheckpointError(f"{path} has the key {key!r}, and keys of JSON are strings")
-            _check_meta(value, f"{path}.{key}")
+            check_meta(value, f"{path}.{key}")
     elif isinstance(meta, (list, tuple)):
         for index, value in enumerate(meta):
-            _check_meta(value, f"{path}[{index}]")
+            check_meta(value, f"{path}[{index}]")
     elif not (meta is None or isinstance(meta, (str, int, float))):
         raise CheckpointError(
             f"{path} is a {type(meta).__name__}, which is not JSON; save tensors as shards"

@@ -101,14 +101,14 @@ def add_campaign(parser: argparse.ArgumentParser) -> None:
         "--tokens",
         type=float,
         metavar="N",
-        help="tokens of the whole run, as 15e12: its days, money and energy",
+        help="tokens of the whole run, such as 15e12: its days, money and energy",
     )
     parser.add_argument(
         "--mtbf",
         type=float,
         metavar="HOURS",
-        help="hours between two failures of one device, as 40000: the useful part of the time, "
-        "and how often to keep the state",
+        help="hours between two failures of one device, such as 40000: the useful part of the "
+        "time, and how often to keep the state",
     )
 
 

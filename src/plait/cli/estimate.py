@@ -130,9 +130,10 @@ def notes(model: Model, plan: Plan, runs: Framework | None = None) -> list[str]:
 
 def device_notes(plan: Plan, cluster: Cluster) -> list[str]:
     """The precision that stands in for one that the device does not have."""
-    from plait.cluster.presets import WITHOUT_BF16
+    from plait.cluster.presets import PRESETS
 
-    if plan.precision != "bf16" or cluster.device.name not in WITHOUT_BF16:
+    preset = PRESETS.get(cluster.device.name)
+    if plan.precision != "bf16" or preset is None or not preset.float16_only:
         return []
     return [
         f"{cluster.device.name} has no bf16; this is its rate in float16 (train.float16) with "

@@ -127,6 +127,7 @@ def in_a_tab() -> Callable[[str, str], str]:
 def beginning(opening: Opening) -> JsonMapping:
     """The choices that there are, which the page shows before it asks."""
     from plait.cluster.presets import PRESETS
+    from plait.explore.html import rows_behind_bars
     from plait.explore.known import KNOWN
     from plait.plan.facts import DEFAULT_SCHEDULE, SCHEDULES
     from plait.predict.cost.frameworks import FRAMEWORKS
@@ -154,6 +155,7 @@ def beginning(opening: Opening) -> JsonMapping:
         "objectives": OBJECTIVES,
         "schedules": {name: {"virtual": facts.needs_virtual} for name, facts in SCHEDULES.items()},
         "schedule": DEFAULT_SCHEDULE,
+        "rows": rows_behind_bars(),
         "seq_len": opening.tables.get("data", {}).get("seq_len"),
         "exports": list(EXPORTERS),
     }

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 DTYPES = ("float32", "bfloat16", "float16")
+HUGGING_FACE = (None, "huggingface", "hugging-face", "hf", "safetensors")
+OTHER_FORMS = ("torch", "dcp")
+"""Forms of a checkpoint beside safetensors: a file of `torch.save`, and a DCP folder."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to",
         metavar="NAME",
-        help="plan: megatron-lm, deepspeed or torchtitan; checkpoint: huggingface (the default)",
+        help="plan: megatron-lm, deepspeed or torchtitan; checkpoint: huggingface (the default), "
+        "torch (one file of torch.save) or dcp (a folder of torch.distributed.checkpoint)",
     )
     parser.add_argument("--plan", metavar="TEXT", help="the plan, instead of the CONFIG's")
     parser.add_argument(
@@ -153,10 +157,13 @@ def _plan_and_batch(arguments: argparse.Namespace) -> tuple[Any, int | None]:
 
 
 def _checkpoint(arguments: argparse.Namespace) -> Answer:
-    if arguments.to not in {None, "huggingface", "hugging-face", "hf", "safetensors"}:
+    if arguments.to not in {*HUGGING_FACE, *OTHER_FORMS}:
         raise UsageError(
-            f"a checkpoint is exported to huggingface (safetensors), not to '{arguments.to}'"
+            f"a checkpoint is exported to huggingface (safetensors), torch or dcp, not to "
+            f"'{arguments.to}'"
         )
+    if arguments.to in OTHER_FORMS and arguments.shard_gb is not None:
+        raise UsageError(f"--shard-gb belongs to safetensors; --to {arguments.to} has no shards")
     for option in ("plan", "global_batch"):
         if getattr(arguments, option) is not None:
             raise UsageError(
@@ -176,6 +183,8 @@ def _checkpoint(arguments: argparse.Namespace) -> Answer:
     source = Path(arguments.source)
     source = resolve(latest_run() if is_word(source, LATEST) else source)
     limit = _shard_bytes(arguments.shard_gb)
+    if arguments.to in OTHER_FORMS:
+        return _other_form(source, arguments.to, arguments.out, dtype, arguments.merge)
     if arguments.merge:
         files, names = _merged(source, arguments.out, dtype, limit)
     else:
@@ -190,6 +199,48 @@ def _checkpoint(arguments: argparse.Namespace) -> Answer:
     }
     view = f"{len(names)} tensors written to {', '.join(map(str, files))}"
     return Answer(data, view)
+
+
+def _other_form(
+    source: Path, form: str, out: Path, dtype: torch.dtype | None, merge: bool
+) -> Answer:
+    """Write the weights as a file of `torch.save`, or as a distributed checkpoint.
+
+    They are those of the safetensors, under the same names. All are in memory at once.
+    Errors: `UsageError` for a place that is taken or cannot be written.
+    """
+    import tempfile
+
+    from safetensors.torch import load_file
+
+    from plait.checkpoint.elsewhere import write_dcp, write_torch
+    from plait.checkpoint.hugging_face import export_model
+
+    if out.exists() and (form == "dcp" or out.is_dir()):
+        raise UsageError(f"{out} is there already; name a place that is not")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent) as name:
+            folder = Path(name) / "weights"
+            if merge:
+                _merged(source, folder, dtype, _shard_bytes(None))
+            else:
+                export_model(source, folder, dtype, _library_files(source))
+            weights: dict[str, torch.Tensor] = {}
+            for file in sorted(folder.glob("*.safetensors")):
+                weights |= load_file(file)
+        write = {"torch": write_torch, "dcp": write_dcp}[form]
+        write(weights, out)
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror or error}") from None
+    files = sorted(out.iterdir()) if out.is_dir() else [out]
+    data = {
+        "out": str(out),
+        "files": [str(file) for file in files],
+        "num_tensors": len(weights),
+        "names": {name: name for name in weights},
+    }
+    return Answer(data, f"{len(weights)} tensors written to {out}")
 
 
 def _shard_bytes(gigabytes: float | None) -> int:

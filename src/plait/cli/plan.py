@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--objective",
         choices=("time", "cost", "memory"),
         default="time",
-        help="what the best plan has least of (default: time)",
+        help="what the best plan minimises (default: time)",
     )
     parser.add_argument(
         "--top", type=int, default=5, metavar="K", help="how many plans are shown (default: 5)"
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fix",
         default="",
         metavar="TEXT",
-        help="parts of the plan that are decided, as 'tp8 1f1b'; the rest is searched",
+        help="parts of the plan that are fixed, such as 'tp8 1f1b'; the rest is searched",
     )
     common.add_framework(parser)
     common.add_campaign(parser)

@@ -14,13 +14,9 @@ from plait.cluster.bounds import MOST_DEVICES, Bounds, number_faults
 from plait.cluster.calibration import CALIBRATION_BOUNDS, calibration_of
 from plait.cluster.hardware import Device, Hardware, Network, Node
 from plait.cluster.presets import (
-    FP8,
-    MICROSCALED,
     NETWORK_LATENCY_US,
-    NVFP4,
     NVLINK_LATENCY_US,
     PRESETS,
-    WATTS,
 )
 from plait.errors import ClusterError
 from plait.values import JsonMapping, JsonObject
@@ -59,30 +55,15 @@ OPTIONAL: Final = frozenset(
 """Settings that may be left out: one node, and what the planner takes in general."""
 
 
-def peaks_of(name: str) -> dict[str, float]:
-    """The dense TFLOP/s of a preset by precision, those of eight bits and fewer where it has
-    them.
-    """
-    preset = PRESETS[name]
-    peaks = {"bf16": preset.bf16, "float32": preset.float32, "float64": preset.float64}
-    if name in FP8:
-        peaks["fp8"] = FP8[name]
-    if name in MICROSCALED:
-        peaks["mxfp8"] = FP8[name]
-    if name in NVFP4:
-        peaks["nvfp4"] = NVFP4[name]
-    return peaks
-
-
 def settings_of(name: str) -> JsonObject:
     """A preset as the settings of a cluster file, by dotted key."""
     preset = PRESETS[name]
     pair = {"node.pair_bandwidth_gbps": preset.pair_bandwidth} if preset.pair_bandwidth else {}
-    power = {"device.power_watts": WATTS[name]} if name in WATTS else {}
+    power = {"device.power_watts": preset.watts} if preset.watts else {}
     return {
         **pair,
         **power,
-        "device.peak_tflops": peaks_of(name),
+        "device.peak_tflops": preset.peaks,
         "device.memory_gb": preset.memory_gb,
         "device.memory_bandwidth_gbps": preset.memory_bandwidth,
         "device.price_per_hour": preset.price,

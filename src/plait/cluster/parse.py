@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from plait.cluster.bounds import number_faults
-from plait.cluster.build import BOUNDS, DEFAULTS, build, faults, peaks_of, settings_of
+from plait.cluster.build import BOUNDS, DEFAULTS, build, faults, settings_of
 from plait.cluster.calibration import CALIBRATION_BOUNDS, calibration_of
 from plait.cluster.hardware import Hardware
 from plait.cluster.local import DEFAULT_PROBE_PATH, hardware_of_probe
@@ -80,12 +80,12 @@ def hardware_of_tables(name: str, tables: JsonMapping) -> Hardware:
     if not isinstance(peak, Mapping) and not number_faults("", peak, BOUNDS["device.peak_tflops"]):
         # one number is the bf16 peak; the other precisions keep the preset's ratio to it, or share
         # it
-        known = peaks_of(preset_name) if preset_name else dict.fromkeys(WIDE, 1.0)
+        known = preset.peaks if preset else dict.fromkeys(WIDE, 1.0)
         settings["device.peak_tflops"] = {
             precision: peak * rate / known["bf16"] for precision, rate in known.items()
         }
     elif isinstance(peak, Mapping) and not faults({**settings, "device.peak_tflops": peak}):
-        settings["device.peak_tflops"] = {**peaks_of(preset_name), **peak} if preset_name else peak
+        settings["device.peak_tflops"] = {**preset.peaks, **peak} if preset else peak
     achieved = preset.achieved_bf16 if preset and "device.peak_tflops" not in by_key else 0.0
     return build(name, preset_name or Path(name).stem, settings, achieved)
 

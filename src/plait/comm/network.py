@@ -26,6 +26,7 @@ LOOPBACK = "127.0.0.1"
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _SIOCGIFADDR = 0x8915  # of <linux/sockios.h>
 _LOCAL_NAMES = ("lo", "lo0")
+_LOOPBACK_NET = "127."
 _EPHEMERAL = 0
 
 
@@ -152,7 +153,7 @@ def store_of_world(timeout: timedelta) -> Store | None:
     if variables.get("RANK") != "0":
         host = LOOPBACK if is_local else variables["MASTER_ADDR"]
         return TCPStore(host, port, is_master=False, timeout=timeout)
-    host = LOOPBACK if is_local else address_of(str(interface))
+    host = LOOPBACK if is_local else _address_to_listen_on(str(interface), variables["MASTER_ADDR"])
     try:
         store = listening_store(host, port)
     except OSError as error:
@@ -161,3 +162,10 @@ def store_of_world(timeout: timedelta) -> Store | None:
         ) from error
     store.set_timeout(timeout)
     return store
+
+
+def _address_to_listen_on(interface: str, told: str) -> str:
+    """The address of rank 0's store: the interface's. Loopback has many, of which one is told."""
+    if interface in _LOCAL_NAMES and told.startswith(_LOOPBACK_NET):
+        return told
+    return address_of(interface)

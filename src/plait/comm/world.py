@@ -321,7 +321,7 @@ def _apart(
         )
 
     def alone(name: AxisName) -> Backend:
-        raise PlanError(f"axis {name}: this rank has met nobody yet")
+        raise PlanError(f"axis {name}: this rank has not joined the other ranks yet")
 
     def regroup(members: tuple[int, ...]) -> None:
         rank = members.index(place.worker)

@@ -7,12 +7,14 @@ the same global batch.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor
 
-from plait.datasets.collate import collate
+from plait.datasets.collate import Batch, collate
 from plait.datasets.order import order_of
 from plait.datasets.prefetch import read_ahead
 from plait.datasets.sample_set import SampleSet
@@ -75,7 +77,8 @@ class Loader:
         self.shares = _checked_shares(shares, dp_size)
         self.epoch = self.position = 0
         self._order = order_of(dataset, seed)
-        self._ahead: Iterator[tuple[Tensor, Tensor]] | None = None
+        self._ahead: Iterator[Batch] | None = None
+        self._queue: deque[Future[Batch]] = deque()
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return self
@@ -85,10 +88,16 @@ class Loader:
             indices, self.epoch, self.position = self._part(self.epoch, self.position)
             return collate(self.dataset, indices)
         if self._ahead is None:
-            self._ahead = read_ahead(self.dataset, self._parts(), self.workers)
+            self._queue = deque()
+            self._ahead = read_ahead(self.dataset, self._parts(), self.workers, self._queue)
         batch = next(self._ahead)
         self.epoch, self.position = self._after(self.epoch, self.position)[0::2]
         return batch
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next batch has been read already."""
+        return self._ahead is not None and bool(self._queue) and self._queue[0].done()
 
     @property
     def batches_per_epoch(self) -> int:

@@ -44,8 +44,8 @@ class Masked(Dataset[tuple[Tensor, Tensor]]):
         inputs, targets = collate(self.dataset, indices)
         if targets.is_floating_point():
             raise DataError(
-                f"targets of {targets.dtype} cannot be masked: -100 is a class number that "
-                "counts for nothing"
+                f"targets of {targets.dtype} cannot be masked: the label -100, which does not "
+                "count, needs whole numbers"
             )
         shares = uniforms(indices, 1, seed=self.seed)[:, 0]
         if targets.dim() == 1:

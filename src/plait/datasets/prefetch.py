@@ -24,12 +24,16 @@ DEPTH: Final = 2
 """Batches that each thread has read or is reading."""
 
 
-def read_ahead(dataset: SampleSet, indices: Iterator[Tensor], workers: int) -> Iterator[Batch]:
-    """The batch of each tensor of indices, by so many threads; pinned where there is a GPU."""
+def read_ahead(
+    dataset: SampleSet, indices: Iterator[Tensor], workers: int, ahead: deque[Future[Batch]]
+) -> Iterator[Batch]:
+    """The batch of each tensor of indices, by so many threads; pinned where there is a GPU.
+
+    `ahead` holds those that are read or being read, the next one first.
+    """
     read = partial(_pinned, dataset) if torch.cuda.is_available() else partial(collate, dataset)
     pool = ThreadPoolExecutor(workers, thread_name_prefix="data")
     try:
-        ahead: deque[Future[Batch]] = deque()
         ahead.extend(pool.submit(read, one) for one in islice(indices, DEPTH * workers))
         while ahead:
             batch = ahead.popleft().result()

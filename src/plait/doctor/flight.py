@@ -33,7 +33,7 @@ MOVED: Final = struct.Struct("<dQ")
 PHASE: Final = struct.Struct("<IIdQ")
 ACTION: Final = struct.Struct("<IId")
 WAIT: Final = struct.Struct("<IIQQqdQ")
-STEP: Final = struct.Struct("<Qddddddd")
+STEP: Final = struct.Struct("<Qdddddddd")
 ENTRY: Final = struct.Struct("<QIIQQqddd")
 ENTRY_END: Final = struct.Struct("<dd")
 HEARTBEAT_AT: Final = 64
@@ -97,6 +97,7 @@ class FlightRecorder:
         self._waited = 0.0
         self._issued = 0.0
         self._faults = (0, 0)
+        self._processor_began = time.process_time()
         self._compiling = 0
         self._map = self._mapped(folder)
         self._write_phase()
@@ -132,6 +133,8 @@ class FlightRecorder:
         """Be in another phase from here on."""
         now = _clock()
         self._spent[self._phase] += now - self._phase_since
+        if phase is Phase.STEPPING:
+            self._processor_began = time.process_time()
         self._phase = phase
         self._phase_since = now
         self._write_phase()
@@ -164,6 +167,7 @@ class FlightRecorder:
 
     def step_done(self, step: int) -> None:
         """A step has ended, which began at the end of the one before."""
+        processor_seconds = time.process_time() - self._processor_began
         self.enter(Phase.OUTSIDE)
         now = self._phase_since
         seconds = now - self._last_done
@@ -182,6 +186,7 @@ class FlightRecorder:
             self._issued,
             float(faults[0] - self._faults[0]),
             float(faults[1] - self._faults[1]),
+            processor_seconds,
         )
         self._num_steps += 1
         self._faults = faults

@@ -72,7 +72,8 @@ class Communication:
 class StepTimes:
     """Seconds of one step of one rank, and its page faults.
 
-    `load` is loading, `wait` waiting for others, `issue` handing over to the transport.
+    `load` is loading, `wait` waiting for others, `issue` handing over to the transport. `processor`
+    is the processor time of the step itself, on all threads.
     """
 
     step: int
@@ -83,6 +84,7 @@ class StepTimes:
     issue: float
     minor_faults: float
     major_faults: float
+    processor: float = 0.0
 
     @property
     def own(self) -> float:
@@ -164,7 +166,9 @@ def view_of(
     magic, pid, start, rank, size = HEADER.unpack_from(data, 0)
     if len(data) < RECORD_BYTES or magic != MAGIC:
         raise ValueError("this is no flight record")
-    moved = MOVED.unpack_from(data, MOVED_AT)[0]
+    # A writer that has lost its processor may leave zeros for a while: what it writes is now.
+    moved = MOVED.unpack_from(data, MOVED_AT)[0] or now()
+    heartbeat = HEARTBEAT.unpack_from(data, HEARTBEAT_AT)[0] or now()
     phase, _, phase_since, _ = PHASE.unpack_from(data, PHASE_AT)
     action, _, action_since = ACTION.unpack_from(data, ACTION_AT)
     state, name, number, num_bytes, peer, since, _ = WAIT.unpack_from(data, WAIT_AT)
@@ -176,7 +180,7 @@ def view_of(
         size=size,
         pid=pid,
         start=start,
-        heartbeat=HEARTBEAT.unpack_from(data, HEARTBEAT_AT)[0],
+        heartbeat=heartbeat,
         moved=moved,
         phase=Phase(phase),
         phase_since=phase_since,

@@ -36,6 +36,7 @@ class Update:
 
     Attributes:
         optimizer: the optimizer of this rank's pieces.
+        clip_grad_norm: the largest norm of the gradient; None does not clip.
         loss_copies: ranks of the tensor axis that compute each sample's loss.
     """
 
@@ -58,7 +59,7 @@ class Update:
         self.loss_copies = 1 if split is None else split.loss_copies
         self._weight = None if split is None else split.weight
         self.optimizer = optimizer
-        self._clip = clip_grad_norm
+        self.clip_grad_norm = clip_grad_norm
         self._learning_rate = learning_rate
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
         self._rate = 1.0
@@ -118,9 +119,9 @@ class Update:
         `divisor` turns summed gradients into those of the mean loss; 0 says that there are none.
         """
         factor = 1.0 / divisor if divisor else 0.0
-        if self._clip is not None:
+        if self.clip_grad_norm is not None:
             norm = float(totals.squared_norm**0.5) * factor
-            factor *= min(1.0, self._clip / (norm + CLIP_EPSILON))
+            factor *= min(1.0, self.clip_grad_norm / (norm + CLIP_EPSILON))
         return Change(step, factor)
 
     def make(self, change: Change) -> None:

@@ -31,7 +31,11 @@ NOTES: Final[tuple[tuple[str, Kind, str], ...]] = (
     ),
     *(
         (name, "ignored", CLOUD)
-        for name in ("ec2_*", "aws_*", "iam_*", "region", "base_job_name", "vm", "env")
+        for name in ("ec2_*", "aws_*", "iam_*", "region", "base_job_name", "vm", "env", "image_uri")
+    ),
+    *(
+        (name, "ignored", CLOUD)
+        for name in ("profile", "pytorch_version", "transformers_version", "py_version")
     ),
     ("fsdp_config.*", "ignored", KNOB),
     ("deepspeed_config.*", "ignored", KNOB),
@@ -40,6 +44,7 @@ NOTES: Final[tuple[tuple[str, Kind, str], ...]] = (
     ("dynamo_config.*", "ignored", KNOB),
     ("fp8_config.*", "different", "products in 8 bits round there"),
     ("fp8_config", "different", "products in 8 bits round there"),
+    ("additional_args*", "ignored", CLOUD),
     ("commands", "ignored", CLOUD),
     ("command_file", "ignored", CLOUD),
 )

@@ -14,6 +14,9 @@ FILES: Final = "axolotl's own folders; plait writes into --out"
 KERNEL: Final = "a kernel of axolotl; results do not depend on it"
 DATA: Final = "axolotl's own reading of data; see [data] files, tokenizer and packing"
 OTHER: Final = "another kind of training than plait's"
+RULE: Final = "the update is another one there"
+COURSE: Final = "the learning rate or the model is another one there"
+LAUNCH: Final = "an option of the launcher; plait train --nproc or torchrun takes its place"
 
 NOTES: Final[tuple[tuple[str, Kind, str], ...]] = (
     *((name, "ignored", LOG) for name in ("wandb_*", "mlflow_*", "comet_*", "use_*", "logging_*")),
@@ -114,6 +117,7 @@ NOTES: Final[tuple[tuple[str, Kind, str], ...]] = (
     ("freeze_*", "different", "plait trains all parameters, or adapters alone"),
     ("quantization.*", "different", "weights are rounded there"),
     ("qat.*", "different", "weights are rounded while training there"),
+    ("type_of_model", "ignored", "the config says the family"),
     ("is_*", "ignored", "the config says the family"),
     ("*_type", "ignored", "the config says the family"),
     ("*model_config*", "ignored", "a place of files; model.config names the config"),
@@ -136,6 +140,40 @@ NOTES: Final[tuple[tuple[str, Kind, str], ...]] = (
     ("ring_attn_func", "ignored", KERNEL),
     ("max_memory*", "ignored", KERNEL),
     ("unfrozen_parameters*", "different", "plait trains all parameters, or adapters alone"),
+    *((name, "different", COURSE) for name in ("jagged_*", "rope_scaling", "overrides_of_*")),
+    *((name, "different", RULE) for name in ("loraplus_*", "embedding_lr*", "optim_target_*")),
+    *((name, "different", RULE) for name in ("adam_epsilon2", "adam_beta3", "dion_*", "qgalore_*")),
+    *((name, "different", RULE) for name in ("lisa_*", "noisy_embedding_alpha", "reinit_weights")),
+    *((name, "different", OTHER) for name in ("rpo_alpha", "simpo_gamma", "cpo_alpha", "eaft_*")),
+    *(
+        (name, "different", OTHER)
+        for name in ("center_rewards_*", "precompute_ref_*", "trainer_cls", "scaling_softmax*")
+    ),
+    *((name, "different", "weights are rounded there") for name in ("fp8_*", "nvfp4_*")),
+    *(
+        (name, "different", "samples are made in another way there; see [data]")
+        for name in ("pose_*", "curriculum_sampling", "batch_flattening", "role_boundaries")
+    ),
+    ("selective_checkpointing.*", "different", "write remat:selective"),
+    ("auto_find_batch_size", "different", "plait's batch is what [train] says"),
+    ("context_parapllel_size", "different", "misspelt, so that it is read by nobody there"),
+    *((name, "ignored", LOG) for name in ("hf_mlflow_*", "otel_*", "include_tkps", "generat*")),
+    *((name, "ignored", LOG) for name in ("bench_*", "greater_is_better", "num_generation_*")),
+    *((name, "ignored", LAUNCH) for name in ("ray_*", "resources_per_worker*", "device", "ddp")),
+    *((name, "ignored", LAUNCH) for name in ("world_size", "gradio_*", "axolotl_config_path")),
+    *((name, "ignored", LAUNCH) for name in ("provider", "node_count", "volumes", "branch")),
+    *((name, "ignored", LAUNCH) for name in ("dockerfile_*", "memory*", "timeout*")),
+    *((name, "ignored", FILES) for name in ("merge_*", "dynamic_checkpoint.*", "revision_of_*")),
+    *((name, "ignored", FILES) for name in ("num_dataset_shards_*", "base_model_ignore_*")),
+    *((name, "ignored", DATA) for name in ("processor_kwargs*", "max_prompt_len", "pretrain*")),
+    *((name, "ignored", DATA) for name in ("default_system_message", "fix_untrained_tokens")),
+    *((name, "ignored", DATA) for name in ("preprocess_iterable", "total_num_tokens")),
+    *((name, "ignored", DATA) for name in ("total_supervised_tokens", "*_embeddings")),
+    *((name, "ignored", KERNEL) for name in ("qlora_sharded_*", "embeddings_skip_upcast")),
+    *((name, "ignored", KERNEL) for name in ("torch_empty_cache_*", "gc_*", "float32", "sdpa_*")),
+    *((name, "ignored", KERNEL) for name in ("layer_offloading*", "ple_cpu_offload", "fp32_*")),
+    *((name, "ignored", KERNEL) for name in ("deepcompile", "low_cpu_mem_usage", "torch_dtype")),
+    *((name, "ignored", KERNEL) for name in ("accelerator_config", "expert_parallel_*")),
 )
 
 

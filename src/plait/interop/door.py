@@ -8,6 +8,7 @@ from typing import Final
 
 from plait.errors import ConfigError, nearest
 from plait.interop import accelerate, axolotl, deepspeed, files, megatron, nanotron, torchtitan
+from plait.interop.effects import name_without_effect
 from plait.interop.source import Imported, Source
 from plait.values import JsonMapping
 
@@ -81,10 +82,12 @@ def import_text(
     if not source.values:
         raise ConfigError(f"{name}: there is no key in it")
     source.framework = known or _guess(source.values, name)
-    imported = FRAMEWORKS[source.framework](source)
+    read = FRAMEWORKS[source.framework]
+    imported = read(source)
     unknown = {item.key for item in imported.unmapped if item.kind == "unknown"}
     if unknown >= source.values.keys():
         raise ConfigError(_of_another(source, name))
+    name_without_effect(read, source.values, world_size, imported)
     return imported
 
 

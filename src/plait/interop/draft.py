@@ -75,7 +75,8 @@ class Draft:
         config = {name: table for name, table in self.sections.items() if table}
         config["plan"] = {"text": str(plan)}
         source.finish()
-        mapped = [key for key in source.values if key not in _names(source)]
+        named = _names(source)
+        mapped = [key for key in source.values if key in source.read and key not in named]
         return Imported(source.framework, str(plan), config, mapped, source.unmapped)
 
     def _find_sizes(self, names: Mapping[str, str]) -> None:

@@ -51,7 +51,7 @@ def parse(text: str, form: str) -> JsonObject:
     try:
         value = readers[form](text)
     except RecursionError:
-        raise ConfigError("tables stand too deep inside each other") from None
+        raise ConfigError("tables are nested too deep") from None
     except ValueError as error:
         raise ConfigError(f"this is not valid {form.upper()}: {error}") from None
     if not isinstance(value, dict):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from plait.interop.draft import INTERLEAVED, ZERO_STRATEGIES, Draft
 from plait.interop.megatron_options import NOTES
+from plait.interop.megatron_others import OTHERS
 from plait.interop.optimizers import adopt_name
 from plait.interop.source import Imported, Source
 from plait.values import JsonMapping, JsonObject
@@ -44,6 +45,7 @@ def read(source: Source) -> Imported:
     _training(source, draft)
     _model(source, draft)
     source.note_all(NOTES)
+    source.note_all(OTHERS)
     return draft.finish({"global": "--global-batch-size", "micro": "--micro-batch-size"})
 
 

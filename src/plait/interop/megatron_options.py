@@ -172,10 +172,3 @@ NOTES: Final[tuple[tuple[str, Kind, str], ...]] = (
         for name in ("disable-*", "deterministic-mode", "bias-*", "nccl-*", "gradient-*")
     ),
 )
-
-SIZES: Final = (
-    *("max-position-embeddings", "kv-channels", "untie-*", "ffn-hidden-size", "normalization"),
-    *("attention-dropout", "hidden-dropout", "position-embedding-type", "swiglu", "squared-relu"),
-    *("group-query-attention", "num-query-groups", "num-experts", "disable-bias-linear"),
-)
-"""Options of a model that say nothing without its layers, width and heads."""

@@ -71,6 +71,8 @@ class Source:
     world_size: int | None = None
     """The number of ranks that the user told; files often do not say it."""
     taken: set[str] = field(default_factory=set)
+    read: set[str] = field(default_factory=set)
+    """The taken keys whose values were asked for; the others were only named."""
     unmapped: list[Unmapped] = field(default_factory=list)
 
     @staticmethod
@@ -99,6 +101,7 @@ class Source:
                 self.note(key, "ignored", "auto leaves the value to the code that reads the file")
                 continue
             self.taken.add(key)
+            self.read.add(key)
             if answer is None:
                 answer = value
         return answer

@@ -82,6 +82,7 @@ NOTES: Final[tuple[tuple[str, Kind, str], ...]] = (
     ("parallelism.enable_async_tensor_parallel", "ignored", KNOB),
     ("parallelism.expert_tensor_parallel_degree", "ignored", "tp cuts experts by their roles"),
     ("parallelism.*", "ignored", KNOB),
+    ("hf_transformers.*", "different", "a model of transformers; write name = 'hf' in [model]"),
     ("encoder.*", "different", "a model of images, which [model] does not name"),
     ("inference.*", "ignored", "plait trains"),
     ("data.*", "ignored", "data comes by [data]"),
@@ -149,7 +150,21 @@ def _data_axis(source: Source, draft: Draft) -> None:
     if shard > 1:
         draft.strategy = ZERO_STRATEGIES[3]
         draft.replicate = replicate
-    draft.offload = source.flag("training.enable_cpu_offload") and shard > 1
+    offload = source.flag("training.enable_cpu_offload")
+    draft.offload = offload and shard > 1
+    if draft.offload:
+        source.note(
+            "training.enable_cpu_offload",
+            "different",
+            "mapped to offload; torchtitan offloads weights and gradients as well, plait the "
+            "optimizer's state",
+        )
+    elif offload:
+        source.note(
+            "training.enable_cpu_offload",
+            "contradictory",
+            "torchtitan offloads with FSDP2 alone, and the shard degree is 1",
+        )
 
 
 def _batch(source: Source, draft: Draft) -> None:

@@ -11,23 +11,28 @@ from plait.jobs.job import PORT, JobScript, TrainJob
 
 _TEXT = '''"""{shape}.
 
-Run by `ray job submit`.
+Run by `ray job submit`. If a machine is lost, the others are stopped and all start again, on the
+machines that Ray then has. Each start goes on from the newest whole checkpoint (`--resume auto`),
+so a machine that is taken away costs the steps since then: see `train.checkpoint_every`.
 """
 
 import subprocess
 import sys
 
 import ray
-from ray.util.placement_group import placement_group
+from ray.exceptions import RayActorError
+from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 NODES = {nodes}
 RANKS_PER_NODE = {ranks_per_node}
-NUM_GPUS = {gpus}
-PORT = {port}
+NUM_GPUS = {gpus}  # of each machine
+PORT = {port}  # where the ranks meet, on the first machine
+RESTARTS = 20  # after lost machines
 TRAIN = {words}
 
 
+# Ray itself never starts a machine again: a start of one alone would wait for the others.
 @ray.remote(max_restarts=0)
 class Machine:
     """One machine of the run."""
@@ -39,25 +44,42 @@ class Machine:
         command = [sys.executable, "-m", "torch.distributed.run"]
         command += [f"--nnodes={{NODES}}", f"--nproc-per-node={{RANKS_PER_NODE}}"]
         command += [f"--node-rank={{node_rank}}", f"--master-addr={{head}}"]
+        # torchrun starts lost ranks of machines that are still there.
         command += [f"--master-port={{PORT}}", "--max-restarts=3", "-m", "plait", *TRAIN]
         return subprocess.run(command, check=False).returncode
 
 
+def run_once():
+    """The exit code of one start on all machines; None if a machine was lost."""
+    bundle = {{"CPU": RANKS_PER_NODE, **({{"GPU": NUM_GPUS}} if NUM_GPUS else {{}})}}
+    # Each bundle lies on a machine of its own.
+    group = placement_group([bundle] * NODES, strategy="STRICT_SPREAD")
+    try:
+        ray.get(group.ready())  # waits until Ray has so many machines
+        machines = [
+            Machine.options(
+                num_cpus=RANKS_PER_NODE,
+                num_gpus=NUM_GPUS,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
+            ).remote()
+            for index in range(NODES)
+        ]
+        head = ray.get(machines[0].address.remote())
+        codes = ray.get([one.train.remote(rank, head) for rank, one in enumerate(machines)])
+        return max(codes, key=abs)
+    except RayActorError as error:
+        print(f"a machine was lost: {{error}}", file=sys.stderr)
+        return None
+    finally:
+        remove_placement_group(group)  # ends the machines that are left
+
+
 ray.init()
-bundle = {{"CPU": RANKS_PER_NODE, **({{"GPU": NUM_GPUS}} if NUM_GPUS else {{}})}}
-group = placement_group([bundle] * NODES, strategy="STRICT_SPREAD")
-ray.get(group.ready())
-machines = [
-    Machine.options(
-        num_cpus=RANKS_PER_NODE,
-        num_gpus=NUM_GPUS,
-        scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
-    ).remote()
-    for index in range(NODES)
-]
-head = ray.get(machines[0].address.remote())
-codes = ray.get([machine.train.remote(rank, head) for rank, machine in enumerate(machines)])
-sys.exit(max(codes, key=abs))
+for _ in range(1 + RESTARTS):
+    code = run_once()
+    if code is not None:
+        break
+sys.exit(1 if code is None else code)
 '''
 
 

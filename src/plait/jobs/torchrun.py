@@ -28,6 +28,8 @@ def script(job: TrainJob) -> JobScript:
             "# The first machine, as every other one reaches it. The script runs on each machine:",
             "#   HEAD=first-machine bash this-script",
             ': "${HEAD:?set HEAD to the name or the address of the first machine}"',
+            "# Each start has a store of its own, so that a machine may be lost and come back:",
+            "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
             "",
         ]
         options = [

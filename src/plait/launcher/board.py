@@ -17,7 +17,7 @@ from enum import IntEnum
 from pathlib import Path
 
 SIGNAL, VOID, RECALLED, DECIDED, WAITS = range(5)
-RESUMED, MOVED, SEATS = range(12, 15)
+RESUMED, MOVED, SEATS = range(14, 17)
 BEGUN, WAITING, DONE = range(3)
 WORDS_A_SEAT = 3
 WORD_BYTES = 8
@@ -26,12 +26,13 @@ GONE = -2
 
 
 class Waited(IntEnum):
-    """The things that steps wait for, or that take processor time beside them."""
+    """The things that a run waits for, or that take processor time beside its steps."""
 
     SNAPSHOTS = 0
     CHECKPOINTS = 1
     COPYING = 2
     WRITING = 3
+    LAST_CHECKPOINT = 4
 
 
 class Files:

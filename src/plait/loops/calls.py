@@ -131,9 +131,9 @@ def calls_of(model: nn.Module, loss: LossOfScript | None = None) -> Calls:
         return LibraryCalls(model, loss)
     if loss is None:
         raise ModelError(
-            f"{type(model).__name__} is no model of transformers that computes its own loss, and "
-            "a loss in the script would be on every rank while outputs are on the last stage; "
-            "give loss=function of (output, targets), and call model(inputs, targets)"
+            f"{type(model).__name__} is not a model of transformers that computes its own loss, "
+            "and the script cannot compute it, because only the last stage has outputs; give "
+            "loss=function of (output, targets), and call model(inputs, targets)"
         )
     return LossCalls(model, loss)
 

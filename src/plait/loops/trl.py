@@ -45,6 +45,6 @@ def __getattr__(name: str) -> NoReturn:
     if name.endswith("Trainer"):
         raise PlanError(
             f"{name} compares outputs of several forwards, or generates between steps, and under a "
-            "plan outputs are on the last stage; SFTTrainer is there, and Fabric for other loops"
+            "plan only the last stage has outputs; use SFTTrainer, or Fabric for a loop of your own"
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,13 +1,16 @@
 """The checkpoints of a run: in between they are written behind its back, at its end it waits.
 
-Steps wait until the ranks have agreed, and for the checkpoint before where that is still being
-written. The state is copied beside the next step. Ranks that do not step together save in their own
-time, and wait for the files too.
+Steps wait for the checkpoint before, where that is still being written. The state is copied beside
+the next step, and the ranks agree beside it too. Ranks that do not step together save in their own
+time, and wait for the files.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,17 +28,12 @@ if TYPE_CHECKING:
     from plait.checkpoint.behind import BackgroundSave
 
 
-COSTS = (Waited.CHECKPOINTS, Waited.WRITING)
-Costs = tuple[WaitedFor, WaitedFor]
-"""The waits of steps, and the processor seconds beside them."""
-
-
 class Checkpoints(Hook):
     """Save into the run's folder every `every` steps (0: never in between) and after the last. On
     all ranks.
 
     Of the checkpoints the `keep` newest stay (0: all). With `saves_start` there is one before the
-    first step, too. `costs` is where the time is noted that steps wait for them. `is_beside`:
+    first step, too. `account` gives where time is noted that is spent on them. `is_beside`:
     nothing but the engine's steps changes the state, so that it may be copied beside the next.
     """
 
@@ -47,7 +45,7 @@ class Checkpoints(Hook):
         *,
         saves_start: bool = False,
         is_beside: bool = False,
-        costs: Costs | None = None,
+        account: Callable[[Waited], WaitedFor] = WaitedFor,
     ) -> None:
         self.folder = folder
         self.every = every
@@ -55,8 +53,11 @@ class Checkpoints(Hook):
         self._saves_start = saves_start
         self._saved = 0
         self._is_beside = is_beside
-        self._waited, self._writing = costs or (WaitedFor(COSTS[0]), WaitedFor(COSTS[1]))
+        self._waited = account(Waited.CHECKPOINTS)
+        self._ending = account(Waited.LAST_CHECKPOINT)
+        self._writing = account(Waited.WRITING)
         self._pending: BackgroundSave | None = None
+        self._sweep = partial(_sweep, folder.checkpoint(0).parent, keep)
 
     def on_start(self, start: RunStart) -> None:
         """Learn what to save. A rank that has joined the others at a step saves it with them."""
@@ -67,11 +68,12 @@ class Checkpoints(Hook):
         self._step = start.first_step - 1
         self._saved = self._step
         world = start.engine.world
-        self._saves = SavesBehind(start.engine)
         self._is_beside &= not SCHEDULES[start.engine.plan.pp.schedule].asynchronous
         self._is_behind = start.engine.driver.is_synchronous and world.membership is None
-        if self._is_behind and world.rank == 0:
-            set_aside(self._path.parent)
+        if self._is_behind:
+            self._saves = SavesBehind(start.engine)
+            if world.rank == 0:
+                set_aside(self._path.parent)
         if self._saves_start and not self._is_saved():
             self._save()
         if self._joined_late():
@@ -79,7 +81,8 @@ class Checkpoints(Hook):
 
     def before_rollback(self) -> None:
         """The newest checkpoint is whole before it is looked for. Collective."""
-        self._settle()
+        with _timed(self._waited):
+            self._settle()
 
     def on_rollback(self, step: int) -> None:
         """Steps that are done again are saved again."""
@@ -96,18 +99,26 @@ class Checkpoints(Hook):
 
         A run may have been lost between its last step and this save.
         """
-        whole = self._settle()
-        if not whole or self._step > self._saved or not self._is_saved():
-            self._save()
+        with _timed(self._ending):
+            whole = self._settle()
+            if not whole or self._step > self._saved or not self._is_saved():
+                self._write()
+                self._waited.add(0.0)
+        if self._is_behind and self._start.engine.world.rank == 0:
+            from plait.checkpoint.behind import remove_tombstones
+
+            remove_tombstones(self._path.parent)
 
     def numbers(self) -> JsonObject:
         """The number of checkpoints, and what this rank has spent on them.
 
-        `seconds` are those that steps waited, `processor_seconds` those beside the steps.
+        `seconds` are those that steps waited, `processor_seconds` those beside the steps. The run
+        waited `end_seconds` for its last one, after its last step.
         """
         cost = {
             "count": self._waited.count,
             "seconds": self._waited.seconds,
+            "end_seconds": self._ending.seconds,
             "processor_seconds": self._writing.seconds,
         }
         return {"checkpoints": cost}
@@ -140,23 +151,26 @@ class Checkpoints(Hook):
 
     def _save(self) -> None:
         """Save, and return when the checkpoint is whole."""
-        began = time.perf_counter()
+        with _timed(self._waited, count=1):
+            self._write()
+
+    def _write(self) -> None:
         engine = self._start.engine
         engine.save(self._path, loader=self._start.loader.state_dict())
-        self._note(began)
+        self._saved = self._step
         if engine.world.rank == 0:
             self._sweep()
 
     def _save_behind(self) -> None:
         """Have the state copied and written while training goes on."""
-        began = time.perf_counter()
-        self._await()
         engine = self._start.engine
-        engine.flush()
-        meta = {"loader": self._start.loader.state_dict()}
-        with engine.world.recorder.flight.during(Phase.SAVING):
-            self._pending = self._saves.begin(self._path, meta, self._sweep)
-        self._note(began)
+        with _timed(self._waited, count=1):
+            self._await()
+            engine.flush()
+            meta = {"loader": self._start.loader.state_dict()}
+            with engine.world.recorder.flight.during(Phase.SAVING):
+                self._pending = self._saves.begin(self._path, meta, self._sweep)
+            self._saved = self._step
         if self._is_beside:
             engine.copies.add(self._settle_copy)
         else:
@@ -164,14 +178,9 @@ class Checkpoints(Hook):
 
     def _settle_copy(self) -> None:
         """Wait until the state is copied."""
-        began = time.perf_counter()
         if self._pending is not None:
-            self._pending.settle()
-        self._waited.add(time.perf_counter() - began, count=0)
-
-    def _note(self, began: float) -> None:
-        self._saved = self._step
-        self._waited.add(time.perf_counter() - began)
+            with _timed(self._waited):
+                self._pending.settle()
 
     def _await(self) -> str | None:
         """Wait for what this rank is writing. A checkpoint that failed is one line, told here."""
@@ -193,13 +202,20 @@ class Checkpoints(Hook):
         """
         if not self._is_behind:
             return True
-        began = time.perf_counter()
         failure = self._await()
         told: list[str | None] = self._start.engine.world.axis("world").gather_objects(failure)
-        self._waited.add(time.perf_counter() - began, count=0)
         return told[0] is None
 
-    def _sweep(self) -> None:
-        """Remove the oldest checkpoints."""
-        if self.keep:
-            keep_newest(self.folder.checkpoint(0).parent, self.keep)
+
+def _sweep(folder: Path, keep: int) -> None:
+    """Remove the oldest checkpoints."""
+    if keep:
+        keep_newest(folder, keep)
+
+
+@contextmanager
+def _timed(account: WaitedFor, count: int = 0) -> Iterator[None]:
+    """Note the seconds inside, for so many more checkpoints."""
+    began = time.perf_counter()
+    yield
+    account.add(time.perf_counter() - began, count)

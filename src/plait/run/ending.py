@@ -21,6 +21,8 @@ from plait.comm import World
 from plait.launcher.board import GONE, Page
 from plait.launcher.seat import POLITE_SECONDS, SIGNALS
 
+LINGER_SECONDS = 5.0
+
 
 class Ending(Protocol):
     """The judge of whether a run ends before a step."""
@@ -37,10 +39,15 @@ class Ending(Protocol):
 
 
 class EndByPeers:
-    """The ending of a rank that torchrun has started. The second signal ends the rank at once."""
+    """The ending of a rank that torchrun has started. The second signal ends the rank at once.
+
+    An agent of torchrun signals its own ranks before it starts them again. Those of other machines
+    may be earlier. So the word of a peer is no signal of this rank's own.
+    """
 
     def __init__(self, deadline_seconds: float) -> None:
         self.signal = 0
+        self._is_heard = False
         self._deadline_seconds = deadline_seconds
         self._world: World | None = None
         for number in SIGNALS:
@@ -59,10 +66,22 @@ class EndByPeers:
             self._begin(signal.SIGTERM)
         return bool(float(asked))
 
+    def linger(self) -> None:
+        """Wait a moment for the own signal, where a peer's has ended the run.
+
+        An agent whose rank ends before it is signalled takes that for a failure, and counts it
+        among `--max-restarts`.
+        """
+        end = time.monotonic() + LINGER_SECONDS
+        while self.signal and not self._is_heard and time.monotonic() < end:
+            time.sleep(POLITE_SECONDS)
+
     def _hear(self, number: int, frame: object) -> None:
-        if self.signal:
+        if self._is_heard:
             os._exit(128 + number)
-        self._begin(number)
+        self._is_heard = True
+        if not self.signal:
+            self._begin(number)
 
     def _begin(self, number: int) -> None:
         """Give the run its time to end."""

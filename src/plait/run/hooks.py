@@ -27,6 +27,18 @@ class RunStart:
 
 
 @dataclass(frozen=True)
+class BatchWait:
+    """The time that a step waited for its batch, from `began_seconds` of `time.perf_counter` on.
+
+    `was_ready`: the batch had been read when it was asked for.
+    """
+
+    began_seconds: float
+    seconds: float
+    was_ready: bool
+
+
+@dataclass(frozen=True)
 class StepDone:
     """One step that is done; `seconds` holds everything since the step before it, loading the batch
     included.
@@ -39,6 +51,7 @@ class StepDone:
     result: StepResult
     learning_rate: float | None = None
     memory_bytes: int | None = None
+    wait: BatchWait | None = None
 
 
 class Hook:

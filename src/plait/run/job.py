@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from plait.run.assemble import Training
     from plait.run.ending import Ending
     from plait.run.hooks import Hook
+    from plait.run.host_snapshots import HostSnapshots
     from plait.run.metrics import Tally
     from plait.run.place import RankContext
     from plait.run.rundir import RunFolder
@@ -89,6 +90,8 @@ def run(
     world = join(plan, job.supervision.silent_seconds, backend=job.config.cluster.backend)
     ending = None if listening is None else listening.of(world)
     numbers: JsonObject = closing(world, partial(_watched, job, world, place, ending))
+    if isinstance(listening, EndByPeers):
+        listening.linger()
     return numbers
 
 
@@ -97,49 +100,37 @@ def _watched(
 ) -> JsonObject:
     """The run in a world, watched over where no launcher does. Collective."""
     from plait.run.assemble import shares_between
+    from plait.run.sources import newest_of_run, snapshots_of_host
 
     job, folder = _agreed(world, job)
     if place is not None and not place.is_first:
-        job = _continued(world, job, folder)
+        newest = newest_of_run(world, folder, job.began)
+        job = job if newest is None else replace(job, checkpoint=newest)
     if folder is not None:
         shares = shares_between(job.config.plan, len(world.equals()))
         world.record_into(folder.doctor, shares)
     log = contextlib.nullcontext() if folder is None else logged(folder.log(world.rank))
-    with log, job.supervision.inside(folder):
-        return _trained(job, world, place, ending)
-
-
-def _continued(world: World, job: TrainingRun, folder: RunFolder | None) -> TrainingRun:
-    """The job of a later generation, which goes on from what the run itself has saved last.
-
-    Rank 0 looks, since another checkpoint may be published meanwhile. Collective.
-    """
-    newest = None
-    if world.rank == 0 and folder is not None:
-        newest = _own_checkpoint(job, folder)
-    told = world.axis("world").gather_objects(newest)[0]
-    return job if told is None else replace(job, checkpoint=told)
-
-
-def _own_checkpoint(job: TrainingRun, folder: RunFolder) -> Path | None:
-    """The newest whole checkpoint that the run itself has saved; None where there is none."""
-    from plait.checkpoint.folder import INDEX, newest_whole
-
-    if not folder.has_whole_checkpoint:
-        return None
-    newest = newest_whole(folder.path)
-    is_own = (newest / INDEX).stat().st_mtime >= job.began
-    return newest if is_own else None
+    memory = None
+    if place is None and job.watches_itself:
+        memory = snapshots_of_host(job.config.recovery, job.checkpoint, world)
+    kept = contextlib.nullcontext() if memory is None else contextlib.closing(memory)
+    with log, job.supervision.inside(folder), kept:
+        return _trained(job, world, place, ending, memory)
 
 
 def _trained(
-    job: TrainingRun, world: World, place: RankContext | None, ending: Ending | None
+    job: TrainingRun,
+    world: World,
+    place: RankContext | None,
+    ending: Ending | None,
+    memory: HostSnapshots | None,
 ) -> JsonObject:
     """The run itself. Collective."""
     from plait.doctor.findings import tell
     from plait.engine.explain import explained, memory_error
     from plait.plan import Plan
     from plait.run.assemble import assemble, set_torch
+    from plait.run.data_numbers import bad_rows
     from plait.run.loop import fit
     from plait.run.metrics import Tally
     from plait.run.observing import Observers
@@ -147,6 +138,7 @@ def _trained(
     from plait.run.restarts import earlier_recoveries
     from plait.run.rollback import Rollback
     from plait.run.rundir import RunFolder
+    from plait.run.sources import load
     from plait.run.watch import Watch
 
     plan = Plan.parse(job.plan)
@@ -157,10 +149,10 @@ def _trained(
         training = assemble(job.config, plan, world, table)
     if folder is not None and world.rank == 0:
         training.engine.guard.listeners.append(partial(tell, folder.doctor))
-    if world.rank == 0 and plan.dp.offload and world.device.type == "cpu":
-        _say("offload saves nothing here: on the CPU optimizer state is in host memory already")
-    _load(job, training, place)
-    again = [] if folder is None or world.rank else _begun(folder, job, table)
+    _say_what_is_in_vain(plan, world)
+    source = load(job.checkpoint, training, place, memory)
+    told_folder = folder if world.rank == 0 else None
+    again = _begun(told_folder, job, table, (source, training.engine.step_index))
     tally = Tally()
     watch = Watch(_warn if world.rank == 0 else _be_silent)
     steps = job.config.train.steps
@@ -176,14 +168,21 @@ def _trained(
     progress = [] if place is None else [place.hook(every, goes_back=goes_back)]
     ending = next(iter(progress), ending)
     rollback = Rollback(job.folder, place)
-    hooks += [*progress, *again, rollback]
+    hooks += [*progress, *again, rollback, *filter(None, [memory])]
 
     def ends_before(step: int) -> bool:
         leave = training.engine.driver.leave
         return observers.ends or (ending is not None and ending.ends_before(step, leave))
 
-    rate = rate_of_step(job.config.train)
-    fit(training.engine, training.loader, steps, hooks, ends_before, rollback=rollback, rate=rate)
+    fit(
+        training.engine,
+        training.loader,
+        steps,
+        hooks,
+        ends_before,
+        rollback=rollback,
+        rate=rate_of_step(job.config.train),
+    )
     if ending is not None and training.engine.step_index < steps and not observers.ends:
         observers.finish()
         world.close()
@@ -194,25 +193,19 @@ def _trained(
         "recoveries": recoveries,
         "recovery_seconds": sum(one["seconds"] or 0.0 for one in recoveries),
         **observers.numbers(),
+        **bad_rows(training.loader.dataset),
     }
     for hook in hooks:
         more.update(hook.numbers())
-    more.update(_bad_rows(training))
     result = _ended(job, world, training, tally, more)
     observers.finish()
     world.close()
     return result
 
 
-def _load(job: TrainingRun, training: Training, place: RankContext | None) -> None:
-    """Take the state to go on from: a snapshot in memory, else a checkpoint. Collective."""
-    if training.engine.step_index:  # it was brought in by ranks that go on from it
-        return
-    meta = None if place is None else place.restore(training.engine)
-    if meta is None and job.checkpoint is not None:
-        meta = training.engine.load(job.checkpoint)
-    if meta is not None:
-        training.loader.load_state_dict(meta.get("loader", {}), meta["step"])
+def _say_what_is_in_vain(plan: Plan, world: World) -> None:
+    if world.rank == 0 and plan.dp.offload and world.device.type == "cpu":
+        _say("offload saves nothing here: on the CPU optimizer state is in host memory already")
 
 
 def _ended(
@@ -245,12 +238,6 @@ def _ended(
     )
 
 
-def _bad_rows(training: Training) -> JsonObject:
-    """The number of rows that were left out, where the data counts them."""
-    num_bad = getattr(training.loader.dataset, "num_bad", None)
-    return {} if num_bad is None else {"bad_rows": num_bad}
-
-
 def _warn(message: str) -> None:
     _say(f"warning: {message}")
 
@@ -272,11 +259,18 @@ def _agreed(world: World, job: TrainingRun) -> tuple[TrainingRun, RunFolder | No
     return job, None if path is None else RunFolder(path)
 
 
-def _begun(folder: RunFolder, job: TrainingRun, table: ProductTable) -> list[Hook]:
-    """Write what was asked for into the folder; the hook that notes a restart, if it is one."""
+def _begun(
+    folder: RunFolder | None, job: TrainingRun, table: ProductTable, source: tuple[str, int]
+) -> list[Hook]:
+    """Write what was asked for into the folder; the hook that notes a restart, if it is one.
+
+    `source` is what the run goes on from, and the steps that are done there.
+    """
     from plait.run.restarts import restarted
 
-    again = restarted(folder, job.plan, job.checkpoint) if job.is_restart else []
+    if folder is None:
+        return []
+    again = restarted(folder, job.plan, *source) if job.is_restart else []
     _describe(folder, job, table)
     return again
 
@@ -323,13 +317,15 @@ def _hooks(
     place: RankContext | None,
 ) -> list[Hook]:
     from plait.doctor.findings import tell
-    from plait.run.checkpoints import COSTS, Checkpoints
+    from plait.run.checkpoints import Checkpoints
+    from plait.run.costs import WaitedFor
     from plait.run.metrics import MetricsFile
     from plait.run.profile import ProfileStep
     from plait.run.progress import progress
     from plait.run.replicas import CompareReplicas
 
     hooks: list[Hook] = []
+    account = WaitedFor if place is None else place.waited_for
     if world.rank == 0 and folder is not None:
         first = training.engine.step_index + 1
         hooks.append(MetricsFile(folder.metrics, first, partial(_describe, folder, job)))
@@ -344,7 +340,7 @@ def _hooks(
                 recovery.keep,
                 saves_start=recovery.on_nan == "back" and place is None,
                 is_beside=recovery.on_nan != "back",
-                costs=None if place is None else place.costs_of(COSTS),
+                account=account,
             )
         )
     if folder is not None and job.profiled_step is not None:
@@ -363,6 +359,7 @@ def _numbers(
     recoveries: list[JsonObject],
 ) -> JsonObject:
     """The summary over all ranks; rank 0 writes the trace of all into the folder."""
+    from plait.run.data_numbers import mark_batches, of_slowest
     from plait.run.memory import peak_memory_bytes
     from plait.run.metrics import summary
     from plait.trace import Timeline, breakdown
@@ -375,21 +372,24 @@ def _numbers(
         engine.memory(),
         tally.timeline(),
         engine.driver.staleness(),
+        tally.waits,
     )
     gathered = zip(
         *world.axis("world").gather_objects((*own_numbers, tally.breakdown())), strict=True
     )
-    peaks, traffic, states, timelines, ages, parts = (list(part) for part in gathered)
+    peaks, traffic, states, timelines, ages, waits, parts = (list(part) for part in gathered)
     if folder is not None and world.rank == 0 and tally.has_news(folder.trace):
         merged = Timeline.merge(timelines)
         trace = merged.to_chrome()
         mark_recoveries(trace, recoveries, merged.origin_seconds)
+        mark_batches(trace, waits, tally.last_step, merged.origin_seconds)
         folder.trace.write_text(json.dumps(trace))
     where = breakdown.mean(parts)
     numbers = {
         **summary(tally, peaks, traffic),
         "state_memory": states,
         "bubble_fraction": where.bubble_fraction,
+        "data_waits": of_slowest(waits),
         "breakdown": where.as_dict(),
     }
     applied: Counter[int] = sum(ages, Counter())

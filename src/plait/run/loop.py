@@ -9,7 +9,7 @@ from typing import Protocol
 from plait.doctor.flight import Phase
 from plait.engine.engine import Engine
 from plait.engine.step import StepResult
-from plait.run.hooks import Hook, RunStart, StepDone
+from plait.run.hooks import BatchWait, Hook, RunStart, StepDone
 from plait.run.memory import held_memory_bytes
 from plait.run.rollback import Rollback
 from plait.values import PyTree
@@ -48,7 +48,9 @@ def fit(
     while engine.step_index < steps and not ends_before(engine.step_index):
         began = time.perf_counter()
         flight.enter(Phase.LOADING)
+        was_ready = bool(getattr(loader, "is_ready", False))
         batch = next(batches)
+        wait = BatchWait(began, time.perf_counter() - began, was_ready)
         result = engine.step(batch)
         if rollback is not None and engine.guard.rolls_back:
             for hook in hooks:
@@ -61,7 +63,7 @@ def fit(
         seconds = time.perf_counter() - began
         learning_rate = None if rate is None else rate(engine.step_index - 1)
         memory = held_memory_bytes(engine.world.device)
-        done = StepDone(engine.step_index, seconds, result, learning_rate, memory)
+        done = StepDone(engine.step_index, seconds, result, learning_rate, memory, wait)
         for hook in hooks:
             hook.on_step(done)
     flight.enter(Phase.ENDING)

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import IO
 
 from plait.errors import RunError
+from plait.run.data_numbers import TRACED_STEPS, BatchWaits
 from plait.run.hooks import Hook, RunStart, StepDone
 from plait.trace import Timeline
 from plait.trace.breakdown import TimeBreakdown, of_steps
 from plait.values import JsonObject
-
-TRACED_STEPS = 5
 
 
 class MetricsFile(Hook):
@@ -129,6 +128,7 @@ class Tally(Hook):
     num_counted: int = 0
     last_step: int = 0
     timelines: deque[Timeline] = field(default_factory=lambda: deque(maxlen=TRACED_STEPS))
+    waits: BatchWaits = field(default_factory=BatchWaits)
 
     def on_start(self, start: RunStart) -> None:
         """Learn where the run begins."""
@@ -145,6 +145,8 @@ class Tally(Hook):
         for axis, sent_bytes in done.result.ledger.by_axis().items():
             self.bytes_by_axis[axis] = self.bytes_by_axis.get(axis, 0) + sent_bytes
         self.timelines.append(done.result.timeline)
+        if done.wait is not None:
+            self.waits.add(done.wait, is_first=self.num_counted == 1)
 
     def on_rollback(self, step: int) -> None:
         """Forget the steps that are done again."""
@@ -155,6 +157,8 @@ class Tally(Hook):
         del self.course[len(self.course) - num_gone :]
         for _ in range(min(num_gone, len(self.timelines))):
             self.timelines.pop()
+            if self.waits.last:
+                self.waits.last.pop()
 
     def has_news(self, path: Path) -> bool:
         """Whether a file of the run's end is to be written. A run that had no step left to do keeps

@@ -69,11 +69,6 @@ class RankContext:
         is_first_rank = self.assignment.rank == 0
         return WaitedFor(what, self.seat.board if is_first_rank else None)
 
-    def costs_of(self, what: tuple[Waited, Waited]) -> tuple[WaitedFor, WaitedFor]:
-        """The accounts of waits, and of the processor seconds beside them."""
-        waits, beside = what
-        return self.waited_for(waits), self.waited_for(beside)
-
     @property
     def _has_snapshot(self) -> bool:
         """Whether the files of this generation hold the snapshot that it goes on from."""
@@ -124,8 +119,8 @@ class RankProgress(Hook):
         self._keeps_start = keeps_start
         self._seat = place.seat
         self._every = every
-        costs = place.costs_of((Waited.SNAPSHOTS, Waited.COPYING))
-        self._waited, self._copying = costs
+        self._waited = place.waited_for(Waited.SNAPSHOTS)
+        self._copying = place.waited_for(Waited.COPYING)
         self._paths = place.assignment.parts[place.assignment.rank]
 
     def on_start(self, start: RunStart) -> None:

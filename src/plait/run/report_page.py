@@ -11,7 +11,7 @@ from plait.plan.facts import SCHEDULES
 from plait.run.rundata import RunData, lines_of
 from plait.run.rundir import RunFolder
 from plait.trace import Timeline
-from plait.trace.drawn import drawn_timeline
+from plait.trace.drawn import drawn_timeline, laid_over
 from plait.trace.page import (
     NO_DRAWING,
     Card,
@@ -61,10 +61,13 @@ def report_page(data: RunData, drawing: Drawing = NO_DRAWING, advice: Sequence[s
 def pictures_of(data: RunData) -> JsonMapping:
     """The data of the page's curves and timelines."""
     line = lines_of(data.plan)
-    shown = [drawn_timeline(measured_timeline(data), f"measured: {_which_steps(data)}")]
-    shown.insert(0, drawn_timeline(data.simulated, f"simulated: {OWN_TIMES}", line))
+    measured = drawn_timeline(measured_timeline(data), f"measured: {_which_steps(data)}")
+    promised = [drawn_timeline(data.simulated, f"simulated: {OWN_TIMES}", line)]
+    word = "simulated"
     if data.prediction is not None:
-        shown.insert(0, drawn_timeline(data.prediction.timeline, PREDICTED, line))
+        promised.insert(0, drawn_timeline(data.prediction.timeline, PREDICTED, line))
+        word = "predicted"
+    shown = [laid_over(measured, promised[0], word), *promised]
     guess = None if data.prediction is None else data.prediction.numbers
     runs = [{"name": str(data.plan), "steps": list(data.metrics), "predicted": guess}]
     return {"runs": runs, "timelines": shown}
@@ -137,6 +140,8 @@ def _cards(data: RunData) -> tuple[Card, ...]:
 
 
 def _mb(count: float) -> str:
+    if count < 1e5:
+        return f"{count / 1e3:,.1f} kB"
     return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.2f} GB"
 
 

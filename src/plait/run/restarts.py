@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.checkpoint import Checkpoint
 from plait.run.hooks import Hook, StepDone
 from plait.run.rundir import RunFolder
 from plait.values import JsonObject
@@ -25,13 +23,13 @@ class Restarted(Hook):
     """Notes a restart, and the seconds between the last step before it and its first. For the first
     rank.
 
-    `plan_before` and the steps that were done are those that the folder tells of.
+    `plan_before` and the steps that were done are those that the folder tells of. `source` is what
+    the run goes on from, and `first` the steps that are done there.
     """
 
-    def __init__(self, folder: RunFolder, plan: str, source: Path | None) -> None:
+    def __init__(self, folder: RunFolder, plan: str, source: str, first: int) -> None:
         self._file = folder.restarts
         done = _steps_done(folder)
-        first = 0 if source is None else int(Checkpoint.open(source).meta["step"])
         before = folder.plan.read_text().strip() if folder.plan.exists() else plan
         self._is_told = False
         self._record: JsonObject = {
@@ -42,7 +40,7 @@ class Restarted(Hook):
             "plan_before": before,
             "plan_after": plan,
             "steps_repeated": max(0, done - first),
-            "source": "start" if source is None else "checkpoint",
+            "source": source,
             "moment": folder.metrics.stat().st_mtime if done else time.time(),
         }
 
@@ -56,9 +54,9 @@ class Restarted(Hook):
             file.write(json.dumps(self._record) + "\n")
 
 
-def restarted(folder: RunFolder, plan: str, source: Path | None) -> list[Hook]:
+def restarted(folder: RunFolder, plan: str, source: str, first: int) -> list[Hook]:
     """The hook of a restart, made while the folder still tells of the run before."""
-    return [Restarted(folder, plan, source)]
+    return [Restarted(folder, plan, source, first)]
 
 
 def earlier_recoveries(folder: RunFolder | None, place: RankContext | None) -> list[JsonObject]:

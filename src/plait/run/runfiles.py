@@ -15,6 +15,7 @@ from plait.errors import ConfigError, ScheduleError
 from plait.parallel.pipeline.actions import Action
 from plait.toml import parse_json
 from plait.trace import Timeline
+from plait.trace.chrome import DATA
 from plait.values import JsonObject, JsonValue
 
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -184,7 +185,7 @@ def timeline_of(path: Path) -> Timeline:
         if phase not in EVENTS:
             continue
         record = _held(EVENTS[phase], event, where)
-        if isinstance(record, SpanEvent) and record.args.step is not None:
+        if isinstance(record, SpanEvent) and record.cat != DATA and record.args.step is not None:
             _check_action(record, where)
         if isinstance(record, CommBegin):
             begun.add(record.id)

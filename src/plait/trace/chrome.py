@@ -16,6 +16,9 @@ from plait.values import JsonMapping, JsonObject
 
 COMPUTE_LANE = 0
 COMM_LANE = 1
+DATA_LANE = 2
+DATA = "data"
+"""The category of waits for batches, which are beside the steps and no part of a timeline."""
 
 
 def to_chrome(
@@ -120,7 +123,7 @@ def from_chrome(trace: JsonMapping) -> tuple[list[Span], list[CommEvent], list[M
     comms: list[CommEvent] = []
     for event in trace["traceEvents"]:
         phase = event["ph"]
-        if phase == "X":
+        if phase == "X" and event["cat"] != DATA:
             start = event["ts"] / 1e6
             seconds = event["dur"] / 1e6
             spans.append(

@@ -6,6 +6,7 @@ import enum
 import json
 import os
 import sys
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from types import ModuleType
@@ -81,6 +82,21 @@ def test_a_distributed_checkpoint_goes_in_and_out_bit_for_bit(tmp_path: Path) ->
     same(read_elsewhere(tmp_path / "state")[1], wanted)
 
 
+def test_a_librarys_names_that_begin_like_a_key_stay(tmp_path: Path) -> None:
+    wanted = {f"model.{name}": value for name, value in weights().items()}
+    wanted["lm_head.weight"] = torch.ones(3, 5)
+    torch.save(wanted, tmp_path / "model.pt")
+    write_dcp(wanted, tmp_path / "dcp")
+    torch.save({f"module.{name}": value for name, value in wanted.items()}, tmp_path / "ddp.pt")
+    for name in ("model.pt", "dcp", "ddp.pt"):
+        same(read_elsewhere(tmp_path / name)[1], wanted)
+    nested: Any = {"model": weights(), "optimizer": {"state": torch.ones(2)}}
+    write_dcp(nested, tmp_path / "nested")
+    same(read_elsewhere(tmp_path / "nested")[1], weights())
+    torch.save(nested, tmp_path / "nested.pt")
+    same(read_elsewhere(tmp_path / "nested.pt")[1], weights())
+
+
 def test_shards_of_zero_3_become_whole_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,3 +153,65 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "cut.pt").write_bytes((tmp_path / "model.pt").read_bytes()[:200])
     with pytest.raises(CheckpointError, match="cannot be read"):
         read_elsewhere(tmp_path / "cut.pt")
+
+
+def calls(*steps: tuple[str, str]) -> bytes:
+    """A pickle that imports a function and calls it with one text; a further step calls what that
+    answered.
+    """
+    (name, told), *rest = steps
+    module, _, function = name.rpartition(".")
+    code = f"c{module}\n{function}\n(V{told}\ntR"
+    code += "".join(f"(V{text}\ntR" for _, text in rest)
+    return f"{code}.".encode()
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [("os.mkdir", "EVIL")],
+        [("torch._utils._import_dotted_name", "os.mkdir"), ("", "EVIL")],
+        [("torch.storage._load_from_bytes", "x")],
+        [("torch.distributed.checkpoint.filesystem.FileSystemWriter", "EVIL")],
+        [("torch.distributed.checkpoint.filesystem.os.mkdir", "EVIL")],
+        [("builtins.eval", "__import__('os').mkdir('EVIL')")],
+    ],
+)
+@pytest.mark.parametrize("kind", ["dcp", "zero", "torch"])
+def test_an_imported_checkpoint_with_code_is_one_message(
+    steps: list[tuple[str, str]],
+    kind: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = calls(*steps)
+    source = tmp_path / "source"
+    source.mkdir()
+    if kind == "dcp":
+        (source / ".metadata").write_bytes(code)
+    elif kind == "torch":
+        source = source / "model.pt"
+        with_code(source, code)
+    else:
+        write_zero3(source / "x", weights(), 3)
+        for file in (source / "x").glob("*_optim_states.pt"):
+            with_code(file, code)
+        source = source / "x"
+    assert main(["import", str(source), "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    assert len(told.strip().splitlines()) <= 3
+    assert not (tmp_path / "EVIL").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def with_code(path: Path, code: bytes) -> None:
+    """A file of `torch.save` whose pickle is this code."""
+    torch.save({"weight": torch.ones(1)}, path)
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, code if name.endswith("data.pkl") else data)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from plait.cli import schedule_page
+from plait.cli import explain_page, schedule_page
 from plait.cli.explore import beginning, opening_of
+from plait.doctor.findings import Symptom
+from plait.explain.explanation import explain
 from plait.explore.html import LIVE, TAB, drawing
 from plait.explore.html import page as explore_page
 from plait.parallel.pipeline.lower import lower
@@ -58,6 +61,8 @@ def report(word: str, folder: Path) -> str:
     changed = {**summary, "recoveries": [lost], "state_memory": state, "traffic": {word: 1e6}}
     (run / "summary.json").write_text(json.dumps(changed))
     (run / "doctor").mkdir()
+    finding = asdict(Symptom("nan", 1, 2, word, word, line=word, details={word: word}))
+    (run / "doctor" / "findings.jsonl").write_text(f"{json.dumps(finding)}\n")
     data = read_run(run)
     return report_page(data, Drawing(*drawing(pictures_of(data))), [word])
 
@@ -73,6 +78,17 @@ def scheduled(word: str, folder: Path) -> str:
     schedule = make("1f1b", 2, 2)
     object.__setattr__(schedule, "name", word)
     return schedule_page.html(schedule, simulate(schedule))
+
+
+def explained(word: str, folder: Path) -> str:
+    one = explain("dp2")
+    for step in one.steps:
+        object.__setattr__(step, "action", word)
+        for note in step.notes:
+            for tensor in (*note.operands, *note.results):
+                object.__setattr__(tensor, "name", word)
+    object.__setattr__(one, "term", word)
+    return explain_page.html(one)
 
 
 def verified(word: str, folder: Path) -> str:
@@ -92,7 +108,8 @@ def live(word: str, folder: Path) -> str:
     return explore_page({word: word}, LIVE)[0]
 
 
-PAGES = (report, compared, scheduled, verified, explored, in_a_tab, live)
+WRITTEN = (report, compared, scheduled, explained, verified)
+PAGES = (*WRITTEN, explored, in_a_tab, live)
 
 
 @pytest.mark.parametrize("made", PAGES)

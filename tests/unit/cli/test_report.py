@@ -250,9 +250,14 @@ def test_the_page_begins_with_what_happened_and_says_what_to_try(
     assert "precision:bf16" not in text  # the run's own precision is kept
     data = json.loads(text.partition('id="drawn">')[2].partition("</script>")[0])
     captions = [one["caption"].partition(":")[0] for one in data["timelines"]]
-    assert captions == ["predicted before the run, by the cost model", "simulated", "measured"]
-    hints = [box[4] for lane in data["timelines"][1]["lanes"] for box in lane["boxes"]]
+    assert captions == ["measured", "predicted before the run, by the cost model", "simulated"]
+    hints = [box[4] for lane in data["timelines"][2]["lanes"] for box in lane["boxes"]]
     assert any("micro-batch 3, 1.000 ms from" in hint for hint in hints)
+    measured, promised, _ = data["timelines"]
+    for over, under in zip(measured["lanes"], promised["lanes"], strict=True):
+        starts = [box[:4] for box in under["boxes"] if not box[5]]
+        assert starts and [box[:4] for box in over["above"]] == starts
+        assert all("; predicted: " in box[4] for box in over["boxes"])
     assert data["runs"][0]["steps"][0]["loss"] == 2.0
     assert data["runs"][0]["predicted"]["step_seconds"] > 0
 

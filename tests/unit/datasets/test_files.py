@@ -180,6 +180,27 @@ def test_tokens_are_made_once_and_again_when_a_file_changes(
     assert len(list((tmp_path / "kept").iterdir())) == 2
 
 
+def test_tokenizing_tells_how_far_it_is(
+    tmp_path: Path,
+    data: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(token_store, "QUIET_SECONDS", 0.0)
+    (tmp_path / "a.txt").write_text("line\n" * (token_store.BATCH + 1))
+    data["files"] = [str(tmp_path / "a.txt")]
+    texts_of(data)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[2] for line in lines] == [
+        "512 documents, 2,560 tokens",
+        "513 documents, 2,565 tokens",
+        "513 documents, 2,565 tokens",
+    ]
+    assert "a.txt" in lines[0]
+    texts_of(data)  # from what was kept
+    assert capsys.readouterr().err == ""
+
+
 def test_a_full_disk_is_said_and_tokens_stay_in_memory(
     tmp_path: Path,
     data: dict[str, Any],

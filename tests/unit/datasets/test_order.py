@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from plait.datasets import Loader
-from plait.datasets.order import Keyed
+from plait.datasets.documents import DocumentFacts, Documents
+from plait.datasets.hashing import seed_of
+from plait.datasets.mixture import SampleMixture
+from plait.datasets.order import LISTED, STRETCH, Keyed, Shuffled, order_of
 from plait.datasets.permutation import KeyedPermutation
+from plait.datasets.sample_set import SampleSet
+from plait.datasets.sequences import TokenStream
 from plait.errors import DataError
+
+BILLION = 10**9
 
 
 class Numbers:
@@ -64,6 +73,86 @@ def test_a_place_far_away_needs_no_scan() -> None:
     loader = Loader(Numbers(size), 64, seed=5)
     loader.skip(10**9)
     assert torch.equal(next(loader)[0], order.at(0, 64 * 10**9, 64 * 10**9 + 64))
+
+
+@pytest.mark.parametrize("size", [5, STRETCH, 3 * STRETCH + 7])
+def test_ranges_are_cut_from_stretches(size: int) -> None:
+    order = Keyed(size, 5)
+    rng = random.Random(size)
+    for _ in range(60):
+        epoch = rng.randrange(2)
+        start = rng.randrange(size)
+        stop = min(size, start + rng.choice([1, 16, STRETCH, 2 * STRETCH]))
+        whole = KeyedPermutation(size, seed_of(5, epoch))
+        assert torch.equal(order.at(epoch, start, stop), whole(torch.arange(start, stop)))
+
+
+def test_a_stretch_is_permuted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    permuted: list[int] = []
+    compute = KeyedPermutation.__call__
+
+    def counted(self: KeyedPermutation, places: Tensor) -> Tensor:
+        permuted.append(len(places))
+        return compute(self, places)
+
+    monkeypatch.setattr(KeyedPermutation, "__call__", counted)
+    loader = Loader(Numbers(10 * STRETCH), 16)
+    for _ in range(2 * STRETCH // 16):
+        next(loader)
+    assert permuted == [STRETCH, STRETCH]
+
+
+class Listed(Numbers):
+    """A set that asks for no order."""
+
+    keyed_order = False
+
+
+def indexable(folder: Path) -> Listed:
+    return Listed(3 * BILLION)
+
+
+def streamed(folder: Path) -> TokenStream:
+    """A file of three thousand million tokens, which is all holes."""
+    path = folder / "tokens.bin"
+    num_tokens = 3 * BILLION + 1
+    with path.open("wb") as file:
+        file.truncate(num_tokens)
+    tokens = np.memmap(path, dtype=np.uint8, mode="r")
+    return TokenStream(Documents(tokens, np.array([num_tokens]), None, DocumentFacts(0, 7)), 1)
+
+
+def mixed(folder: Path) -> SampleMixture:
+    sets = [Numbers(3 * BILLION), Numbers(BILLION), Numbers(77)]
+    return SampleMixture(sets, [[3, 1, 1], [1, 1, 0]], [0, BILLION // 2])
+
+
+@pytest.mark.parametrize("make", [indexable, streamed, mixed])
+def test_a_run_resumes_at_sample_a_thousand_million(
+    make: Callable[[Path], SampleSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes a few stretches of places, not those before."""
+    permuted: list[int] = []
+    compute = KeyedPermutation.__call__
+
+    def counted(self: KeyedPermutation, places: Tensor) -> Tensor:
+        permuted.append(len(places))
+        return compute(self, places)
+
+    monkeypatch.setattr(KeyedPermutation, "__call__", counted)
+    dataset = make(tmp_path)
+    ranks = [Loader(dataset, 64, dp_size=2, dp_rank=rank, seed=5) for rank in range(2)]
+    for loader in ranks:
+        loader.load_state_dict({**loader.state_dict(), "position": BILLION})
+        inputs, _ = next(loader)
+        assert len(inputs) == 32
+        assert loader.state_dict()["position"] == BILLION + 64
+    assert sum(permuted) <= 12 * STRETCH
+
+
+def test_a_large_set_is_permuted_by_a_key_and_a_small_one_listed() -> None:
+    assert isinstance(order_of(Listed(LISTED), 0), Shuffled)
+    assert isinstance(order_of(Listed(LISTED + 1), 0), Keyed)
 
 
 def steps_of(rng: random.Random, num_samples: int, seed: int) -> Iterator[list[int]]:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plait.doctor.flight import NUM_ENTRIES, NUM_STEPS, FlightRecorder, Phase, record_path
+from plait.doctor.flight import (
+    HEARTBEAT_AT,
+    MOVED_AT,
+    NUM_ENTRIES,
+    NUM_STEPS,
+    FlightRecorder,
+    Phase,
+    record_path,
+)
 from plait.doctor.record import Records, now, own_view
 
 
@@ -51,3 +59,13 @@ def test_a_record_that_has_just_begun_has_just_moved(tmp_path: Path) -> None:
     FlightRecorder(0, 2, tmp_path)
     view = Records(tmp_path).views()[0]
     assert before <= view.moved <= now()
+
+
+def test_a_record_that_is_being_written_is_one_that_moves() -> None:
+    """`struct.pack_into` writes zeros first, and the writer may lose its processor just then."""
+    flight = FlightRecorder(0, 2)
+    before = now()
+    flight._map[HEARTBEAT_AT : MOVED_AT + 8] = bytes(MOVED_AT + 8 - HEARTBEAT_AT)
+    view = own_view(flight)
+    assert view.moved >= before
+    assert view.heartbeat >= before

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from plait.cli import explain_page
 from plait.cli.entry import main
 from plait.cli.explore import opening_of, site_of
 from plait.explain.case import case_of, squared_error
@@ -183,6 +185,12 @@ def test_every_word_of_the_grammar_has_its_paper() -> None:
         ("dp2 compile", "leave compile out"),
         ("dp2:local,every99", "every4"),
         ("federated", "plait federated"),
+        ("banana", "banana"),
+        ("", "dp"),
+        ("tp4:4d", "4d"),
+        ("dp0", "0"),
+        ("pp2:1f1d mb4", "1f1b"),
+        ("<script>alert(1)</script>", "<script>"),
     ],
 )
 def test_bad_terms_are_refused(term: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,17 +219,22 @@ def test_the_page_of_plans_gets_the_steps(capsys: pytest.CaptureFixture[str]) ->
     assert wrong.status == 400 and "one at a time" in json.loads(wrong.text)["error"]
 
 
-def test_the_page_has_the_steps_that_the_ledger_counted(tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    assert main(["explain", "dp2:zero3", "--html", str(page)]) == 0
-    text = page.read_text()
+@pytest.mark.parametrize("term", TERMS)
+def test_the_page_has_the_steps_that_the_ledger_counted(term: str) -> None:
+    text = explain_page.html(explained(term))
     data = json.loads(text.partition('id="drawn">')[2].partition("</script>")[0])
     drawn: dict[str, int] = {}
     for step in data["steps"]:
-        assert step["sentence"] in text.replace("&#x27;", "'")
+        assert escape(step["sentence"]) in text
         if step["axis"]:
             drawn[step["operation"]] = drawn.get(step["operation"], 0) + step["bytes"]
-    counted = explained("dp2:zero3").counted()
+    counted = explained(term).counted()
     assert drawn == {op: size for op, (_, size) in counted.items()}
-    assert data["ranks"] == 2 and "default-src" in text
+    assert data["ranks"] == case_of(term).plan.world_size and "default-src" in text
+
+
+def test_the_page_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert main(["explain", "dp2", "--html", str(page)]) == 0
+    assert "plan" in page.read_text()
     assert main(["explain", "dp2", "--html", str(tmp_path)]) == 2

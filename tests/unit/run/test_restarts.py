@@ -34,7 +34,7 @@ def test_a_restart_is_a_recovery_once_a_step_is_done(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.plan.write_text("dp3\n")
     folder.metrics.write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)))
-    (hook,) = restarted(folder, "dp2", None)
+    (hook,) = restarted(folder, "dp2", "start", 0)
     assert earlier_recoveries(folder, None) == []
     result: Any = None
     for step in (1, 2):

@@ -47,6 +47,18 @@ def test_a_probe_that_has_no_meaning_says_why(name, model, reason):
     assert reason in PROBES[name].apply(problem(model), PLAN, 3)
 
 
+def test_a_batch_norm_is_given_two_samples_a_slice():
+    small = problem("batch-norm", global_batch=7)
+    reason = PROBES["accumulation"].apply(small, PLAN, 3)
+    assert reason == "its batch norm needs 2 samples a slice, and mb4 leaves one"
+    reason = PROBES["last-batch"].apply(small, PLAN, 3)
+    assert reason == "its batch norm needs 2 samples a slice, and 6 samples leave one"
+    apply("accumulation", "resnet", global_batch=7)
+    apply("accumulation", "batch-norm", global_batch=16)
+    large = replace(small, data={"name": "random", "image_size": 64})
+    assert not isinstance(PROBES["accumulation"].apply(large, PLAN, 3), str)
+
+
 class Tied(nn.Module):
     """One weight, used as embedding and as head."""
 

@@ -47,7 +47,7 @@ class Head:
 
 def newest_whole(files: Sequence[Sequence[Path]]) -> tuple[Path, ...]:
     """By rank, the files of the newest step that every rank has whole; empty for none."""
-    by_rank = [{_step_of(path): path for path in own} for own in files]
+    by_rank = [{step_of(path): path for path in own} for own in files]
     steps = set.intersection(*(set(own) for own in by_rank)) - {NOTHING}
     if not steps:
         return ()
@@ -55,6 +55,7 @@ def newest_whole(files: Sequence[Sequence[Path]]) -> tuple[Path, ...]:
     return tuple(own[newest] for own in by_rank)
 
 
-def _step_of(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """The step of a file in memory; `NOTHING` where it is not whole."""
     with path.open("rb") as file:
         return Head.read(file.read(Head.size)).step

@@ -20,7 +20,12 @@ from plait.engine.state.local_parameters import LocalParameters, shapes_of
 from plait.parallel import data
 from plait.parallel.data import DataStrategy, Unit
 from plait.parallel.pipeline.actions import Kind, Schedule
-from plait.parallel.pipeline.replayed import ParameterSwap, Replay, ReplayedStage
+from plait.parallel.pipeline.replayed import (
+    ParameterSwap,
+    Replay,
+    ReplayedStage,
+    check_draws,
+)
 from plait.parallel.pipeline.stage import ChainStage, Stage, StageModule, WholeModel
 from plait.parallel.pipeline.weight_grad_store import GradAccumulator, WeightGradStore
 from plait.parallel.tensor import Placement
@@ -161,7 +166,10 @@ def make_parts(
     products: LayerProducts,
 ) -> dict[int, Part]:
     """The stages of this rank, ready to run. Replaces forwards of the model's modules."""
-    replay = Replay(cut.flow, cut.stage_of) if cut.flow is not None else None
+    replay = None
+    if cut.flow is not None:
+        check_draws(cut.flow, cut.stage_of)
+        replay = Replay(cut.flow, cut.stage_of)
     parts = {}
     for index, stage in stages.items():
         strategy = strategies[index]

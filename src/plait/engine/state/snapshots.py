@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from plait.checkpoint.entry import RANK_PREFIX
 from plait.checkpoint.memory import MemoryCheckpoint, MemoryFile
@@ -34,6 +35,10 @@ class Snapshots:
         self._files = [MemoryFile(path) for path in paths]
         self._state = state
         self._listed = ListedShards(state)
+
+    def content(self, turn: int) -> Tensor:
+        """The bytes of the file whose turn it was, once it is whole."""
+        return self._files[turn % len(self._files)].content()
 
     def take(self, turn: int, meta: JsonObject) -> None:
         """Copy the state into the file whose turn it is."""

@@ -26,7 +26,7 @@ def with_halo(x: Tensor, axis: Axis, width: int, *, dim: int = -2, periodic: boo
     """
     if x.shape[dim] < width:
         raise DataError(
-            f"a strip of {x.shape[dim]} rows cannot lend {width}; "
+            f"a rank with {x.shape[dim]} rows cannot lend {width} to its neighbour; "
             f"take fewer ranks on {axis.name}, or a larger field"
         )
     if width == 0:

@@ -40,12 +40,17 @@ class Flow:
     `needs[k]` are the results that reach call k through glue alone, `weights[k]` the parameters
     that do. The last entry of both is for the output of the model. `written` are the results that
     glue may write into: each stage that runs this glue needs a copy of its own.
+
+    Glue may draw random numbers. `draws[k]` are the draws that reach call k through glue, each as
+    the number of calls before it. `drawing` are the calls that draw random numbers themselves.
     """
 
     calls: tuple[str, ...]
     needs: tuple[frozenset[Result], ...]
     weights: tuple[frozenset[str], ...]
     written: frozenset[Result] = frozenset()
+    draws: tuple[frozenset[int], ...] = ()
+    drawing: frozenset[int] = frozenset()
 
     def crossing(self, stage_of: Sequence[int], boundary: int) -> tuple[Result, ...]:
         """The results that pass from stage `boundary` to the next.
@@ -87,10 +92,15 @@ def find_units(model: nn.Module, blocks: Iterable[str]) -> list[str]:
 class _Origins:
     results: set[Result] = field(default_factory=set)
     weights: set[str] = field(default_factory=set)
+    draws: set[int] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        return bool(self.results or self.weights or self.draws)
 
     def add(self, other: _Origins) -> None:
         self.results |= other.results
         self.weights |= other.weights
+        self.draws |= other.draws
 
 
 class _UnitWatch(TorchDispatchMode):
@@ -104,6 +114,7 @@ class _UnitWatch(TorchDispatchMode):
         self._origins: dict[int, _Origins] = {}
         self._alive: list[object] = []  # addresses are names here, so nothing may be freed
         self.inside_unit = False
+        self.num_calls = 0
         self.written: set[Result] = set()
 
     def of(self, values: PyTree) -> _Origins:
@@ -133,9 +144,11 @@ class _UnitWatch(TorchDispatchMode):
         origins = self.of((args, kwargs))
         if func._schema.is_mutable:
             self.written |= origins.results
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            origins.draws.add(self.num_calls)
         args, kwargs = tree_map_only(Tensor, _with_memory, (args, kwargs))
         output = func(*args, **kwargs)
-        if origins.results or origins.weights:
+        if origins:
             for leaf in tree_leaves(output):
                 if isinstance(leaf, Tensor):
                     self.mark(leaf, origins)
@@ -153,6 +166,7 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
     watch = _UnitWatch(model)
     calls: list[str] = []
     needs: list[_Origins] = []
+    drawing: set[int] = set()
 
     def observed(name: str, module: nn.Module) -> Callable[..., object]:
         forward = module.forward
@@ -163,7 +177,9 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
             number = len(calls)
             calls.append(name)
             needs.append(watch.of((args, kwargs)))
+            watch.num_calls = len(calls)
             watch.inside_unit = True
+            random = torch.get_rng_state()
             # Code around may have sent them where the weights are: to the meta device.
             args, kwargs = tree_map_only(Tensor, _with_memory, (args, kwargs))
             try:
@@ -174,6 +190,8 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
                 )
             finally:
                 watch.inside_unit = False
+            if not torch.equal(random, torch.get_rng_state()):
+                drawing.add(number)
             for leaf, value in enumerate(tree_leaves(output)):
                 if isinstance(value, Tensor):
                     watch.mark(value, _Origins({Result(number, leaf)}))
@@ -196,6 +214,8 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
         tuple(frozenset(one.results) for one in needs),
         tuple(frozenset(one.weights) for one in needs),
         frozenset(watch.written),
+        tuple(frozenset(one.draws) for one in needs),
+        frozenset(drawing),
     )
 
 

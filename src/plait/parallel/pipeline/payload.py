@@ -123,12 +123,11 @@ class RandomState:
         payload.note = (payload.note, drawn)
 
     def unpack(self, payload: Payload) -> None:
-        """Take the state out of a payload, and use it from here on."""
+        """Take the state out of a payload. `payload.restore` goes on from it."""
         payload.note, drawn = payload.note
         if drawn:
             state = payload.tensors.pop().cpu()
             payload.restore = lambda: self._set(state)
-            payload.restore()
 
     def _set(self, state: Tensor) -> None:
         if self._device.type == "cuda":

@@ -94,6 +94,7 @@ class ReplayedStage(StageModule):
         stage_of = replay.stage_of
         flow = replay.flow
         own = [call for call, holder in enumerate(stage_of) if holder == stage]
+        self._first_call = own[0]
         self._last_call = own[-1]
         self._is_last = stage == max(stage_of)
         self._arriving = flow.crossing(stage_of, stage - 1) if stage else ()
@@ -154,7 +155,9 @@ class ReplayedStage(StageModule):
         if number > self._last_call:
             raise _StageDone
         if replay.stage_of[number] < self._stage:
-            now.restore()
+            # Glue before draws what it drew there; from here on the stage before has drawn too.
+            if number == self._first_call - 1:
+                now.restore()
             return self._stand_in(now, number)
         replay.running = None  # calls inside a unit are not replayed
         try:
@@ -199,6 +202,27 @@ class ReplayedStage(StageModule):
             devices = (leaf.device for leaf in leaves if isinstance(leaf, Tensor))
             now.random = get_state(next(devices, torch.device("cpu")))
         now.templates.append(_Template(tree_unflatten(range(len(leaves)), structure), forms))
+
+
+def check_draws(flow: Flow, stage_of: Sequence[int]) -> None:
+    """Raise for a random number of the glue that a later stage would draw another time.
+
+    Glue before a stage's first call runs there again, from the same seed, without the draws of
+    earlier modules. Every rank checks every stage.
+    """
+    if not flow.drawing:
+        return
+    first_calls = {stage: list(stage_of).index(stage) for stage in stage_of}
+    holders = (*stage_of, max(stage_of))
+    for draws, stage in zip(flow.draws, holders, strict=True):
+        earlier = [before for before in draws if before < first_calls[stage]]
+        drawn = [call for call in sorted(flow.drawing) if earlier and call < max(earlier)]
+        if drawn:
+            raise ModelError(
+                "the forward of the model draws random numbers between its modules, after "
+                f"'{flow.calls[drawn[0]]}' has drawn some (dropout), and uses them on "
+                "several stages of the pipeline; put the draw into a module of its own"
+            )
 
 
 def _nothing() -> None:

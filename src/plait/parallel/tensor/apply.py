@@ -177,8 +177,7 @@ class _Splitter:
             self.give(linear, module, self.alike(module, (self._group.axis("tp"),)))
             return linear
         cuts: list[Cut] = [rule.into, rule.out] if transposed else [rule.out, rule.into]
-        weight = module._parameters["weight"]
-        assert weight is not None
+        weight = layers.weight_of(name, module)
         bias_cut: Cut = () if rule.target.features is None else (rule.target.features,)
         placements = {"weight": self.place(weight, cuts, rule.partial, {int(transposed): number})}
         if (bias := module._parameters.get("bias")) is not None:

@@ -338,3 +338,15 @@ def shallow_copy(module: nn.Module) -> nn.Module:
     ):
         setattr(twin, table, type(getattr(module, table))(getattr(module, table)))
     return twin
+
+
+def weight_of(name: str, module: nn.Module) -> nn.Parameter:
+    """The weight of a layer that is cut; `ModelError` where it is computed from others."""
+    weight = module._parameters.get("weight")
+    if weight is None:
+        raise ModelError(
+            f"'{name}' ({type(module).__name__}) computes its weight from other parameters, as "
+            "weight_norm and spectral_norm do, and tp cuts weights that are parameters; take tp "
+            "out of the plan"
+        )
+    return weight

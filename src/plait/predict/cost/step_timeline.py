@@ -49,5 +49,5 @@ def check_drawable(plan: Plan) -> None:
     if actions > MOST_ACTIONS:
         raise PlanError(
             f"a step of '{plan}' has about {actions:,} actions, and at most {MOST_ACTIONS:,} are "
-            "drawn; fewer stages or micro-batches look alike"
+            "drawn; take fewer stages or micro-batches, whose timeline looks alike"
         )

@@ -9,6 +9,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from plait import models
 from plait.comm import World
@@ -66,6 +67,15 @@ def test_features_that_do_not_divide() -> None:
     assert (
         "embed (embedding): features 20 must be a multiple of 3; the nearest are 18 and 21" in said
     )
+
+
+def test_a_weight_that_is_computed_from_others() -> None:
+    model = gpt()
+    weight_norm(model.get_submodule("blocks.0.mlp.up"))
+    inner = {"blocks.0.mlp.up.parametrizations.weight": "replicated"}
+    said = refused("tp2", model, {**models.roles_of("gpt"), **inner})
+    assert "'blocks.0.mlp.up' (ParametrizedLinear) computes its weight from other" in said
+    assert said.endswith("take tp out of the plan")
 
 
 def test_a_role_that_matches_nothing() -> None:

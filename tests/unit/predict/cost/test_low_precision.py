@@ -6,7 +6,7 @@ import pytest
 
 import plait
 from plait.cluster.parse import PRECISIONS as OF_CLUSTERS
-from plait.cluster.presets import FP8, MICROSCALED, NVFP4, PRESETS, WATTS
+from plait.cluster.presets import PRESETS
 from plait.errors import ClusterError
 from plait.plan.precisions import PRECISIONS, PREDICTED
 from plait.predict.cost.model.operations import Block, Matmul, Saved
@@ -34,7 +34,10 @@ def seconds(precision: str, cluster: str = "b200x8", **model: object) -> float:
 
 def test_clusters_and_plans_know_the_same_words() -> None:
     assert set(OF_CLUSTERS) == set(PRECISIONS) and PREDICTED == ("fp8", "mxfp8", "nvfp4")
-    assert set(FP8) | MICROSCALED | set(NVFP4) | set(WATTS) <= set(PRESETS)
+    for preset in PRESETS.values():
+        assert preset.fp8 or not preset.microscaled
+        assert preset.microscaled or not preset.nvfp4
+        assert {*preset.peaks} <= set(OF_CLUSTERS)
 
 
 def test_fewer_bits_are_faster_where_products_are_large() -> None:

@@ -1,0 +1,113 @@
+"""The parts of snapshots that machines hold, and which of them a run goes on from.
+
+A part is one rank's file. It lies on the machine of its rank, and as a replica on another one. Each
+start of the run has a name of its own. So what an earlier start has left is never mixed with
+another's. Pure: what all machines hold is data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+OWN = "own"
+REPLICA = "replica"
+FETCHED = "fetched"
+FIRST_START = 1
+
+
+@dataclass(frozen=True)
+class PartName:
+    """The name of a file: the start of the run, its ranks, whose part it is, its turn, its kind."""
+
+    start: str
+    num_ranks: int
+    rank: int
+    turn: int
+    kind: str
+
+    def as_text(self) -> str:
+        """The name as one word."""
+        return f"{self.start}/{self.num_ranks}/{self.rank}/{self.turn}/{self.kind}"
+
+    @staticmethod
+    def of_text(text: str) -> PartName:
+        """The name that was written as one word."""
+        start, num_ranks, rank, turn, kind = text.split("/")
+        return PartName(start, int(num_ranks), int(rank), int(turn), kind)
+
+
+@dataclass(frozen=True)
+class HeldPart:
+    """A whole part: the step of its state, its bytes, and the rank whose machine holds it."""
+
+    name: PartName
+    step: int
+    num_bytes: int
+    holder: int
+
+
+@dataclass(frozen=True)
+class HeldSnapshot:
+    """A snapshot that is whole over all machines.
+
+    Attributes:
+        parts: by rank of the start that wrote it, every copy of its part.
+    """
+
+    start: str
+    step: int
+    parts: tuple[tuple[HeldPart, ...], ...]
+
+    @property
+    def source(self) -> str:
+        """`replica` where a part is left on another machine alone, else `snapshot`."""
+        own = [any(part.name.kind == OWN for part in copies) for copies in self.parts]
+        return "snapshot" if all(own) else "replica"
+
+
+def newest(held: Iterable[HeldPart]) -> HeldSnapshot | None:
+    """The newest snapshot of the latest start that has a whole one; None for none."""
+    by_start: dict[str, list[HeldPart]] = {}
+    for part in held:
+        by_start.setdefault(part.name.start, []).append(part)
+    for start in sorted(by_start, reverse=True):
+        found = _newest_of(start, by_start[start])
+        if found is not None:
+            return found
+    return None
+
+
+def _newest_of(start: str, held: Sequence[HeldPart]) -> HeldSnapshot | None:
+    for step in sorted({part.step for part in held}, reverse=True):
+        copies = [part for part in held if part.step == step]
+        num_ranks = copies[0].name.num_ranks
+        parts = [
+            tuple(part for part in copies if part.name.rank == rank) for rank in range(num_ranks)
+        ]
+        if all(parts):
+            return HeldSnapshot(start, step, tuple(parts))
+    return None
+
+
+def next_start(held: Iterable[str], token: str) -> str:
+    """The name of a new start, after all those that are held anywhere."""
+    numbers = [int(start.partition("-")[0]) for start in held]
+    return f"{max(numbers, default=FIRST_START - 1) + 1:08d}-{token}"
+
+
+def partner_of(rank: int, hosts: Sequence[str]) -> int | None:
+    """The rank on the next machine that keeps a replica of a rank's part; None on one machine.
+
+    >>> [partner_of(rank, "aabbc") for rank in range(5)]
+    [2, 3, 4, 4, 0]
+    >>> partner_of(0, "aa") is None
+    True
+    """
+    names = list(dict.fromkeys(hosts))
+    if len(names) == 1:
+        return None
+    own = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    following = names[(names.index(hosts[rank]) + 1) % len(names)]
+    theirs = [other for other, host in enumerate(hosts) if host == following]
+    return theirs[own.index(rank) % len(theirs)]

@@ -1,0 +1,88 @@
+"""Every known key of each framework is mapped or named, and a mapped one can change the result."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.imports.__main__ import ENDINGS, Row, import_values, known, own_rows
+
+from plait.errors import ConfigError
+from plait.interop import import_text
+from plait.interop.effects import SILENT
+from plait.plan import Plan
+from plait.predict.planner.export import export_plan
+from tests.architecture.source import ROOT
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return list(own_rows())
+
+
+def test_no_known_key_is_lost_or_unknown(rows: list[Row]) -> None:
+    assert {row.framework for row in rows} == set(ENDINGS)
+    for row in rows:
+        assert row.lost == 0, row
+        assert row.unknown == 0, row
+        assert row.mapped >= 8, row
+
+
+def test_the_table_of_the_documents_has_these_rows(rows: list[Row]) -> None:
+    text = (ROOT / "docs" / "coming_from.md").read_text()
+    for row in rows:
+        cells = [f"{row.framework}: {row.group}", row.files, row.refused, row.keys, row.mapped]
+        cells += [row.named, row.unknown, row.lost]
+        assert f"| {' | '.join(str(cell) for cell in cells)} |" in text
+
+
+@pytest.mark.parametrize("framework", ENDINGS)
+def test_a_key_that_nobody_knows_is_said(framework: str) -> None:
+    keys, imported = import_values(framework, {**known(framework)[1], "made-up": 3})
+    assert [item.key for item in imported.unmapped if item.kind == "unknown"] == ["made-up"]
+    assert keys == {*imported.mapped, *(item.key for item in imported.unmapped)}
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "framework", "key"),
+    [
+        ("--sequence-parallel", "shell", "megatron-lm", "sequence-parallel"),
+        ("--bf16 --hidden-size 64", "shell", "megatron-lm", "hidden-size"),
+        ("--bf16 --optimizer-cpu-offload", "shell", "megatron-lm", "optimizer-cpu-offload"),
+        ("parallelism: {pp_engine: 1f1b}", "yaml", "nanotron", "parallelism.pp_engine"),
+        (
+            "[parallelism]\npipeline_parallel_schedule = '1F1B'",
+            "toml",
+            "torchtitan",
+            "parallelism.pipeline_parallel_schedule",
+        ),
+        ("base_model: m\nbf16: true\nfp16: true", "yaml", "axolotl", "fp16"),
+    ],
+)
+def test_a_key_that_changes_nothing_is_named(
+    text: str, form: str, framework: str, key: str
+) -> None:
+    imported = import_text(text, form, framework)
+    assert key not in imported.mapped
+    assert {item.key: item.reason for item in imported.unmapped}[key] == SILENT
+
+
+def test_offload_without_shards_is_contradictory_in_torchtitan() -> None:
+    text = "[training]\nenable_cpu_offload = true\n[parallelism]\n"
+    for degree, kind in ((1, "contradictory"), (4, "different")):
+        imported = import_text(
+            f"{text}data_parallel_shard_degree = {degree}\n", "toml", "torchtitan"
+        )
+        kinds = {item.key: item.kind for item in imported.unmapped}
+        assert kinds["training.enable_cpu_offload"] == kind
+
+
+@pytest.mark.parametrize("text", ["dp4:zero1", "dp4:zero2", "dp4:zero1,offload", "dp4:server"])
+def test_an_export_that_loses_a_term_says_which(text: str) -> None:
+    plan = Plan.parse(text)
+    exported = export_plan(plan, "torchtitan")
+    assert any(sentence.startswith(f"{plan.dp}: ") for sentence in exported.missing)
+    assert import_text(exported.text, "toml", "torchtitan").plan != str(plan)
+
+
+def test_numbers_that_contradict_each_other_are_still_one_sentence() -> None:
+    with pytest.raises(ConfigError, match="does not divide"):
+        import_text('{"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2}', "json")
