@@ -282,4 +282,6 @@ def norm_of_own_shard() -> list[Any]:
 
 
 def never_clips() -> list[Any]:
-    return [wrap(update.Update, "__init__", after(lambda self: setattr(self, "_clip", None)))]
+    return [
+        wrap(update.Update, "__init__", after(lambda self: setattr(self, "clip_grad_norm", None)))
+    ]

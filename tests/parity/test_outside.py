@@ -35,7 +35,7 @@ def test_gradients_of_a_closure_are_those_after_it(ranks) -> None:
     assert report.error("grad") < 1e-13
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "tensor", "pipelining", "modules"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "tensor", "pipelining", "modules", "own_engine"])
 def test_a_right_step_is_equal(ranks, name: str) -> None:
     report = report_of(ranks, f"{name}.py")
     assert report.ok, report.text()
@@ -53,6 +53,11 @@ def test_a_right_step_is_equal(ranks, name: str) -> None:
         ("fsdp2.py:made_too_early", "stale-parameters", "made before the model was wrapped"),
         ("tensor.py:data_parallel_too", "", ""),
         ("pipelining.py:accumulated", "", "times too"),
+        (
+            "own_engine.py:half_of_the_samples",
+            "data-split",
+            "no rank computed on sample 2, 3, 6, 7",
+        ),
         ("own_reference.py", "", "2.0000 times too large"),
     ],
 )

@@ -153,14 +153,30 @@ def test_statistics_that_move_twice_are_named(ranks):
     assert found["worst"]["name"].endswith(("running_mean", "running_var", "num_batches_tracked"))
 
 
-def test_training_that_magnifies_rounding_is_called_so(ranks):
+@pytest.mark.parametrize("steps", [3, 5])
+def test_training_that_magnifies_rounding_is_called_so(ranks, steps: int):
     """Statistics of three values a channel, and a high rate: every step is a thousand times as far
-    off.
+    off. Perturbation says what passes, until one device is no guide to itself.
     """
-    task = VerifyTask(problem("batch-norm"), "dp2 mb2 precision:float64", 3, None, ("sgd",))
+    task = VerifyTask(problem("batch-norm"), "dp2 mb2 precision:float64", steps, None, ("sgd",))
     report = ranks(2, run_task, task, plan="dp2")[0]
-    assert not report.ok
-    assert report.all_findings[0].cause == "rounding", report.text()
+    assert "this training is ill-conditioned" in report.text()
+    if steps == 3:
+        assert report.ok, report.text()
+        assert report.as_dict()["grad_error"] > report.tolerance
+        first = [one for one in report.parts[0].differences if one.step == 0]
+        assert all(report.parts[0].limit_of(one) <= 1e-8 for one in first), "step 0 is exact"
+    else:
+        assert not report.ok
+        assert report.all_findings[0].cause == "rounding", report.text()
+
+
+def test_a_fault_under_ill_conditioned_training_is_seen(ranks):
+    task = VerifyTask(problem("batch-norm"), "dp2 mb2 precision:float64", 3, None, ("sgd",))
+    found = ranks(2, run_with_statistics_moved_twice, task, plan="dp2")[0]
+    assert not found.ok
+    assert "rounding" not in {one.cause for one in found.all_findings}
+    assert found.worst is not None and found.worst.kind == "buffer"
 
 
 def test_a_loss_in_float32_does_not_make_a_right_plan_wrong(ranks):

@@ -1,4 +1,4 @@
-"""One HTML page of a verdict: error against depth, for outputs, gradients and parameters.
+"""One HTML page of a verdict: the chain of modules, and error against depth for every kind.
 
 The page stands alone: a picture in SVG, the findings, and a table of every module and tensor.
 """
@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from plait.verify.outside.modules import ModuleError
 from plait.verify.report import Report
 
 WIDTH = 760
@@ -20,9 +21,13 @@ STYLE = """:root { color-scheme: light dark; --wrong: #fdd; --plain: #f7f7f7; --
 :root { --wrong: #5a2326; --plain: #1c2024; --line: #6cb2ff } }
 body { font: 15px sans-serif; margin: 2em auto; max-width: 60em; padding: 0 1em;
 overflow-wrap: anywhere }
+pre { white-space: pre-wrap }
 pre, div { overflow-x: auto } svg { background: var(--plain); max-width: 100%; height: auto }
 table { border-collapse: collapse } td, th { padding: 2px 12px; text-align: left }
-tr.wrong td { background: var(--wrong) } svg { stroke: var(--line) } svg title { stroke: none }"""
+tr.wrong td, li.wrong { background: var(--wrong) }
+ol { display: flex; flex-wrap: wrap; gap: .4em; list-style: none; padding: 0 }
+li { border: 1px solid #888; border-radius: 4px; padding: 2px 8px }
+li.first { outline: 3px solid #d33 } svg { stroke: var(--line) } svg title { stroke: none }"""
 HEAD = (
     "<meta charset='utf-8'><meta name='viewport' content='width=device-width, initial-scale=1'>"
     "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; "
@@ -38,9 +43,10 @@ def page(report: Report) -> str:
     name = report.plan or report.title or "the parallel step"
     verdict = "equal to one device" if report.ok else "NOT equal to one device"
     parts = [f"<h1>{escape(name)}: {verdict}</h1>", f"<pre>{escape(report.text())}</pre>"]
-    slack = report.tolerance
+    slack = report.module_slack
     outputs = [(one.name, one.output, slack) for one in report.modules if one.output is not None]
     grads = [(one.name, one.grad, slack) for one in report.modules if one.grad is not None]
+    parts.append(_chain(report))
     parts.append(_section("Outputs of modules, forward order", outputs))
     parts.append(_section("Gradients of outputs, forward order", grads))
     for kind, title in (
@@ -54,6 +60,37 @@ def page(report: Report) -> str:
         f"<!doctype html><html lang='en'><head>{HEAD}<title>{escape(name)}</title>"
         f"<style>{STYLE}</style></head><body>{body}</body></html>\n"
     )
+
+
+def _chain(report: Report) -> str:
+    """All modules in forward order, the first wrong one marked, with ranks and micro-batches."""
+    if not report.modules:
+        return ""
+    guilty = next((one.names[0] for one in report.findings if one.cause == "module"), None)
+    boxes = []
+    lines = []
+    for one in report.modules:
+        kind = "wrong" if one.ranks else "right"
+        if one.name == guilty:
+            kind += " first"
+        boxes.append(f"<li class='{kind}'>{escape(one.name)}</li>")
+        cells = (one.name, _shown(one.output), _shown(one.grad), *_places(one))
+        row = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        lines.append(f"<tr class='{kind}'>{row}</tr>")
+    return (
+        "<h2>Modules, forward order</h2>"
+        f"<ol>{''.join(boxes)}</ol><table><tr><th>module</th><th>error of the output</th>"
+        "<th>of its gradient</th><th>wrong on ranks</th><th>in micro-batches</th></tr>"
+        f"{''.join(lines)}</table>"
+    )
+
+
+def _shown(error: float | None) -> str:
+    return "" if error is None else f"{error:.2g}"
+
+
+def _places(one: ModuleError) -> tuple[str, str]:
+    return ", ".join(map(str, one.ranks)), ", ".join(map(str, one.calls))
 
 
 def _rows(report: Report, kind: str) -> list[Row]:

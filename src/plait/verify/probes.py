@@ -11,13 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from plait import models
+from plait.origin import ONE_VALUE
 from plait.plan import Plan
 from plait.values import JsonMapping
 from plait.verify.problem import Problem, with_keys
+from plait.verify.reference.one_device import call
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 Change = Callable[[Problem, Plan, int], "tuple[Problem, Plan] | str"]
 
 
@@ -84,8 +88,11 @@ def _no_mask(problem: Problem) -> str | None:
     return None
 
 
-def _accumulation(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan]:
+def _accumulation(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan] | str:
     more = 3 if plan.micro_batches == 1 else 2 * plan.micro_batches
+    slices = more * plan.dp.size
+    if problem.train.global_batch < 2 * slices and _needs_two(problem):
+        return f"its batch norm needs 2 samples a slice, and mb{more} leaves one"
     return replace(problem, masked=_no_mask(problem) is None), replace(plan, micro_batches=more)
 
 
@@ -125,8 +132,25 @@ def _frozen_and_unused(problem: Problem, plan: Plan, steps: int) -> tuple[Proble
 def _last_batch(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan] | str:
     if steps < 2:
         return "it needs two steps"
-    short = max(min(problem.train.global_batch - 1, 3 * plan.dp.size * plan.micro_batches - 1), 1)
+    slices = plan.dp.size * plan.micro_batches
+    short = max(min(problem.train.global_batch - 1, 3 * slices - 1), 1)
+    if short < 2 * slices and _needs_two(problem):
+        return f"its batch norm needs 2 samples a slice, and {short} samples leave one"
     return replace(problem, num_samples=(steps - 1) * problem.train.global_batch + short), plan
+
+
+def _needs_two(problem: Problem) -> bool:
+    """Whether the model has a batch norm that one sample gives one value a channel."""
+    model = problem.make_whole_model(torch.float32)
+    if not any(isinstance(module, BATCH_NORMS) for module in model.modules()):
+        return False
+    inputs, _ = next(problem.loader())
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            call(model, tree_map_only(Tensor, lambda leaf: leaf[:1], inputs))
+    except ValueError as error:
+        return str(error).startswith(ONE_VALUE)
+    return False
 
 
 def _thresholds(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan]:

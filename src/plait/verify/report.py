@@ -40,6 +40,8 @@ class Report:
     )  # one a probe, when this is the report of several
     paths_not_walked: Sequence[str] = ()
     modules: Sequence[ModuleError] = ()  # in forward order, where they were watched
+    seconds: float = 0.0  # of this part, on its first rank
+    module_slack: float = 1e-6  # the largest error of a module that passes
 
     @property
     def ok(self) -> bool:
@@ -146,7 +148,8 @@ class Report:
         lines += [f"  refused: {text}" for text in self.refusals]
         lines += [f"  -> {one.text}" for one in self.all_findings]
         lines += [
-            f"  probe {part.title:<18} {'ok' if part.ok else 'FAILED'}" for part in self.parts
+            f"  probe {part.title:<18} {'ok' if part.ok else 'FAILED':<6} {part.seconds:6.1f} s"
+            for part in self.parts
         ]
         lines += [
             f"  refused in probe {part.title}: {text}"
@@ -170,5 +173,6 @@ def _probe(part: Report) -> JsonMapping:
         "loss_error": _json(part.error("loss", "count")),
         "grad_error": _json(part.error("grad", "grad_norm")),
         "param_error": _json(part.error(*PARAM_KINDS)),
+        "seconds": round(part.seconds, 2),
         "notes": list(part.notes),
     }

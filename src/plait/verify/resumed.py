@@ -8,6 +8,7 @@ load.
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -83,7 +84,9 @@ def resumed(
             if record is None:
                 record = join(in_new_world(_first_leg, first))
             second = Leg(problem, str(other), after, where, record, str(plan))
-            parts.append(in_new_world(_second_leg, second))
+            begun = time.perf_counter()
+            part = in_new_world(_second_leg, second)
+            parts.append(replace(part, seconds=time.perf_counter() - begun))
     walked = [*left, *report.paths_not_walked]
     return replace(report, parts=tuple(parts), paths_not_walked=walked)
 

@@ -157,9 +157,8 @@ def _check_steps_together(plan: Plan) -> None:
         and not (dp.strategy == "async-server" and dp.stale == 0)
     ):
         raise PlanError(
-            f"{dp}: its ranks do not step together, so what they train is not what one device "
-            "trains, and there is nothing "
-            f"to prove it equal to; write dp{dp.size} for a plan that is"
+            f"{dp}: its ranks do not step together, so one device has no equal step to compare "
+            f"with; write dp{dp.size} to verify the rest of the plan"
         )
 
 
@@ -228,6 +227,7 @@ def in_world(world: World, task: VerifyTask) -> Report:
             left.append(f"probe {name}")
             continue
         clock.tell(number, count, f"probe {name}")
+        begun = time.perf_counter()
         changed = PROBES[name].apply(task.problem, plan, task.steps)
         if is_asynchronous(plan) and name in SKIPPED:
             changed = SKIPPED[name]
@@ -239,13 +239,15 @@ def in_world(world: World, task: VerifyTask) -> Report:
             )
             if not part.ok and not task.final and all(earlier.ok for earlier in parts):
                 part = _with_module(world, part, *changed)
-            parts.append(part)
+            parts.append(replace(part, seconds=_seconds_since(world, begun)))
     if task.training and parts and clock.is_over_for_all(world):
         left.append(f"training in {task.training}")
     elif task.training and not is_asynchronous(plan):
         clock.tell(count, count, f"training in {task.training}")
         as_trained = replace(plan, precision=task.training).check()  # type: ignore[arg-type]
-        parts.append(prove(world, task.problem, as_trained, task.steps))
+        begun = time.perf_counter()
+        part = prove(world, task.problem, as_trained, task.steps)
+        parts.append(replace(part, seconds=_seconds_since(world, begun)))
     refused = [] if parts else ["no probe applies to this model: nothing was compared"]
     tolerance = parts[0].tolerance if parts else TOLERANCE[plan_dtype(plan)]
     found = _only(parts)
@@ -262,6 +264,11 @@ def in_world(world: World, task: VerifyTask) -> Report:
         parts=tuple(parts),
         paths_not_walked=[*left, *not_walked(walked)],
     )
+
+
+def _seconds_since(world: World, begun: float) -> float:
+    """The seconds that the first rank took, so that every rank reports alike. Collective."""
+    return float(world.axis("world").gather_objects(time.perf_counter() - begun)[0])
 
 
 def _with_module(world: World, part: Report, problem: Problem, plan: Plan) -> Report:

@@ -53,10 +53,10 @@ def report(rows: Sequence[Row], wanted: int, seed: int, note: str = "") -> str:
         "",
         "Written by `python -m tests.parity.generator`; the first 100 cells run in CI "
         "(`tests/parity/test_generator.py`).",
-        "A cell is a random valid plan (every axis, option and micro-batching, up to 8 ranks) "
-        "with a random small model, a",
-        "batch that need not divide, sometimes clipping and frozen parameters. Loss, norm, every "
-        "gradient and every parameter",
+        "A cell is a random valid plan with a random small model. Plans have every axis, option "
+        "and micro-batching, up to 8 ranks.",
+        "The batch need not divide evenly. Some cells have clipping or frozen parameters. Loss, "
+        "norm, every gradient and every parameter",
         f"of two steps are compared with one device in float64; {TOLERANCE:.0e} passes. "
         "Asynchronous pipelines are compared",
         "with one device that applies the same delayed gradients, over five steps and a flush.",

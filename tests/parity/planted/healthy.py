@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from plait.errors import PlaitError, PlanError
 from plait.plan import Plan, check_runnable
 from plait.plan.fit import check_batch, check_config
 from plait.verify.probes import PROBES
-from tests.helpers.pool import Pool
+from tests.helpers.pool import Pool, RanksFailed
 from tests.parity.planted.entry import Entry, judged
 
 DATA = ("allreduce", "ring", "zero1", "zero2", "zero3", "server")
@@ -131,6 +132,8 @@ def verdict(entry: Entry, pool: Pool) -> Verdict:
         answer = judged(entry, pool.run)
     except PlaitError as error:  # what was drawn diverges, or does not fit its model
         return Verdict("refused", str(error))
+    except RanksFailed as error:
+        return _of_ranks(str(error))
     report = answer.report
     if report.ok:
         return Verdict("silent")
@@ -139,6 +142,18 @@ def verdict(entry: Entry, pool: Pool) -> Verdict:
     causes = {finding.cause for finding in report.all_findings}
     kind = "rounding" if causes == {"rounding"} else "alarm"
     return Verdict(kind, report.text())
+
+
+def _of_ranks(said: str) -> Verdict:
+    """Refused where every rank that raised says so in a sentence of the package.
+
+    Ranks that wait for one that raised are said to hang, and are not asked.
+    """
+    parts = re.split(r"rank \d+ (raised|hung):", said)
+    raised = [text for kind, text in zip(parts[1::2], parts[2::2], strict=True) if kind == "raised"]
+    last = [text.strip().rsplit("\n", 1)[-1] for text in raised]
+    is_refusal = bool(last) and all(line.startswith("plait.errors.") for line in last)
+    return Verdict("refused", last[0]) if is_refusal else Verdict("alarm", said)
 
 
 def main() -> int:
@@ -156,11 +171,9 @@ def main() -> int:
         entry = drawn(number, arguments.seed)
         said = verdict(entry, pool)
         counts[said.kind] += 1
+        print(f"{said.kind}: {entry.name}", flush=True)
         if said.text:
-            print(
-                f"{said.kind}: {entry.name} {entry.keys} {entry.model_keys}\n{said.text}",
-                flush=True,
-            )
+            print(f"{entry.keys} {entry.model_keys}\n{said.text}", flush=True)
     pool.close()
     print(
         f"seed {arguments.seed}, {arguments.first} to {last - 1}: {counts['silent']} of "

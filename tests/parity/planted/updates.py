@@ -206,7 +206,7 @@ def clipped_apart(by_value: bool) -> Callable[[], list[Any]]:
                 if by_value:
                     grad.clamp_(-0.001, 0.001)
                 else:
-                    grad.mul_(min(1.0, self._clip / float(grad.norm())))
+                    grad.mul_(min(1.0, self.clip_grad_norm / float(grad.norm())))
             original(self, replace(change, factor=1.0))
 
         return step

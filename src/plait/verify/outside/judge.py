@@ -27,6 +27,7 @@ from plait.verify.outside.modules import (
     first_wrong,
     reference_sketches,
 )
+from plait.verify.outside.norms import norm_of_a_part
 from plait.verify.outside.optimizer import factors, maker
 from plait.verify.outside.rows import Reading, Rows, numbers, reading, taken
 from plait.verify.outside.task import DTYPES, Made, Trial
@@ -114,13 +115,14 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
         findings = [
             *_causes(ranks, readings, names, settings),
             *_norms_apart(ranks, truth),
+            *norm_of_a_part([rank.steps for rank in ranks], truth.steps),
             *findings,
         ]
         findings = [*_packed(ranks, findings), *findings]
         errors = _module_errors(ranks, rows, plain, batches[0], loss, slack=slack)
         if any(one.step == 0 for one in report.failed):
             findings += first_wrong(errors, slack)
-        report = replace(report, modules=tuple(errors))
+        report = replace(report, modules=tuple(errors), module_slack=slack)
     if ranks[0].owns_loop:
         again = _read_twice(ranks, num_samples(made.together))
         report = replace(report, refusals=[*report.refusals, *(one.text for one in again)])

@@ -7,7 +7,8 @@ and clipping have happened by then. Shards of FSDP2 and DTensor are gathered the
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from unittest.mock import patch
@@ -25,8 +26,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from plait.engine.engine import Engine
 from plait.torch_internals import in_backward
 from plait.values import JsonObject, PyTree
+from plait.verify.outside import deepspeed, engines
 from plait.verify.outside.modules import Sketches
 from plait.verify.record.observation import plain_name, whole
 
@@ -58,6 +61,8 @@ class StepWatch:
         self.depth = 0
         self.calls = 0
         self.sketches = Sketches()
+        self.zero = deepspeed.ZeroWatch()
+        self.engines = engines.EngineWatch()
         self._modules: dict[int, str] = {id(one): name for name, one in model.named_modules()}
         self.inputs: list[
             PyTree
@@ -83,7 +88,12 @@ class StepWatch:
                 stack.callback(handle.remove)
             model = self.model.register_forward_pre_hook(self._called, with_kwargs=True)
             stack.callback(model.remove)
-            for module in (torch.nn.utils, torch.nn.utils.clip_grad):
+            stack.enter_context(self.zero.on())
+            stack.enter_context(self.engines.on())
+            modules = [torch.nn.utils, torch.nn.utils.clip_grad]
+            if deepspeed.ENGINE in sys.modules:
+                modules.append(sys.modules[deepspeed.ENGINE])
+            for module in modules:
                 clip = self._clipping(module.clip_grad_norm_)
                 stack.enter_context(patch.object(module, "clip_grad_norm_", clip))
                 if hasattr(module, "clip_grads_with_norm_"):
@@ -112,7 +122,9 @@ class StepWatch:
 
     def params(self, names: set[str]) -> dict[str, Tensor]:
         """Whole values of these parameters. Collective where they are sharded."""
-        return {name: whole(value) for name, value in self.live().items() if name in names}
+        known = {name: value for name, value in self.engines.params().items() if name in names}
+        others = {name: value for name, value in self.live().items() if name in names - set(known)}
+        return known | {name: _whole(value) for name, value in others.items()}
 
     def _enter(self, module: nn.Module, args: PyTree) -> None:
         if self.depth == 0:
@@ -153,14 +165,17 @@ class StepWatch:
         return args[:1], {**kwargs, "closure": closure}
 
     def _read(self, optimizer: Optimizer) -> None:
+        engine = self.engines.of(optimizer)
+        if engine is not None:
+            self._read_engine(engine, optimizer)
+            return
         live = self.live()
         by_id = {id(parameter): name for name, parameter in live.items()}
         update = self.update
         update.kind = type(optimizer)
         update.updates += 1
         for group in optimizer.param_groups:
-            settings = {key: _plain(value) for key, value in group.items() if key != "params"}
-            settings.pop("param_names", None)
+            settings = _settings_of(group)
             for parameter in group["params"]:
                 name = by_id.get(id(parameter))
                 if name is None:
@@ -169,10 +184,24 @@ class StepWatch:
                         update.stale.append(name)
                 if name is not None:
                     update.settings[name] = settings
+        for name, held, grad in self.zero.gradients(optimizer, live):
+            update.settings[name] = _settings_of(held)
+            update.grads[name] = grad
+        update.norms += [pair for pair in self.zero.norms() if pair not in update.norms]
         for name, parameter in live.items():
+            if deepspeed.is_sharded(parameter):
+                continue
             if name in update.settings or parameter.grad is not None:
-                grad = parameter.grad
-                update.grads[name] = None if grad is None else whole(grad)
+                own = parameter.grad
+                update.grads[name] = None if own is None else whole(own)
+
+    def _read_engine(self, engine: Engine, optimizer: Optimizer) -> None:
+        self.update.kind = type(optimizer)
+        self.update.updates += 1
+        self.update.grads |= engines.gradients(engine)
+        for name, group in engines.settings(engine).items():
+            self.update.settings[name] = _settings_of(group)
+        self.update.norms += engines.norms(engine)
 
     def _after_update(self, optimizer: Optimizer, args: PyTree, kwargs: PyTree) -> None:
         if self.after_update is not None and not _is_wrapper(optimizer):
@@ -209,6 +238,17 @@ INNER = ("optim", "optimizer", "_optimizer")
 
 def _is_wrapper(optimizer: Optimizer) -> bool:
     return any(isinstance(getattr(optimizer, key, None), Optimizer) for key in INNER)
+
+
+def _whole(parameter: nn.Parameter) -> Tensor:
+    value = deepspeed.whole_parameter(parameter)
+    return whole(parameter) if value is None else value
+
+
+def _settings_of(group: Mapping[str, PyTree]) -> Settings:
+    kept = {key: _plain(value) for key, value in group.items() if key != "params"}
+    kept.pop("param_names", None)
+    return kept
 
 
 def _plain(value: PyTree) -> PyTree:

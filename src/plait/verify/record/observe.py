@@ -53,7 +53,7 @@ def record_rank(engine: Engine, batches: Iterable[PyTree], steps: int) -> RankRe
     """Train `steps` steps and keep what this rank holds after each. Collective."""
     seen: list[list[Shard]] = []
     hook = engine.update.optimizer.register_step_pre_hook(
-        lambda *_: seen.append(_gradients(engine))
+        lambda *_: seen.append(gradients_of_engine(engine))
     )
     start = parameters_of(engine)
     steps_done = []
@@ -78,7 +78,7 @@ def record_rank(engine: Engine, batches: Iterable[PyTree], steps: int) -> RankRe
     return RankRecord(start, steps_done)
 
 
-def _gradients(engine: Engine) -> list[Shard]:
+def gradients_of_engine(engine: Engine) -> list[Shard]:
     """Gradients as the optimizer will see them: a fused kernel divides by its scale itself."""
     optimizer: Any = engine.update.optimizer
     scale = getattr(optimizer, "grad_scale", None)
@@ -127,7 +127,7 @@ def join(ranks: Sequence[RankRecord]) -> Record:
     """One record from those of all ranks, in rank order. Where ranks start apart, the start is an
     odd one's.
     """
-    start = _assemble([rank.start for rank in ranks])
+    start = assembled([rank.start for rank in ranks])
     for odd in _views([rank.start for rank in ranks], start).values():
         start |= {name: value for name, value in odd.items() if not torch.equal(value, start[name])}
     return Record(
@@ -137,8 +137,8 @@ def join(ranks: Sequence[RankRecord]) -> Record:
 
 
 def _join_step(ranks: Sequence[RankStep]) -> Observation:
-    grads = _assemble([rank.grads for rank in ranks])
-    params = _assemble([rank.params for rank in ranks])
+    grads = assembled([rank.grads for rank in ranks])
+    params = assembled([rank.params for rank in ranks])
     odd_grads = _views([rank.grads for rank in ranks], grads)
     odd_params = _views([[*rank.params, *rank.replicas] for rank in ranks], params)
     views = {
@@ -199,7 +199,7 @@ def _if_split(shards: Shards, grads: Tensors) -> Shards:
     return [] if all(dict(shard) == whole for shard in shards) else shards
 
 
-def _assemble(ranks: Sequence[Sequence[Shard]]) -> dict[str, Tensor]:
+def assembled(ranks: Sequence[Sequence[Shard]]) -> dict[str, Tensor]:
     """Whole tensors, each element from the first rank that has it; NaN where none has."""
     whole: dict[str, Tensor] = {}
     known: dict[str, Tensor] = {}

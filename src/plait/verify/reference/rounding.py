@@ -152,7 +152,7 @@ def of_runs(reference: Record, runs: Iterable[Record], dtype: torch.dtype) -> Ro
             furthest[one.key] = max(furthest.get(one.key, 0.0), one.error)
     least = torch.finfo(dtype).eps
     limits = {key: max(FACTOR * error, least) for key, error in furthest.items() if error > 0}
-    return RoundingBounds(_of_numbers(limits), least)
+    return RoundingBounds(_of_numbers(limits, later=dtype != torch.float64), least)
 
 
 def scales(parallel: Record, reference: Record) -> Iterator[Difference]:
@@ -191,15 +191,21 @@ def least_scale(value: Tensor, way: Tensor, dtype: torch.dtype) -> float:
     return FACTOR * torch.finfo(dtype).eps * max(ratio, 1.0) / value.numel() ** 0.5
 
 
-def _of_numbers(limits: Mapping[Key, float]) -> dict[Key, float]:
-    """Each number of a step gets the largest bound of its kind, up to this step and before it."""
-    largest: dict[tuple[str, str], float] = {}
-    for (_, kind, name), limit in limits.items():
-        largest[kind, name] = max(largest.get((kind, name), 0.0), limit)
-    return {
-        (step, kind, name): largest[kind, name] if kind in NUMBERS else limit
-        for (step, kind, name), limit in limits.items()
-    }
+def _of_numbers(limits: Mapping[Key, float], later: bool) -> dict[Key, float]:
+    """Each number of a step gets the largest bound of its kind, up to this step.
+
+    With `later` those of later steps count too: in a low precision one step in six runs says
+    little.
+    """
+    wider = dict(limits)
+    for step, kind, name in limits:
+        if kind in NUMBERS:
+            wider[step, kind, name] = max(
+                limit
+                for (other, its_kind, its_name), limit in limits.items()
+                if (its_kind, its_name) == (kind, name) and (later or other <= step)
+            )
+    return wider
 
 
 def _clipped(recipe: Recipe, dtype: torch.dtype, seed: int) -> Recipe:
