@@ -18,6 +18,7 @@ from pathlib import Path
 from pages import ROOT, pages
 
 DOCS = ROOT / "docs"
+TITLED = re.compile(r'^```(\w+) title="([^"]+)"\n', re.M)
 LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)]*)?\)")
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "sh", ".yml": "yaml", ".json": "json"}
 PICTURES = (".svg", ".png")
@@ -64,7 +65,9 @@ def prepare(source: Path, *, explore: bool = False) -> None:
 
 
 def redirect(page: Path, source: Path) -> list[Path]:
-    """Point the links of a page at pages of the site; returns the pages made for that."""
+    """Point the links of a page at pages of the site, and write the names of files above their
+    code; returns the pages made for the links.
+    """
     made: list[Path] = []
 
     def link(match: re.Match[str]) -> str:
@@ -83,6 +86,7 @@ def redirect(page: Path, source: Path) -> list[Path]:
         return f"]({os.path.relpath(place, page.parent)}{match[2] or ''})"
 
     text = page.read_text(encoding="utf-8")
+    text = TITLED.sub(r"```{code-block} \1\n:caption: \2\n\n", text)
     page.write_text(LINK.sub(link, text), encoding="utf-8")
     return made
 

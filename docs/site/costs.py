@@ -1,4 +1,4 @@
-"""The tables of `which.md`: the costs of each strategy, and the bubble of each schedule.
+"""The tables of `which.md`: the costs of each strategy, when it pays, and the bubbles of schedules.
 
 `python docs/site/costs.py` writes them anew: the planner predicts costs, the simulator bubbles.
 """
@@ -11,23 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import plait
+from plait.config.config import load
 from plait.parallel.pipeline.schedules import SCHEDULES, make
 from plait.parallel.pipeline.simulate import simulate
+from plait.toml import parse_toml
 
 PAGE = Path(__file__).parents[1] / "which.md"
+CONFIG_TITLE = "wide.toml"
+"""The config of the page, which its reader can save and ask about."""
 CLUSTER = "h100x8"
-CONFIG: dict[str, Any] = {
-    "model": {
-        "name": "gpt",
-        "num_hidden_layers": 24,
-        "hidden_size": 2048,
-        "num_attention_heads": 16,
-        "vocab_size": 50304,
-        "max_position_embeddings": 2048,
-    },
-    "data": {"seq_len": 2048},
-    "train": {"global_batch": 64, "optimizer": "adamw"},
-}
 PLANS = {
     "dp8": "batch",
     "dp8:ring": "batch",
@@ -48,6 +40,52 @@ PLANS = {
 STAGES = 4
 MICRO_BATCHES = 8
 STREAM_STEPS = 3
+EXPERTS = (
+    "model.name=llama model.num_hidden_layers=16 model.intermediate_size=2048 "
+    "model.num_local_experts=32 model.num_experts_per_tok=2 train.global_batch=32"
+)
+LONG = "data.seq_len=32768 model.max_position_embeddings=32768 train.global_batch=1"
+CASES = (
+    ("a faster step", "h100x8", "train.global_batch=8", ("dp1 mb8", "dp8")),
+    ("optimizer does not fit", "rtx4090x8", "train.global_batch=8", ("dp8", "dp8:zero1")),
+    (
+        "gradients do not fit",
+        "rtx4090x8",
+        "train.global_batch=8 model.num_hidden_layers=48",
+        ("dp8:zero1", "dp8:zero2"),
+    ),
+    (
+        "weights do not fit",
+        "rtx4090x8",
+        "train.global_batch=8 model.num_hidden_layers=120",
+        ("dp8:zero2 remat:full", "dp8:zero3 remat:full"),
+    ),
+    ("one long sample", "h100x8", LONG, ("dp1", "tp8:1d,sp", "cp8:ring", "cp8:ulysses")),
+    (
+        "slow links",
+        "l40sx16",
+        "",
+        (
+            "dp16:zero1",
+            "dp2:zero1 tp8:1d,sp",
+            "dp4:zero1 pp4:1f1b mb16",
+            "dp4:zero1 pp4:zbv mb16",
+        ),
+    ),
+    ("experts", "h100x8", EXPERTS, ("dp8:zero1", "dp8:zero1 ep8")),
+)
+"""Question, cluster, changes of the config, and the plans that are compared."""
+
+
+def config() -> dict[str, Any]:
+    """The config that the page shows."""
+    block = re.search(
+        rf'^```toml title="{CONFIG_TITLE}"\n(.*?)^```$',
+        PAGE.read_text(encoding="utf-8"),
+        re.M | re.S,
+    )
+    assert block is not None
+    return parse_toml(block[1], ValueError, CONFIG_TITLE)
 
 
 def costs() -> str:
@@ -57,12 +95,42 @@ def costs() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for plan, splits in PLANS.items():
-        guess = plait.estimate(CONFIG, plan=f"{plan} precision:bf16", cluster=CLUSTER)
+        guess = plait.estimate(config(), plan=f"{plan} precision:bf16", cluster=CLUSTER)
         memory = guess.memory
         kinds = (memory.parameters, memory.gradients, memory.optimizer, memory.activations)
         sent = sum(guess.traffic.values())
         cells = [f"`{plan}`", splits, *(f"{value / 1e9:.2f}" for value in (*kinds, sent))]
         lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def cases() -> str:
+    """What each strategy is for, a row a plan, with the command that answers so."""
+    lines = [
+        "| question | plan | fits | GB | seconds a step | GB sent | command |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for question, cluster, changes, plans in CASES:
+        for plan in plans:
+            whole_plan = f"{plan} precision:bf16"
+            changed = load(config(), changes.split())
+            guess = plait.estimate(changed, plan=whole_plan, cluster=cluster)
+            sizes = (
+                guess.memory.total / 1e9,
+                guess.step_seconds,
+                sum(guess.traffic.values()) / 1e9,
+            )
+            command = f'plait estimate {CONFIG_TITLE} --cluster {cluster} --plan "{whole_plan}"'
+            command += f" --set {changes}" if changes else ""
+            fits = "yes" if guess.fits else "no"
+            cells = (
+                question,
+                f"`{plan}`",
+                fits,
+                *(f"{size:.2f}" for size in sizes),
+                f"`{command}`",
+            )
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -84,7 +152,7 @@ def bubbles() -> str:
     return "\n".join(lines)
 
 
-TABLES: Mapping[str, Callable[[], str]] = {"costs": costs, "bubbles": bubbles}
+TABLES: Mapping[str, Callable[[], str]] = {"costs": costs, "cases": cases, "bubbles": bubbles}
 
 
 def place(name: str) -> re.Pattern[str]:

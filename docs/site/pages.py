@@ -14,6 +14,10 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
+from textwrap import wrap
+
+from figures import figures
 
 import plait
 from plait.cli import table
@@ -84,7 +88,7 @@ def slug(name: str) -> str:
 
 def strategies_index() -> str:
     """One table a family: term, idea in one line, paper."""
-    text = ["# Strategies", "", "Each page is recorded from a run of the code itself.", ""]
+    text = ["# Strategies", "", "The numbers of each page are recorded from a run of the code.", ""]
     for family, members in FAMILIES.items():
         text += [f"## {family}", "", "| strategy | term | when it pays |", "|---|---|---|"]
         for name in members:
@@ -96,10 +100,11 @@ def strategies_index() -> str:
 
 
 def strategy(name: str, row: dict[str, str]) -> str:
-    """One strategy: idea, drawing, formula, paper, code, figures, and its small case in full."""
+    """One strategy: idea, drawing, formula, paper, code, measured figures, and its small case."""
     source: PaperSource = sources()[name]
     explanation = explain(row["term"])
     code, measured = row["code"], row["measured"]
+    formula = [f"    {line}" for part in source.formula.split(";  ") for line in wrap(part, 76)]
     return "\n".join(
         [
             f"# {capital(source.title)}",
@@ -112,23 +117,27 @@ def strategy(name: str, row: dict[str, str]) -> str:
             "",
             "## Formula and paper",
             "",
-            f"    {source.formula}",
+            *formula,
             "",
             f"{source.paper}.",
             "",
-            "## Code and figures",
+            "## Code",
             "",
-            f"- Code: [`{code}`](../../{code})",
-            f"- Measured: [`{measured}`](../../{measured})",
+            f"[`{code}`](../../{code}). To see it, and to run it:",
             "",
             "```console",
             f"plait explain {quoted(row['term'])}",
             f"plait train examples/first_light.toml --plan {quoted(row['term'])}",
             "```",
             "",
+            "## Measured",
+            "",
+            f"More is in [`{measured}`](../../{measured}), with the commands and the processor.",
+            "",
+            *figures(name),
             "## Step by step",
             "",
-            "The small case below was run by the code of a real run; every number is recorded.",
+            "The code of a real run has run this small case. Every number is recorded from it.",
             "",
             "```text",
             *lines(explanation),
@@ -227,7 +236,13 @@ def config_keys() -> str:
     text = [
         "# Configuration",
         "",
-        'A <a href="schema.json">JSON schema</a> is there for editors.',
+        'There is a <a href="schema.json">JSON schema</a> for editors. `plait config --schema` '
+        "prints it, and `plait config --list` prints the tables below. An editor that uses Taplo "
+        "finds the schema by the first line of a config:",
+        "",
+        "```toml",
+        "#:schema ./schema.json",
+        "```",
         "",
     ]
     section = ""
@@ -250,12 +265,20 @@ def config_row(key: Key) -> str:
 
 def names() -> str:
     """The names of the door, documented from their docstrings."""
-    text = ["# Python", "", "All names are imported from `plait` itself.", ""]
+    text = [
+        "# Python",
+        "",
+        "The first names are imported from `plait` itself, the others from their modules.",
+        "",
+    ]
     for name in plait.__all__:
         room = plait._ROOMS[name]
         target = room if room == f"plait.{name}" else f"{room}.{name}"
         kind = directive(getattr(plait, name))
         text += [f"## plait.{name}", "", "```{eval-rst}", f".. {kind}:: {target}", "```", ""]
+    for target in FURTHER:
+        kind = directive(resolve_name(target))
+        text += [f"## {target}", "", "```{eval-rst}", f".. {kind}:: {target}", "```", ""]
     return "\n".join(text)
 
 
@@ -271,6 +294,16 @@ def schema() -> str:
     return json.dumps(json_schema(), indent=1)
 
 
+FURTHER = (
+    "plait.predict.cost.describe",
+    "plait.predict.cost.block_table",
+    "plait.checkpoint.elsewhere.write_dcp",
+    "plait.parallel.pipeline.lower",
+    "plait.parallel.pipeline.replicate",
+    "plait.models",
+    "plait.datasets.packing",
+)
+"""Names that the guides use beside those of the door; each is a module or lies in one."""
 REFERENCE = {"commands": "Commands", "config": "Configuration", "python": "Python"}
 GUIDES: Sequence[tuple[str, str]] = (
     ("index.md", "plait"),
@@ -320,7 +353,9 @@ def menu() -> dict[str, list[tuple[str, str]]]:
     """The menu: heading -> (path below docs/, title) of its pages."""
     docs = ROOT / "docs"
     families = {
-        family: [(f"strategies/{slug(name)}.md", sources()[name].title) for name in members]
+        family: [
+            (f"strategies/{slug(name)}.md", capital(sources()[name].title)) for name in members
+        ]
         for family, members in FAMILIES.items()
     }
     return {

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from plait.cli import main
-from plait.cli.explore import opening_of, site_of
+from plait.cli.explore import opening_of
 from plait.explain.case import case_of
 from plait.explore.server import PageServer
 from tests.browser.chromium import SCREENS, expect, opened
@@ -26,17 +25,6 @@ CLUSTERS = (
     *("mi300x", "t4x4", "l40sx8", "rtx4090x1"),
 )
 HOSTILE = "<script>document.title='caught'</script><img src=x onerror=document.title='caught'>"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PageServer]:
-    one = PageServer(site_of(opening_of("llama3-8b", "h100x64")))
-    thread = threading.Thread(target=one.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield one
-    one.shutdown()
-    thread.join()
-    one.server_close()
 
 
 @pytest.fixture(params=SCREENS)
@@ -59,6 +47,11 @@ def test_the_page_shows_plans_at_every_width(page: Any, server: PageServer) -> N
     page.wait_for_selector("#grid[aria-label]")
     page.wait_for_selector("#timeline canvas")
     assert "bubble" in page.inner_text("#grid-cards")
+    page.click("#rows-box summary")
+    assert "time: " in page.inner_text("#rows") and "sources, on several nodes" in page.inner_text(
+        "#rows"
+    )
+    page.click("#rows-box summary")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     folder = os.environ.get("PLAIT_PICTURES")
     if folder:
@@ -139,7 +132,7 @@ PLANS = (
 def test_a_strategy_of_the_plan_is_stepped_through(page: Any) -> None:
     page.focus("#explain-box summary")
     page.keyboard.press("Enter")
-    expect(page.locator("#where")).to_contain_text("step 1 of ")
+    expect(page.locator("#where")).to_contain_text("step 1 of ", timeout=60_000)
     page.fill("#term", "dp2:zero3")
     page.keyboard.press("Tab")
     expect(page.locator("#idea")).to_contain_text("A weight lives in shards")

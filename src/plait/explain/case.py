@@ -60,6 +60,8 @@ def squared_error(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 def case_of(term: str) -> Case:
     """The case of a term. Errors: `PlanError`, `NotAvailable`."""
+    if not term.strip():
+        raise PlanError("explain takes one term of a plan, for example explain dp4:zero3")
     plan = Plan.parse(term)
     if plan.ep > 1 and plan.dp.size == 1:  # experts borrow the ranks of data
         plan = replace(plan, dp=replace(plan.dp, size=plan.ep))

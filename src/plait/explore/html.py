@@ -68,6 +68,16 @@ def _of_tab(policy: str) -> str:
     return policy.replace("script-src ", "worker-src 'self'; script-src 'wasm-unsafe-eval' ", 1)
 
 
+def rows_behind_bars() -> JsonMapping:
+    """Kind (time, memory) -> reach -> source -> the published runs that its error bars are from.
+
+    `benchmarks.planner.bars` writes the file.
+    """
+    file = resources.files("plait.explore").joinpath("page", "rows.json")
+    rows: JsonMapping = json.loads(file.read_text("utf-8"))
+    return rows
+
+
 def drawing(data: JsonMapping, scripts: Sequence[str] = WRITTEN) -> tuple[str, str]:
     """The curves and timelines of a page that is written once, and that page's policy.
 

@@ -25,6 +25,9 @@ function showTip(made, text, left, top, width) {
   made.style.top = `${Math.max(0, top - 20)}px`;
 }
 
+// What keys have come to, for those who hear the page.
+function spoken() { return element("p", { class: "hidden", role: "status" }); }
+
 // Plans as points: `plans` as in plan.json, `front` the texts of the Pareto front.
 function scatter(place, plans, front, selected, select) {
   place.replaceChildren();
@@ -41,6 +44,7 @@ function scatter(place, plans, front, selected, select) {
   const points = families.map((name) =>
     sorted.map((one) => (familyOf(one.plan) === name ? gigabytes(one) : null)));
   const hint = tip();
+  const said = spoken();
   let near = null;
 
   function ring(chart, one, colour) {
@@ -82,7 +86,7 @@ function scatter(place, plans, front, selected, select) {
     },
     axes: [axis("seconds of a step", (value) => digits(value, 4)), axis("GB of the fullest rank", (value) => digits(value))],
     series: [{},
-      { stroke: ink("--faint"), width: 1.5, dash: [5, 4], spanGaps: true, points: { show: false } },
+      { stroke: ink("--ink"), width: 1.5, dash: [5, 4], spanGaps: true, points: { show: false } },
       ...families.map((name) => ({
         paths: () => null, points: { show: true, size: 8, fill: colours.get(name), stroke: colours.get(name) },
       }))],
@@ -101,25 +105,61 @@ function scatter(place, plans, front, selected, select) {
     }
     return { found, left, top, width: box.width };
   }
-  chart.over.append(hint);
-  chart.over.addEventListener("mousemove", (event) => {
-    const { found, left, top, width } = nearest(event);
+  function point(found, left, top, width) {
     if (found !== near) { near = found; chart.redraw(false); }
     hint.hidden = !found;
-    chart.over.style.cursor = found ? "pointer" : "";
     if (found) {
       showTip(hint, `${found.plan}\n${seconds(found.step_seconds)} a step (${ends(found.bars.step_seconds, seconds)})\n` +
         `${bytes(found.memory.total)} (${ends(found.bars.memory_total, bytes)})\nMFU ${percent(found.mfu)}, ` +
-        `fits with ${percent(found.fits_probability)}`, left, top, width);
+        `fits with ${percent(found.fits_probability)}\n${dollars(found.cost_per_million_tokens)} a million tokens`, left, top, width);
     }
+  }
+  chart.over.append(hint);
+  chart.over.addEventListener("mousemove", (event) => {
+    const { found, left, top, width } = nearest(event);
+    chart.over.style.cursor = found ? "pointer" : "";
+    point(found, left, top, width);
   });
   chart.over.addEventListener("mouseleave", () => { hint.hidden = true; near = null; chart.redraw(false); });
   chart.over.addEventListener("click", (event) => {
     const { found } = nearest(event);
     if (found) select(found.plan);
   });
-  place.append(keys([...colours]));
+  // Right and left go by time, up and down by memory; Enter selects.
+  const rising = [...plans].sort((one, other) => one.memory.total - other.memory.total);
+  const steps = { ArrowRight: [sorted, 1], ArrowLeft: [sorted, -1], ArrowUp: [rising, 1], ArrowDown: [rising, -1] };
+  place.onkeydown = (event) => {
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      if (near) select(near.plan);
+      return;
+    }
+    if (!steps[event.key]) return;
+    event.preventDefault();
+    const [order, by] = steps[event.key];
+    const from = near || plans.find((one) => one.plan === selected()) || order[0];
+    const found = order[Math.min(Math.max(0, order.indexOf(from) + by), order.length - 1)];
+    point(found, chart.valToPos(found.step_seconds, "x"), chart.valToPos(gigabytes(found), "y"), chart.over.clientWidth);
+    said.textContent = hint.textContent;
+  };
+  place.onblur = () => { hint.hidden = true; near = null; chart.redraw(false); };
+  for (const [name, value] of [["tabindex", "0"], ["role", "group"], ["aria-label", `${plans.length} plans by time and memory: arrow keys go from plan to plan, Enter selects`]]) {
+    place.setAttribute(name, value);
+  }
+  place.append(keys([...colours]), said);
   return chart;
+}
+
+// The numbers of the curves; the share is that of the ideal line.
+function scalingTable(rows, base) {
+  const cells = (value, devices) => [element("td", {}, value ? count(value) : "-"),
+    element("td", {}, value ? percent(value / (base * devices)) : "-")];
+  const head = ["devices", "strong, tokens a second", "of the ideal", "weak, tokens a second", "of the ideal"];
+  const body = rows.map((row) => element("tr", {}, element("th", { scope: "row" }, String(row.devices)),
+    ...cells(row.strong, row.devices), ...cells(row.weak, row.devices)));
+  return element("div", { class: "scroll" }, element("table", { class: "numbers" },
+    element("thead", {}, element("tr", {}, ...head.map((name) => element("th", { scope: "col" }, name)))),
+    element("tbody", {}, ...body)));
 }
 
 // Tokens a second over devices; `rows` are {devices, strong, weak}, `now` the devices of the question.
@@ -140,9 +180,11 @@ function scaling(place, rows) {
       x: { time: false, distr: 3, log: 2 },
       y: { distr: 3, range: [Math.min(...rows.flatMap((row) => [row.strong, row.weak].filter(Boolean))) * 0.8, top * 1.2] },
     },
-    axes: [{ ...axis("devices", (value) => digits(value, 6)), splits: () => counts }, axis("tokens a second", (value) => value.toExponential(0))],
+    axes: [{ ...axis("devices", (value) => digits(value, 6)), splits: () => counts }, axis("tokens a second", count)],
     series: [{}, line("#0072b2"), line("#d55e00"), line(ink("--faint"), [4, 4])],
   }, [counts, rows.map((row) => row.strong ?? null), rows.map((row) => row.weak ?? null), counts.map((count) => base * count)], place);
-  place.append(keys([["strong: the samples of a step stay", "#0072b2"], ["weak: samples grow with devices", "#d55e00"], ["ideal", ink("--faint")]]));
+  place.append(keys([["strong: the samples of a step stay", "#0072b2"], ["weak: samples grow with devices", "#d55e00"], ["ideal", ink("--faint")]]), scalingTable(rows, base));
+  place.setAttribute("role", "group");
+  place.setAttribute("aria-label", "Tokens a second over devices; the table below has the numbers");
   return chart;
 }

@@ -11,6 +11,7 @@ const CURVES = [
   { key: "memory", label: "gigabytes", title: "gigabytes: rank 0 after a step; predicted, the fullest rank at its peak",
     of: (one) => (one.memory ? one.memory / 1e9 : null), predicted: (guess) => guess.memory.total / 1e9 },
 ];
+const CURVE_KEYS = "Keys: left and right go from step to step, + and - zoom, 0 shows all.";
 const charts = new Map();
 
 function shown(value) { return Number.isFinite(value) ? digits(value, 4) : "-"; }
@@ -55,7 +56,32 @@ function drawCurve(curve, runs, index) {
     axes: [axis("step", (number) => String(number)), axis("", (number) => digits(number))],
     series: [{ label: "step" }, ...lines, ...levels],
   };
-  charts.set(curve.key, new uPlot(options, data, place));
+  const chart = new uPlot(options, data, place);
+  charts.set(curve.key, chart);
+  const last = data[1].findLast((number) => number !== null);
+  const label = `${options.title} over ${data[0].length} steps${last === undefined ? "" : `, ${shown(last)} at the end`}. ${CURVE_KEYS}`;
+  for (const [name, text] of [["tabindex", "0"], ["role", "group"], ["aria-label", label]]) place.setAttribute(name, text);
+  const said = spoken();
+  place.append(said);
+  place.onkeydown = (event) => keyOfCurve(chart, said, event);
+}
+
+// Left and right go from step to step, whose numbers the legend shows; + and - zoom, 0 shows all.
+function keyOfCurve(chart, said, event) {
+  const steps = chart.data[0];
+  const { min, max } = chart.scales.x;
+  const now = chart.cursor.idx ?? -1;
+  const zooms = { "+": [min + (max - min) / 4, max - (max - min) / 4], "-": [min - (max - min) / 2, max + (max - min) / 2], 0: [-Infinity, Infinity] };
+  const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (zooms[event.key]) {
+    const [from, to] = zooms[event.key];
+    chart.setScale("x", { min: Math.max(from, steps[0]), max: Math.min(to, steps[steps.length - 1]) });
+  } else if (by) {
+    const next = Math.min(Math.max(0, now + by), steps.length - 1);
+    chart.setCursor({ left: chart.valToPos(steps[next], "x"), top: chart.over.clientHeight / 2 });
+    said.textContent = chart.series.map((one, index) => `${one.label} ${shown(chart.data[index][next])}`).join(", ");
+  } else return;
+  event.preventDefault();
 }
 
 // New data keep a zoom that somebody has chosen.
@@ -72,4 +98,4 @@ function drawCurves(runs) {
 }
 
 addEventListener("resize", () => charts.forEach((chart) =>
-  chart.setSize({ width: Math.max(280, byId("charts").clientWidth), height: 190 })));
+  chart.setSize({ width: Math.max(280, chart.root.parentNode.clientWidth), height: 190 })));

@@ -27,7 +27,10 @@ class Grid {
     canvas.parentElement.style.position = "relative";
     canvas.parentElement.append(this.hint);
     canvas.addEventListener("mousemove", (event) => this.hover(event));
-    canvas.addEventListener("mouseleave", () => { this.hint.hidden = true; });
+    canvas.addEventListener("keydown", (event) => this.key(event));
+    for (const left of ["mouseleave", "blur"]) canvas.addEventListener(left, () => { this.hint.hidden = true; });
+    this.said = spoken();
+    canvas.parentElement.after(this.said);
     this.note = note;
   }
 
@@ -36,11 +39,12 @@ class Grid {
     this.cells = cellsOf(answer.grid);
     this.slots = Math.max(1, ...this.cells.map((cell) => cell.start + cell.width));
     this.until = Infinity;
+    this.at = null;
     const kinds = ["F", "B", "I", "W"].filter((kind) => this.cells.some((cell) => cell.kind === kind));
     this.note.textContent = `${kinds.map((kind) => `${kind} ${MEANING[kind]}`).join(", ")}; the number is the micro-batch. ` +
       "Paler cells belong to later stages of a rank; a dark edge is an update.";
     this.canvas.setAttribute("aria-label", `${answer.name}: ${answer.ranks} ranks, ${answer.micro_batches} ` +
-      `micro-batches, bubble ${percent(answer.bubble_fraction)}`);
+      `micro-batches, bubble ${percent(answer.bubble_fraction)}. The arrow keys go from cell to cell.`);
     this.draw();
   }
 
@@ -89,10 +93,30 @@ class Grid {
     const rank = Math.floor((event.clientY - box.top) / ROW);
     const cell = this.cells.find((one) => one.rank === rank && one.start <= slot && slot < one.start + one.width);
     this.hint.hidden = !cell;
-    if (cell) {
-      showTip(this.hint, `rank ${rank}, stage ${cell.stage}: ${MEANING[cell.kind] || cell.kind} of micro-batch ${cell.micro}` +
-        `${cell.updated ? ", then the update" : ""}`, event.clientX - box.left, event.clientY - box.top, box.width);
-    }
+    if (cell) this.tell(cell, event.clientX - box.left, event.clientY - box.top, box.width);
+  }
+
+  tell(cell, left, top, width) {
+    showTip(this.hint, `rank ${cell.rank}, stage ${cell.stage}: ${MEANING[cell.kind] || cell.kind} of micro-batch ${cell.micro}` +
+      `${cell.updated ? ", then the update" : ""}`, left, top, width);
+  }
+
+  // Left and right go along a rank, up and down to what another rank does at that time.
+  key(event) {
+    const along = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    const across = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!this.answer || !(along || across)) return;
+    event.preventDefault();
+    const rank = Math.min(Math.max(0, (this.at?.rank ?? 0) + (this.at ? across || 0 : 0)), this.answer.ranks - 1);
+    const row = this.cells.filter((one) => one.rank === rank);
+    let index = this.at ? row.findLastIndex((one) => one.start <= this.at.start) : -1;
+    if (along) index += this.at ? along : 1;
+    this.at = row[Math.min(Math.max(0, index), row.length - 1)];
+    const scroller = this.canvas.parentElement;
+    const x = LEFT + (this.at.start + this.at.width / 2) * this.slot;
+    scroller.scrollLeft = Math.max(0, x - scroller.clientWidth / 2);
+    this.tell(this.at, x, this.at.rank * ROW + ROW, this.canvas.clientWidth);
+    this.said.textContent = this.hint.textContent;
   }
 
   play(done) {

@@ -144,6 +144,7 @@ function fillForm() {
   if (pasted) { byId("paste").value = state.model; byId("paste-box").open = true; }
   const count = Number(state.devices) || Number(/x(\d+)$/.exec(state.cluster)?.[1]) || 8;
   byId("slider").value = Math.round(Math.log2(count));
+  byId("slider").setAttribute("aria-valuetext", `${count} devices`);
   const preset = BEGINNING.clusters[state.cluster.replace(/x\d+$/, "")];
   byId("price").placeholder = preset ? String(preset.price) : "the cluster's";
   byId("devices").placeholder = /x(\d+)$/.exec(state.cluster)?.[1] || (preset ? String(preset.devices) : "the cluster's");
@@ -222,6 +223,7 @@ function render() {
   answer.chosen = one.plan;
   renderOne(one);
   renderTable();
+  renderRows();
   if (byId("explain-box").open) offerTerms();
   scatter(byId("scatter"), answer.plans, answer.pareto, () => state.plan, select);
   list("lost", answer.explanation || []);
@@ -304,9 +306,31 @@ function renderTable() {
   byId("more").textContent = showAll ? "Show fewer" : `Show all ${answer.plans.length}`;
 }
 
+const MANY = 64;
+const REACHES = { "one node": "one node", "several nodes": `several nodes, ${MANY} devices at most`, large: `more than ${MANY} devices` };
+
+// The published runs whose errors make the bars of this many devices, as plait.predict.cost.bars chooses them.
+function renderRows() {
+  const node = BEGINNING.clusters[state.cluster.replace(/x\d+$/, "")]?.devices ?? 8;
+  const reach = answer.num_devices > MANY ? "large" : answer.num_devices <= node ? "one node" : "several nodes";
+  byId("rows").replaceChildren(...["time", "memory"].flatMap((kind) => {
+    const place = reach in BEGINNING.rows[kind] ? reach : "several nodes";
+    const sources = Object.entries(BEGINNING.rows[kind][place]).sort((one, other) => other[1] - one[1]);
+    const runs = sources.reduce((all, [, number]) => all + number, 0);
+    return [element("p", { class: "hint" }, `${kind}: ${runs} runs of ${sources.length} sources, on ${REACHES[place]}`),
+      element("ul", { class: "sources" }, ...sources.map(([name, number]) => element("li", {}, `${name}: ${number}`)))];
+  }));
+}
+
 function focusOn(plan) {
   for (const button of document.querySelectorAll("#plans button")) if (button.textContent === plan) button.focus();
 }
+
+// The axes' words for causes whose name alone says too little.
+const CAUSES = {
+  tensor: "tensor traffic", context: "context traffic", expert: "expert traffic", bubble: "bubble",
+  data: "data traffic", host: "host", cores: "shared cores", recompute: "recompute",
+};
 
 function bar(name, value, most, text, colour, limit) {
   const track = element("span", { class: "track" }, element("span", { class: "fill", style: { width: `${100 * value / most}%`, background: colour } }));
@@ -323,8 +347,8 @@ function renderBars(one) {
     element("p", { class: "hint" }, `The line is the room of a device, ${bytes(one.memory_limit)}. 90 % bar of the total: ${ends(one.bars.memory_total, bytes)}.`));
   const causes = Object.entries(one.breakdown_seconds).filter(([, count]) => count > 0.001 * one.step_seconds).sort((a, b) => b[1] - a[1]);
   byId("time").replaceChildren(
-    ...causes.map(([name, count]) => bar(name, count, one.step_seconds, seconds(count), name === "compute" ? "#009e73" : "#e69f00")),
-    element("p", { class: "hint" }, "Seconds of the slowest rank by cause; what is hidden behind computing does not count."));
+    ...causes.map(([name, count]) => bar(CAUSES[name] || name, count, one.step_seconds, seconds(count), name === "compute" ? "#009e73" : "#e69f00")),
+    element("p", { class: "hint" }, "Seconds of the slowest rank by cause. What is hidden behind computing does not count."));
 }
 
 // ---- the timeline of a step -----------------------------------------------------------------------
@@ -343,7 +367,7 @@ async function drawTimeline(one) {
     const lanes = lanesOf(found.timeline);
     drawTimelines(byId("timeline"), [{ caption: `one pipeline of ${lanes.length} ranks, as predicted`, lanes: lanes.slice(0, MOST_LANES) }]);
     const more = lanes.length > MOST_LANES ? `The first ${MOST_LANES} of ${lanes.length} ranks. ` : "";
-    byId("timeline-note").textContent = `${more}Drag to zoom in, click twice for all; with the keyboard: + - 0 and the arrows.`;
+    byId("timeline-note").textContent = `${more}Drag to zoom in, click twice for all. ${TIMELINE_KEYS}`;
   } catch (error) {
     if (timelineQuestion !== asked) return;
     byId("timeline").replaceChildren();
@@ -491,9 +515,9 @@ function prepareButtons() {
   byId("more").addEventListener("click", () => { showAll = !showAll; renderTable(); });
   byId("reset-grid").addEventListener("click", () => chosenPlan() && planGrid(chosenPlan()));
   byId("play").addEventListener("click", () => {
-    if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
-    byId("play").disabled = true;
-    grid.play(() => { byId("play").disabled = false; });
+    if (byId("play").textContent === "Stop") { grid.stopped = true; return; }
+    byId("play").textContent = "Stop";
+    grid.play(() => { byId("play").textContent = "Play"; });
   });
   for (const id of ["schedule", "stages", "microbatches", "virtual"]) byId(id).addEventListener("input", drawGrid);
   byId("scaling-box").addEventListener("toggle", () => { if (byId("scaling-box").open) drawScaling(); });

@@ -75,14 +75,18 @@ function prepareStepper(place) {
         oninput: (event) => { stop(); showStep(Number(event.target.value)); } }),
       element("span", { id: "where", role: "status" })),
     element("p", { id: "what" }), element("p", { id: "formula", class: "note" }), element("div", { id: "panels" }));
+  (byId("drawn") ? document : place).addEventListener("keydown", stepByKey);
+}
+
+function stepByKey(event) {
+  const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (!by || event.target.tagName === "INPUT") return;
+  event.preventDefault();
+  stop();
+  showStep(at + by);
 }
 
 if (byId("drawn")) {
   prepareStepper(byId("stepper"));
   showSteps(JSON.parse(byId("drawn").textContent));
-  addEventListener("keydown", (event) => {
-    if (event.target.tagName === "INPUT") return;
-    if (event.key === "ArrowRight") { stop(); showStep(at + 1); }
-    if (event.key === "ArrowLeft") { stop(); showStep(at - 1); }
-  });
 }
