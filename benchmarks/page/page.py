@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import platform
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median, quantiles
 
+import psutil
 import torch
 
 from benchmarks.machine import machine_line
@@ -20,9 +22,10 @@ from benchmarks.page.measure import (
     measure_footprint,
     measure_steps,
 )
-from benchmarks.page.systems import CASES, counterpart, names, one_thread
+from benchmarks.page.systems import CASES, counterpart, one_thread, parts
 from plait.cluster.products import MEASUREMENTS, ProductTable
 from plait.engine.choosing import table_here
+from plait.errors import RankFailed
 from plait.launcher import launch
 
 FOOTPRINTS = (
@@ -30,6 +33,8 @@ FOOTPRINTS = (
     *("dp2", "dp2:zero1", "dp2:zero2", "dp2:zero3", "tp2", "pp2:1f1b mb8", "pp2:zbv mb8"),
 )
 PART_OF_FOOTPRINTS = 0.25
+PART_OF_MEMORY = 0.5
+START_SECONDS = 3.0
 HEAD = "| system | step ms | / DDP [quartiles] | / torch's same schedule | CPU s a step |"
 
 
@@ -51,18 +56,26 @@ class Row:
 def groups(
     sizes: Sequence[int], families: Sequence[str], seconds: float, table: ProductTable
 ) -> list[Group]:
-    """The groups of the page, with equal parts of the time for each."""
-    chosen = [(case, family, size) for size in sizes for case in CASES for family in families]
-    each = seconds / len(chosen)
-    return [
-        Group(case, family, size, tuple(names(family, size, CASES[case], table)), each)
-        for case, family, size in chosen
-    ]
+    """The groups of the page, with equal parts of the time for each.
+
+    Systems of a group are alive together, so a group has as many as half of the memory holds.
+    """
+    memory_bytes = psutil.virtual_memory().total * PART_OF_MEMORY
+    found = []
+    for size in sizes:
+        for case in CASES:
+            for family in families:
+                for together in parts(family, size, CASES[case], table, memory_bytes):
+                    found.append(Group(case, family, size, tuple(together), 0.0))
+    return [replace(group, limit_seconds=seconds / len(found)) for group in found]
 
 
 def run(group: Group, table: ProductTable) -> tuple[list[Row], dict[str, str]]:
     """The rows of one group, and what failed."""
-    ranks = launch(measure_steps, group, table, nproc=group.size)
+    try:
+        ranks = launch(measure_steps, group, table, nproc=group.size)
+    except RankFailed as error:
+        return [], {", ".join(group.systems): str(error)}
     return rows(group, ranks), ranks[0].failed
 
 
@@ -145,16 +158,24 @@ def footprint_text(found: dict[str, Footprint]) -> str:
 def make_page(
     sizes: Sequence[int], families: Sequence[str], seconds: float, out: Path | None
 ) -> list[Row]:
-    """Print the page as it comes about, and write its rows as JSON."""
+    """Print the page as it comes about, and write its rows as JSON.
+
+    A group's time is an equal part of what is left, so that starting ranks counts too.
+    """
+    began = time.monotonic()
     one_thread()
     table = table_here(MEASUREMENTS)
     print(f"{machine_line()}; Python {platform.python_version()}, {platform.platform()}")
     print(f"torch: {torch.__config__.show().splitlines()[1].strip()}; one thread a rank")
     print("sockets, shared memory: with torch's product; as it comes: products as measured here")
     found: list[Row] = []
-    for group in groups(sizes, families, seconds * (1 - PART_OF_FOOTPRINTS), table):
-        own, failed = run(group, table)
-        print(text(own), flush=True)
+    waiting = groups(sizes, families, seconds * (1 - PART_OF_FOOTPRINTS), table)
+    for index, group in enumerate(waiting):
+        left = seconds * (1 - PART_OF_FOOTPRINTS) - (time.monotonic() - began)
+        limit = max(left, 0.0) / (len(waiting) - index)
+        own, failed = run(replace(group, limit_seconds=limit - START_SECONDS), table)
+        if own:
+            print(text(own), flush=True)
         for name, why in failed.items():
             print(f"{name} failed: {why}", flush=True)
         found += own

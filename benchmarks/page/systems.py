@@ -64,9 +64,40 @@ def variants(table: ProductTable) -> tuple[Variant, ...]:
 
 def names(family: str, size: int, case: Case, table: ProductTable) -> list[str]:
     """The systems of a family on so many ranks."""
-    plans = plans_of(family, size, case)
-    own = [f"{plan} | {variant.title}" for plan in plans for variant in variants(table)]
+    own = [name for plan in plans_of(family, size, case) for name in names_of(plan, table)]
     return [*peers_of(family, case), *own]
+
+
+def names_of(plan: str, table: ProductTable) -> list[str]:
+    """The systems of one plan, one for each variant."""
+    return [f"{plan} | {variant.title}" for variant in variants(table)]
+
+
+def parts(
+    family: str, size: int, case: Case, table: ProductTable, memory_bytes: float
+) -> list[list[str]]:
+    """The systems of a family in groups that fit the memory together.
+
+    The peers are in the first group. Every group has DDP, and a plan's variants stay together.
+    """
+    num_together = int(memory_bytes // (size * bytes_of_system(case)))
+    found = [peers_of(family, case)]
+    for plan in plans_of(family, size, case):
+        own = names_of(plan, table)
+        if len(found[-1]) + len(own) > num_together and len(found[-1]) > 1:
+            found.append([DDP])
+        found[-1].extend(own)
+    return found
+
+
+def bytes_of_system(case: Case) -> int:
+    """Bytes of one system in one rank: every parameter with its gradient and two moments.
+
+    A layer has 12 width^2 parameters, and half as much again is left for activations.
+    """
+    num_parameters = 12 * case.num_hidden_layers * case.hidden_size**2
+    num_parameters += case.vocab_size * case.hidden_size
+    return num_parameters * 4 * 4 * 3 // 2
 
 
 def peers_of(family: str, case: Case) -> list[str]:

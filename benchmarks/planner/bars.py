@@ -5,7 +5,7 @@
 Each source has one vote. Coverage is leave-one-source-out: the bars of a source come from all the
 others. The constants of the cost model were set with all rows in sight, so the residuals are those
 of rows that the model has seen. `--write` stores the quantiles in
-`src/plait/predict/cost/residuals.json`, which `estimate` reads.
+`src/plait/predict/cost/residuals.json`, which `estimate` reads, and the names of their sources.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.machine import announce
-from benchmarks.planner.rows import cases
+from benchmarks.planner.rows import Case, cases
 from benchmarks.planner.validate import Pair, peak, run
 from plait.predict.cost.bars import LEVELS, reach
 
 OUT = Path(__file__).parents[2] / "src" / "plait" / "predict" / "cost" / "residuals.json"
+ROWS = OUT.parents[2] / "explore" / "page" / "rows.json"
+"""The sources behind the bars, which the page of plans names."""
 MODES = {"named": "name", "plain": "plan"}
 """What the asker says: the framework's name beside plan and preset, or those two alone."""
 
@@ -42,6 +44,25 @@ def residuals(pairs: Iterable[Pair]) -> dict[str, dict[str, list[Residual]]]:
         if case.peak_bytes:
             found["memory"][place].append((case.source, case.peak_bytes / peak(case, estimate)))
     return found
+
+
+def behind(chosen: Iterable[Case]) -> dict[str, dict[str, dict[str, int]]]:
+    """Kind (time, memory) -> reach -> source -> its published runs."""
+    found: dict[str, dict[str, dict[str, int]]] = {"time": {}, "memory": {}}
+    for case in chosen:
+        place = reach(case.num_devices, int(case.row["gpus_per_node"] or 8))
+        for kind, value in (("time", case.seconds), ("memory", case.peak_bytes)):
+            if value:
+                sources = found[kind].setdefault(place, {})
+                name = published_in(case)
+                sources[name] = sources.get(name, 0) + 1
+    return found
+
+
+def published_in(case: Case) -> str:
+    """The page or the paper of a run; of runs in files of their own the repository."""
+    name = case.row["source"]
+    return name.split()[0] if name.endswith(".json") else name
 
 
 def quantiles(rows: Sequence[Residual], levels: Sequence[float] = LEVELS) -> list[float]:
@@ -146,6 +167,7 @@ def main() -> None:
                 table[kind] = places
     if arguments.write:
         OUT.write_text(json.dumps(table, indent=1) + "\n")
+        ROWS.write_text(json.dumps(behind(cases()[0]), indent=1) + "\n")
         print(f"written to {OUT}")
 
 

@@ -28,10 +28,10 @@ loader = DataLoader(TensorDataset(points, points[:, :4].argmax(1)), batch_size=3
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
-for _epoch in range(2):
+for _epoch in range(3):
     for inputs, targets in loader:
         loss = F.cross_entropy(model(inputs), targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        print(f"loss {loss:.6f}")
+        print(f"loss {loss:.9f}")

@@ -31,7 +31,7 @@ model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 engine, loader = plait.prepare(model, loader, "dp2", loss=F.cross_entropy, optimizer=optimizer)
 
-for _epoch in range(2):
+for _epoch in range(3):
     for inputs, targets in loader:
         loss = engine.step((inputs, targets)).loss
-        print(f"loss {loss:.6f}")
+        print(f"loss {loss:.9f}")

@@ -18,6 +18,15 @@ def files() -> tuple[Path, ...]:
 
 
 @cache
+def documents() -> tuple[Path, ...]:
+    """Every document that is written for readers."""
+    found = [*ROOT.glob("*.md"), *(ROOT / ".github").rglob("*.md")]
+    for folder in ("docs", "benchmarks", "examples"):
+        found += (ROOT / folder).rglob("*.md")
+    return tuple(sorted(found))
+
+
+@cache
 def tree(path: Path) -> ast.Module:
     """The syntax tree of a module."""
     return ast.parse(path.read_text(), str(path))

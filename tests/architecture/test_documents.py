@@ -16,10 +16,10 @@ import pytest
 from plait.cli import table
 from plait.cli.parser import Parser
 from plait.plan import axes
-from tests.architecture.source import ROOT
+from tests.architecture.source import ROOT, documents
 
 README = ROOT / "README.md"
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = documents()
 
 
 def blocks(path: Path, language: str) -> list[str]:
@@ -44,7 +44,8 @@ def commands() -> list[tuple[str, str]]:
     return [
         (f"{path.name}: {line}", line)
         for path in DOCUMENTS
-        for block in blocks(path, "console")
+        for language in ("console", "sh")
+        for block in blocks(path, language)
         for line in block.splitlines()
         if line.startswith("plait ")
     ]
@@ -100,7 +101,7 @@ def test_the_table_of_the_plan_is_true() -> None:
         assert set(named) - options == set(known), axis
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_between_documents_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
         assert (path.parent / target).exists(), f"{path.name} links to {target}"

@@ -15,12 +15,12 @@ from plait.config.schema import keys
 from plait.parallel.pipeline.text import loads
 from plait.plan import axes
 from plait.toml import parse_toml
-from tests.architecture.source import ROOT
+from tests.architecture.source import ROOT, documents
 
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = documents()
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.M | re.S)
 STARTERS = ("plait ", "python ", "torchrun ", "pip install ", "uvx ")
-TUTORIALS = ("tutorials", "start.md")
+TUTORIALS = ("tutorials", "start.md", "which.md")
 TEXTS = {
     ("explain.md", "dp2:zero3"): "tests/unit/explain/test_explain.py",
     ("pipeline.md", "name mine"): "test_the_schedule_of_the_page_is_one",

@@ -14,6 +14,7 @@ DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "site"))
 
 import costs  # noqa: E402
+import figures  # noqa: E402
 import pages  # noqa: E402
 
 TRANSLATIONS = {
@@ -64,6 +65,31 @@ def test_every_strategy_of_the_code_has_a_page() -> None:
     for row in pages.rows().values():
         assert (ROOT / row["code"]).exists()
         assert (ROOT / row["measured"]).exists()
+
+
+@pytest.mark.parametrize("name", pages.rows())
+def test_a_strategy_has_measured_figures_of_its_own(name: str) -> None:
+    text = figures.figures(name)
+    rows = [line for line in text if line.startswith("|")]
+    assert len(rows) > 2 * len(figures.tables()[name])  # more than the headers
+    for place in figures.tables()[name]:
+        assert (ROOT / place["file"]).exists()
+    for part in (
+        pages.rows()[name]["pays"],
+        pages.sources()[name].idea,
+        pages.sources()[name].paper,
+    ):
+        assert part
+
+
+def test_names_of_the_guides_are_in_the_reference() -> None:
+    reference = pages.names()
+    guides = "".join(path.read_text(encoding="utf-8") for path in DOCS.glob("*.md"))
+    used = set(re.findall(r"`(plait(?:\.[a-z_]+)+)`", guides)) - {"plait.toml"}
+    lines = {line[3:] for line in reference.splitlines() if line.startswith("## ")}
+    # Adapters of other libraries have a page of their own, which names all of each.
+    own_page = {name for name in used if name.startswith(("plait.loops", "plait.outer"))}
+    assert used - own_page - lines == {"plait.verify.differential"}  # in that of plait.verify
 
 
 def test_the_menu_names_every_document() -> None:

@@ -47,6 +47,10 @@ def test_the_front_page_leads_to_the_page_of_plans_where_it_is_built(
     assert link not in (tmp_path / "plain" / "index.md").read_text()
 
 
+def test_a_file_of_a_guide_has_its_name_above_it(source: Path) -> None:
+    assert "```{code-block} toml\n:caption: small.toml\n" in (source / "start.md").read_text()
+
+
 def test_the_schema_for_editors_has_every_key(source: Path) -> None:
     schema = json.loads((source / "extra" / "reference" / "schema.json").read_text())
     text = json.dumps(schema)

@@ -13,7 +13,11 @@ import pytest
 
 from tests.architecture.source import ROOT
 
-GUIDES = [ROOT / "docs" / "start.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+GUIDES = [
+    ROOT / "docs" / "start.md",
+    ROOT / "docs" / "which.md",
+    *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
+]
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
 LIMIT_SECONDS = 600  # against hanging, not a measurement
 PROGRAMS = {
