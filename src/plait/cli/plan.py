@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING
 
-from plait.cli import common
+from plait.cli import common, plan_questions
 from plait.cli.answer import Answer, Json
 from plait.cli.estimate import campaign_lines, size
 from plait.cli.layout import PlanTable, Prose
@@ -66,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     common.add_framework(parser)
     common.add_campaign(parser)
+    plan_questions.add_arguments(parser)
     common.add_overrides(parser, "train.global_batch=64 data.seq_len=4096")
 
 
@@ -96,6 +97,20 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
         cluster = cluster.with_num_devices(arguments.gpus)
     for plan in named:
         check_size(plan, cluster)
+    is_budget = plan_questions.is_budget(arguments)
+    if arguments.svg is not None and arguments.sweep is None:
+        raise UsageError("--svg draws a sweep: say --sweep devices=8..1024")
+    if arguments.sweep is not None:
+        return plan_questions.sweep_answer(tables, cluster, arguments)
+    budget: Json = {}
+    if is_budget:
+        offer, found = plan_questions.budget_offer(tables, cluster, arguments)
+        if offer is None:
+            return Answer(
+                {"plans": [], "budget": found, "reason": found["reason"]}, found["reason"], ok=False
+            )
+        cluster = cluster.with_num_devices(offer.num_devices)
+        budget = {"budget": found}
     try:
         choice = decide(
             tables,
@@ -113,6 +128,7 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     ]
     data: Json = {
         "plans": plans,
+        **budget,
         "objective": arguments.objective,
         "framework": framework_of(arguments.framework).name,
         "cluster": cluster.name,
@@ -178,6 +194,7 @@ def _view(data: Json) -> RenderableType:
     below = [
         "",
         *campaign_lines(data["plans"][0]),
+        *(plan_questions.budget_lines(data["budget"]) if "budget" in data else ()),
         f"predicted for {data['cluster']}; {searched['plans']} plans of {searched['combinations']} "
         "ways to split "
         f"{data['num_devices']} devices were looked at, {searched['too_large']} of these ways do "

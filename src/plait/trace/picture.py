@@ -140,7 +140,7 @@ def _box(box: TimeBox, x: float, top: float, width: float, height: float) -> Ite
 
 
 def _axis(end: float, unit: str, margin: float, scale: float, y: float) -> Iterator[str]:
-    step = _nice(end / 8)
+    step = nice_step(end / 8)
     yield (
         f'<rect x="{margin:.2f}" y="{y:g}" width="{end * scale:.2f}" height="1" '
         'fill="currentColor" fill-opacity="0.4"/>'
@@ -154,7 +154,7 @@ def _axis(end: float, unit: str, margin: float, scale: float, y: float) -> Itera
         yield _text(x, y + 16, f"{index * step:g}{'' if index else f' {unit}'}", "tick")
 
 
-def _nice(least: float) -> float:
+def nice_step(least: float) -> float:
     """The smallest of 1, 2, 5 times a power of ten that is not below `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))

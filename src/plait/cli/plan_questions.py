@@ -1,0 +1,232 @@
+"""The two questions of `plait plan` that are about many numbers of devices: `--sweep`, and a budget
+of days and money.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plait.cli.answer import Answer, Json
+from plait.cli.estimate import size
+from plait.cli.layout import PlanTable, Prose
+from plait.cli.parser import UsageError
+from plait.errors import ConfigError
+from plait.values import JsonMapping
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from plait.cluster import Cluster
+    from plait.predict.planner.budget import Offer
+    from plait.predict.planner.sweep import SweepPoint
+
+SWEEP_HEAD = (
+    *("plan", "devices", "batch", "length", "step", "tokens/s", "tokens/s each", "MFU"),
+    *("memory", "USD/M tokens"),
+)
+NAMES = {"num_devices": "devices", "batch": "samples a step", "length": "tokens a sample"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare `--sweep` with its picture, and the budget."""
+    parser.add_argument(
+        "--sweep",
+        nargs="+",
+        metavar="KEY=VALUES",
+        help="the best plan at each of devices=8..1024, batch=64,128 (samples a step) and "
+        "length=4096 (tokens a sample), as a table",
+    )
+    parser.add_argument(
+        "--svg", type=Path, metavar="FILE", help="also draw the sweep into an SVG file"
+    )
+    parser.add_argument(
+        "--days",
+        type=float,
+        metavar="D",
+        help="with --tokens: the fewest of the cluster's devices that are done in so many days",
+    )
+    parser.add_argument(
+        "--dollars",
+        type=float,
+        metavar="USD",
+        help="with --tokens: the most that the run may cost; --objective cost: the cheapest",
+    )
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The options beside the config that every search has."""
+
+    framework: str
+    risk: float | None
+    fix: str
+
+
+def _asked(arguments: argparse.Namespace) -> _Asked:
+    return _Asked(arguments.framework, arguments.risk, arguments.fix)
+
+
+def sweep_answer(tables: JsonMapping, cluster: Cluster, arguments: argparse.Namespace) -> Answer:
+    """The table of `--sweep`; the exit code is 1 when nothing fits at any point."""
+    from plait.predict.cost.campaign import campaign
+    from plait.predict.planner.sweep import SweepAxes, sweep
+
+    asked = _asked(arguments)
+    points = sweep(
+        tables,
+        cluster,
+        SweepAxes.parse(arguments.sweep),
+        objective=arguments.objective,
+        framework=asked.framework,
+        risk=asked.risk,
+        fix=asked.fix,
+    )
+    rows: list[Json] = []
+    for point in points:
+        row: Json = {"num_devices": point.num_devices, "batch": point.batch, "length": point.length}
+        if point.best is None:
+            rows.append({**row, "plan": None, "reason": point.reason})
+        else:
+            run = campaign(point.best, arguments.tokens, arguments.mtbf)
+            rows.append({**row, **point.best.as_dict(), **run})
+    data: Json = {"sweep": rows, "objective": arguments.objective, "cluster": cluster.name}
+    if arguments.svg is not None:
+        try:
+            arguments.svg.write_text(drawn(points), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write {arguments.svg}: {error.strerror}") from error
+    fits = any(point.best is not None for point in points)
+    return Answer(data, partial(_sweep_view, rows), ok=fits)
+
+
+def drawn(points: list[SweepPoint]) -> str:
+    """Tokens a second of one device over the swept key with most values, a line for each of the
+    others.
+    """
+    from plait.trace.curves import Curve, curves
+
+    values = {key: sorted({getattr(one, key) or 0 for one in points}) for key in NAMES}
+    along = max(values, key=lambda key: len(values[key]))
+    others = [key for key in NAMES if key != along and len(values[key]) > 1]
+    if along == "num_devices" and all(
+        len({one.batch for one in points if one.num_devices == size}) == 1
+        for size in values["num_devices"]
+    ):
+        others = [key for key in others if key != "batch"]  # it grows with the devices
+    lines: dict[str, list[SweepPoint]] = {}
+    for one in points:
+        if one.best is not None:
+            name = ", ".join(f"{getattr(one, key):,} {NAMES[key]}" for key in others)
+            lines.setdefault(name, []).append(one)
+    series = []
+    for name, own in lines.items():
+        places = [(float(getattr(one, along)), _each(one)) for one in own]
+        hints = tuple(str(one.best.plan) for one in own if one.best is not None)
+        series.append(Curve(name, tuple(places), hints))
+    unit = next((one.best.unit for one in points if one.best is not None), "tokens")
+    return curves(series, NAMES[along], f"{unit} a second of one device, predicted")
+
+
+def _each(point: SweepPoint) -> float:
+    best = point.best
+    return 0.0 if best is None else best.tokens_per_second / best.num_devices
+
+
+def _sweep_view(rows: list[Json]) -> RenderableType:
+    from rich.console import Group
+
+    head = (*SWEEP_HEAD, "days") if any("days" in row for row in rows) else SWEEP_HEAD
+    table = PlanTable(head, tuple(_sweep_cells(row, len(head)) for row in rows))
+    reasons = [
+        f"{row['num_devices']} devices: {row['reason']}" for row in rows if row["plan"] is None
+    ]
+    return Group(table, Prose("\n".join(["", *reasons]))) if reasons else table
+
+
+def _sweep_cells(row: Json, width: int) -> tuple[str, ...]:
+    asked = tuple(str(row[key] or "") for key in NAMES)
+    if row["plan"] is None:
+        return ("no plan", *asked, *[""] * (width - 4))
+    cells = (
+        row["plan"],
+        *asked,
+        f"{row['step_seconds']:.4g} s",
+        f"{row['tokens_per_second']:,.0f}",
+        f"{row['tokens_per_second_per_device']:,.0f}",
+        f"{row['mfu']:.1%}",
+        size(row["memory"]["total"]),
+        f"{row['cost_per_million_tokens']:.3g}",
+    )
+    return (*cells, f"{row['days']:,.1f}") if "days" in row else cells
+
+
+def is_budget(arguments: argparse.Namespace) -> bool:
+    """Whether days or money are given. Errors: `UsageError` where they have no tokens."""
+    if arguments.days is None and arguments.dollars is None:
+        return False
+    if arguments.tokens is None:
+        raise UsageError("--days and --dollars are of a run: say its tokens, as --tokens 15e12")
+    if arguments.sweep is not None:
+        raise UsageError("--sweep and a budget are two questions: ask one of them")
+    return True
+
+
+def budget_offer(
+    tables: JsonMapping, cluster: Cluster, arguments: argparse.Namespace
+) -> tuple[Offer | None, Json]:
+    """The offer within the budget, and the part of the answer that says what was looked at."""
+    from plait.predict.planner.budget import Budget, within_budget
+
+    asked = _asked(arguments)
+    budget = Budget(arguments.tokens, arguments.days, arguments.dollars, arguments.mtbf)
+    offer, tried = within_budget(
+        tables,
+        cluster,
+        budget,
+        cheapest=arguments.objective == "cost",
+        framework=asked.framework,
+        risk=asked.risk,
+        fix=asked.fix,
+    )
+    found: Json = {
+        "days": arguments.days,
+        "dollars": arguments.dollars,
+        "num_devices": offer.num_devices if offer else None,
+        "tried": [one.as_dict() for one in tried],
+    }
+    if offer is None:
+        found["reason"] = _why_none(tried, cluster, arguments)
+    return offer, found
+
+
+def _why_none(tried: list[Offer], cluster: Cluster, arguments: argparse.Namespace) -> str:
+    limits = [f"{arguments.days:g} days"] if arguments.days is not None else []
+    limits += [f"{arguments.dollars:,.0f} USD"] if arguments.dollars is not None else []
+    base = (
+        f"no number of devices up to the {cluster.num_devices} of {cluster.name} trains "
+        f"{arguments.tokens:.4g} tokens in {' and '.join(limits)}"
+    )
+    ran = [one for one in tried if one.choice is not None]
+    if not ran:
+        return f"{base}: {tried[-1].reason}"
+    fastest = min(ran, key=lambda one: one.days)
+    cheapest = min(ran, key=lambda one: one.dollars)
+    return (
+        f"{base}: the fastest run takes {fastest.days:,.1f} days on {fastest.num_devices} devices, "
+        f"the cheapest costs {cheapest.dollars:,.0f} USD on {cheapest.num_devices}; name a larger "
+        "cluster, or more days or money"
+    )
+
+
+def budget_lines(found: Json) -> list[str]:
+    """The numbers of devices that were looked at, for people."""
+    rows = [
+        f"{one['num_devices']} devices: {one['days']:,.1f} days, {one['price']:,.0f} USD"
+        for one in found["tried"]
+        if one["plan"] is not None
+    ]
+    return [f"looked at  {'; '.join(rows)}"]
