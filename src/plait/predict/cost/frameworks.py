@@ -218,6 +218,28 @@ MAXTEXT = Framework(
 """Kernels fused by XLA, gradients in float32 (`grad_dtype` of `configs/base.yml`). Its axes are
 data, fsdp, tensor, context and expert. Its pipeline runs all forwards before a backward.
 """
+HAI_LLM = Framework(
+    "hai-llm",
+    behaviour(
+        4.0,
+        fused_kernels=True,
+        fused_accumulation=True,
+        repeats_latents=True,
+        overlap_expert=1.0,
+        expert_traffic=0.375,
+        compute_share=112 / 132,
+    ),
+    attention="cudnn",
+    schedules=("dualpipev",),
+    tensor_modes=(),
+    data=("allreduce", ZERO[1]),
+    contexts=(),
+)
+"""DeepSeek's own (DeepSeek-V3, arXiv 2412.19437). DualPipe hides dispatch and combine (3.2.1).
+20 of 132 units of a device only send (3.2.2). Each token travels to four nodes for its eight
+experts (2.1.2). It goes in eight bits and returns in bf16, a quarter and a half of its bytes.
+Gradients are float32 (3.3.3).
+"""
 
 FRAMEWORKS = {
     one.name: one
@@ -234,6 +256,7 @@ FRAMEWORKS = {
         DEEPSPEED,
         ACCELERATE,
         MAXTEXT,
+        HAI_LLM,
     )
 }
 ALIASES = {

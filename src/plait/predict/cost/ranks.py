@@ -39,6 +39,8 @@ class Question:
         """One micro-batch on each of these stages."""
         numerics = self.job.numerics(self.plan)
         passes = [stage_pass(stage, self.machine, self.shard, numerics) for stage in stages]
+        if self.job.runtime.compute_share < 1.0:
+            passes = [one.computed_by(self.job.runtime.compute_share) for one in passes]
         if not self.job.adapters:
             return passes
         share = self.job.adapters  # frozen weights have no gradient to compute

@@ -33,6 +33,11 @@ class Runtime:
     """Part of a block's products that selective recomputation repeats, in place of the attention.
     torchtitan keeps every other one (`_apply_op_sac`).
     """
+    repeats_latents: bool = False
+    """Selective recomputation is DeepSeek-V3's (sections 3.2.3 and 3.3.3): norms, up-projections of
+    latents and activations are repeated. Inputs of linear layers are kept in eight bits, that of
+    the attention's output layer in twelve.
+    """
     fused_rows: bool = True
     """The product of a row and its sum over the ranks are one step. Recomputation repeats it as a
     whole, at the end of a block too.
@@ -71,3 +76,5 @@ class Runtime:
     """The part of dispatch and combine that is hidden behind the compute of another micro-batch, as
     DualPipe does (DeepSeek-V3, section 3.2.1).
     """
+    compute_share: float = 1.0
+    """The part of a device's units that compute, where others are set apart to send."""

@@ -47,6 +47,8 @@ class Sharding:
     """`Runtime.late_seconds`, where there are stages."""
     repeated_products: float = 0.0
     """`Runtime.repeated_products`."""
+    repeats_latents: bool = False
+    """`Runtime.repeats_latents`."""
     resend: bool = True
     """Selective recomputation runs the communication between products again."""
     fused_rows: bool = True
@@ -111,6 +113,7 @@ def sharding(plan: Plan, seq_len: int, samples: float, runtime: Runtime | None =
         skew=runtime.skew_seconds if runtime is not None and plan.pp.size > 1 else 0.0,
         late=runtime.late_seconds if runtime is not None and plan.pp.size > 1 else 0.0,
         repeated_products=runtime.repeated_products if runtime is not None else 0.0,
+        repeats_latents=runtime is not None and runtime.repeats_latents,
         resend=runtime is None or runtime.selective_sends,
         fused_rows=runtime is None or runtime.fused_rows,
         scatters_sends=runtime is not None and runtime.scatters_sends,

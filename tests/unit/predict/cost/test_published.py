@@ -20,6 +20,7 @@ from benchmarks.planner.validate import (
 )
 
 import plait
+from plait.explore.known import KNOWN
 from plait.predict.cost import Runtime
 
 
@@ -158,3 +159,22 @@ def test_llama_3_405b_which_no_constant_was_fitted_to(devices, dp, micro_batches
     assert plait.estimate(
         asked, plan, f"h100x{devices}", runtime=kept
     ).tflops_per_device == pytest.approx(tflops, rel=0.05)
+
+
+def test_deepseek_v3s_own_plan_fits_and_its_step_lies_in_the_bar():
+    """DeepSeek-V3 (arXiv 2412.19437): 16 stages of DualPipe, 64 ranks of experts, ZeRO-1, FP8,
+    15,360 samples of 4,096 tokens on 2,048 H800. A step takes 19.926 s (arXiv 2505.09343, table 4).
+    It has a layer that predicts a second token, which is not described here.
+    """
+    config = {
+        "model": dict(KNOWN["deepseek-v3"].model),
+        "data": {"seq_len": 4096},
+        "train": {"global_batch": 15360},
+    }
+    text = "pp16:dualpipev dp128:zero1 ep64 mb120 precision:fp8 remat:selective"
+    guess = plait.estimate(config, text, "h800x2048", framework="hai-llm")
+    low, high = guess.bars()["step_seconds"]
+    assert guess.fits and guess.fits_probability > 0.9
+    assert low < 19.926 < high and guess.step_seconds == pytest.approx(19.926, rel=0.25)
+    others = plait.estimate(config, text, "h800x2048")
+    assert others.step_seconds > 2 * guess.step_seconds  # nothing is hidden there

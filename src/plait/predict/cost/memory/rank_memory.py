@@ -15,7 +15,13 @@ from plait.plan.facts import STRATEGIES
 from plait.plan.precisions import PRECISION
 from plait.predict.cost.memory.local_sizes import held
 from plait.predict.cost.memory.rules import DEVICE, MemoryRules
-from plait.predict.cost.model.operations import Attention, Block, Matmul
+from plait.predict.cost.model.operations import (
+    LATENT_PRODUCTS,
+    Attention,
+    Block,
+    Elementwise,
+    Matmul,
+)
 from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time.stages import StageBlocks
 from plait.predict.cost.widths import BYTES
@@ -104,6 +110,8 @@ def block_activations(
     tokens = shard.tokens
     saved = block.saved
     inner = block.name not in {"head", "embedding"}
+    if remat == "selective" and inner and shard.repeats_latents:
+        return tokens * rounded_inputs(block) / shard.tp
     if remat != "none" and inner and (remat == "full" or not saved.scores):
         sequence = tensor = 0.0
         if remat == "selective":
@@ -199,6 +207,33 @@ def products_kept(block: Block, *, experts: bool) -> tuple[float, float]:
         elif isinstance(op, Matmul):
             sequence += op.rows * op.outputs
     return sequence, tensor
+
+
+ROUNDED_BYTES = 1.0
+ROUNDED_OUTPUT_BYTES = 1.5
+"""Width of an input kept in eight bits, and of that of the attention's output layer in twelve
+(DeepSeek-V3, section 3.3.3).
+"""
+
+
+def rounded_inputs(block: Block) -> float:
+    """Bytes of a token that a block keeps under `Runtime.repeats_latents`.
+
+    They are what norms and activations read, latents, what the attention gives, and the tokens of
+    experts.
+    """
+    kept = 0.0
+    for op in block.operations:
+        if isinstance(op, Elementwise) and op.name.startswith("norm"):
+            kept += 2.0 * op.reads
+        elif isinstance(op, Matmul) and op.name in LATENT_PRODUCTS:
+            kept += ROUNDED_BYTES * op.inputs
+        elif isinstance(op, Matmul) and op.name == "out":
+            kept += ROUNDED_OUTPUT_BYTES * op.inputs
+        elif isinstance(op, Matmul) and op.name.endswith("_up"):
+            copied = op.inputs if op.copies > 1 else 0
+            kept += ROUNDED_BYTES * op.rows * (copied + op.outputs)
+    return kept
 
 
 def updated_numbers(weights: WeightBytes, plan: Plan) -> float:

@@ -54,6 +54,9 @@ class Matmul:
         return 2.0 * self.rows * self.inputs * self.outputs
 
 
+LATENT_PRODUCTS = frozenset({"q_up", "kv_up"})
+"""Products that make queries, keys and values from latents (DeepSeek-V2, section 2.1)."""
+
 ATTENTION_KERNELS = {
     **dict.fromkeys(("flash_attention_3", "cudnn"), "tuned"),
     **dict.fromkeys(("flash_attention_1", "triton"), "early"),

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from plait.plan.precisions import PRECISION, working
-from plait.predict.cost.model.operations import Attention, Block, Elementwise, Matmul
+from plait.predict.cost.model.operations import (
+    LATENT_PRODUCTS,
+    Attention,
+    Block,
+    Elementwise,
+    Matmul,
+)
 from plait.predict.cost.model.shapes import products
 from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time.compute import ComputeSeconds, launches
@@ -51,6 +57,7 @@ def _block_seconds(
 ) -> ComputeSeconds:
     setting = Setting(machine, shard, precision, compiled, in_step=True)
     forward = input_grad = weight_grad = attention = elementwise = grouped = linear = 0.0
+    latent = 0.0
     fused = all(op.fused for op in block.operations if isinstance(op, Attention))
     for op in block.operations:
         if isinstance(op, Matmul):
@@ -60,6 +67,7 @@ def _block_seconds(
             weight_grad = weight_grad + w
             grouped += f if op.copies > 1 else 0.0
             linear += f if op.copies <= 1 else 0.0
+            latent += f if op.name in LATENT_PRODUCTS else 0.0
         elif isinstance(op, Attention):
             f, b = attention_seconds(op, setting)
             forward = forward + f
@@ -78,13 +86,16 @@ def _block_seconds(
     ]
     kept = elementwise + grouped if fused else 0.0
     part = shard.repeated_products
+    repeated = kept + (part * linear if part else attention)
+    if shard.repeats_latents:
+        repeated = elementwise + latent
     return ComputeSeconds(
         forward=forward,
         input_grad=input_grad,
         weight_grad=weight_grad,
         attention=attention,
         full=forward,
-        selective=kept + (part * linear if part else attention),
+        selective=repeated,
         launches_forward=sum(f for f, _ in starts),
         launches_backward=sum(b for _, b in starts),
     )

@@ -8,7 +8,7 @@ own compute.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from plait.predict.cost.model.operations import Block
@@ -46,6 +46,16 @@ class PassSeconds:
         """The sum with `times` of another."""
         return PassSeconds(
             *(getattr(self, name) + times * getattr(other, name) for name in _FIELDS)
+        )
+
+    def computed_by(self, share: float) -> PassSeconds:
+        """The passes where only a part of the device's units compute."""
+        return replace(
+            self,
+            forward=self.forward / share,
+            input_grad=self.input_grad / share,
+            weight_grad=self.weight_grad / share,
+            recompute=self.recompute / share,
         )
 
     @property
