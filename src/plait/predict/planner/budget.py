@@ -1,8 +1,8 @@
 """A budget: how many devices train so many tokens within days, or within money.
 
-Numbers of devices are doubled, and then halved back between the last that is too slow and the first
-that is not. The answer is the fewest devices that are within the days, or the fastest within the
-money where no days are given, or the cheapest of all that are within both.
+Numbers of devices are doubled. Then the gap between the last that is too slow and the first that is
+not is halved. The answer is the fewest devices within the days. Where no days are given it is the
+fastest run within the money. The cheapest run of all can be asked for instead.
 """
 
 from __future__ import annotations
