@@ -78,26 +78,30 @@ def parts(
 ) -> list[list[str]]:
     """The systems of a family in groups that fit the memory together.
 
-    The peers are in the first group. Every group has DDP, and a plan's variants stay together.
+    The peers are in the first group. Every group has DDP, a plan's variants stay together, and
+    with them is torch's run of the same schedule.
     """
-    num_together = int(memory_bytes // (size * bytes_of_system(case)))
     found = [peers_of(family, case)]
     for plan in plans_of(family, size, case):
         own = names_of(plan, table)
-        if len(found[-1]) + len(own) > num_together and len(found[-1]) > 1:
-            found.append([DDP])
+        together = [*found[-1], *own]
+        if sum(size * bytes_of_system(name, case, size) for name in together) > memory_bytes:
+            peer = counterpart(plan)
+            found.append([DDP] if peer is None else [DDP, peer])
         found[-1].extend(own)
-    return found
+    return [group for group in found if group != [DDP]]
 
 
-def bytes_of_system(case: Case) -> int:
-    """Bytes of one system in one rank: every parameter with its gradient and two moments.
+def bytes_of_system(name: str, case: Case, size: int) -> float:
+    """Bytes of a system in one rank: its parameters, each with its gradient and two moments.
 
-    A layer has 12 width^2 parameters, and half as much again is left for activations.
+    A layer has 12 width^2 parameters, and half as much again is left for activations. Stages of
+    a pipeline share the parameters.
     """
     num_parameters = 12 * case.num_hidden_layers * case.hidden_size**2
     num_parameters += case.vocab_size * case.hidden_size
-    return num_parameters * 4 * 4 * 3 // 2
+    num_parts = size if counterpart(name) or name in COUNTERPART.values() else 1
+    return num_parameters * 4 * 4 * 1.5 / num_parts
 
 
 def peers_of(family: str, case: Case) -> list[str]:

@@ -8,9 +8,11 @@ import random
 
 import pytest
 
+from plait.paths import Paths
 from tests.comm import cases
 from tests.helpers.threaded import threaded
 
+WAYS = ("gloo_all_gather_bytes", "gloo_all_reduce_bytes", "gloo_reduce_scatter_bytes")
 BACKENDS = ("native", "gloo", "shared")
 
 
@@ -32,6 +34,16 @@ def _each(world, numel):
 def test_each_operation(ranks, n, backend):
     for numel in (0, 1, 5, 60_000):
         ranks(n, _each, numel, backend=backend)
+
+
+def _by_the_ways_of_large_tensors(world, numel):
+    world.axis("dp")._backend.follow(Paths(dict.fromkeys(WAYS, 0)))
+    _each(world, numel)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_each_operation_of_gloo_by_the_ways_of_large_tensors(ranks, n):
+    ranks(n, _by_the_ways_of_large_tensors, 5, backend="gloo")
 
 
 @pytest.mark.parametrize("backend", ["gloo", "shared"])

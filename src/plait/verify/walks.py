@@ -15,6 +15,7 @@ SCALED: Mapping[str, int] = {
     "expert_step_rows": 2,
     "gloo_all_gather_bytes": 0,
     "gloo_all_reduce_bytes": 0,
+    "gloo_reduce_scatter_bytes": 0,
     "grid_panel_bytes": 0,
     "memory_piece_bytes": 1024,
     "product_multiplications": 1,

@@ -49,11 +49,13 @@ def test_the_time_of_the_page_is_shared_among_its_groups() -> None:
 
 def test_systems_that_are_alive_together_fit_the_memory() -> None:
     case = CASES["few tokens"]
-    together = parts("data", 4, case, TABLE, 4 * 6 * bytes_of_system(case))
+    together = parts("data", 4, case, TABLE, 4 * 6 * bytes_of_system(DDP, case, 4))
     assert [len(one) for one in together] == [5, 4, 4, 4, 4]
     assert all(DDP in one for one in together)
     alone = {name for one in together for name in one}
     assert alone == set(names("data", 4, case, TABLE))
+    pipelines = parts("pipeline", 4, case, TABLE, 4 * 2 * bytes_of_system(DDP, case, 4))
+    assert [one[:2] for one in pipelines[1:]] == [[DDP, "torch 1F1B"], [DDP, "torch ZBV"]]
     assert parts("data", 4, case, TABLE, 1e15) == [names("data", 4, case, TABLE)]
 
 

@@ -1,13 +1,16 @@
 """Gloo on CPUs, with the operations composed that it runs slowly itself.
 
-A reduce-scatter is one all-to-all and a local sum. An all-gather is an all-to-all of copies, or
-direct sends and receives where copies would cost memory. Both send the same bytes as Gloo's rings
-but in one step instead of N-1 (the numbers: benchmarks/collectives). A small all-reduce is an
-all-to-all of copies and a sum: more bytes, but what it waits for is latency. Local sums run in the
-order of coordinates and accumulate halves in float32, so no result depends on timing.
+A reduce-scatter is an all-to-all and a local sum, an all-gather an all-to-all of copies. Large
+tensors take direct sends and receives instead, which copy nothing. All of them send the same bytes
+as Gloo's rings but in one step instead of N-1 (the numbers: benchmarks/collectives). A small
+all-reduce is an all-to-all of copies and a sum: more bytes, but what it waits for is latency. Local
+sums run in the order of coordinates and accumulate halves in float32, so no result depends on
+timing.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -17,15 +20,15 @@ from plait.comm.backends.base import Handle, Then
 from plait.comm.backends.native import Native
 from plait.comm.backends.sums import HALVES
 
-_ALL_GATHER_TAG = 1  # tags of the user are shifted by two beyond the own ones
+_ALL_GATHER_TAG = 1  # tags of the user are shifted beyond the own ones
 _EXCHANGE_TAG = 2
-_USER_TAG = 3
+_REDUCE_SCATTER_TAG = 3
+_USER_TAG = 4
 
 
-SMALL_BYTES = (
-    1 << 20
-)  # all ranks' tensors together: up to here an all-reduce waits for latency, not for bytes
-COPIED_BYTES = 4 << 20  # up to here the copies of an all-gather are cheap
+# All ranks' tensors together: up to here an all-reduce waits for latency, not for bytes.
+SMALL_BYTES = 1 << 20
+COPIED_BYTES = 4 << 20  # up to here the copies of an all-to-all are cheap
 
 
 class Gloo(Native):
@@ -46,29 +49,41 @@ class Gloo(Native):
         return Then([work], lambda: tensor.copy_(wide))
 
     def reduce_scatter(self, out: Tensor, full: Tensor) -> Handle:
-        """All-to-all, then the sum of what arrived."""
-        arrived = torch.empty_like(full)
-        work = dist.all_to_all_single(arrived, full, group=self.group, async_op=True)
-        return Then([work], lambda: self.sum_into(out, arrived.view(self.size, -1).unbind()))
+        """Everyone sends to everyone the part that it sums, then the sum of what arrived."""
+        num_bytes = full.numel() * full.element_size()
+        if not self.paths.beyond("gloo_reduce_scatter_bytes", num_bytes, COPIED_BYTES):
+            arrived = torch.empty_like(full)
+            work = dist.all_to_all_single(arrived, full, group=self.group, async_op=True)
+            return Then([work], lambda: self.sum_into(out, arrived.view(self.size, -1).unbind()))
+        parts = full.view(self.size, -1).unbind()
+        others = full.new_empty((self.size - 1, parts[0].numel())).unbind()
+        rows = [*others[: self.rank], parts[self.rank], *others[self.rank :]]
+        works = self._trade(rows, parts, _REDUCE_SCATTER_TAG)
+        return Then(works, lambda: self.sum_into(out.view(-1), rows))
 
     def all_gather(self, full: Tensor, shard: Tensor) -> Handle:
         """Everyone sends its shard to everyone, each receiving in place."""
         num_bytes = full.numel() * full.element_size()
         if not self.paths.beyond("gloo_all_gather_bytes", num_bytes, COPIED_BYTES):
             return Then([self._spread(shard, full)[1]])
-        parts = full.view(self.size, -1)
+        parts = full.view(self.size, -1).unbind()
         own_part = parts[self.rank]
         if own_part.data_ptr() != shard.data_ptr():
             own_part.copy_(shard.view(-1))
+        return Then(self._trade(parts, [own_part] * self.size, _ALL_GATHER_TAG))
+
+    def _trade(self, into: Sequence[Tensor], sent: Sequence[Tensor], tag: int) -> list[dist.Work]:
+        """Send `sent[r]` to every other rank r, and receive from it into `into[r]`.
+
+        Each rank begins with another peer. A receive is posted before the data can come.
+        """
         works = []
-        for step in range(1, self.size):  # each rank begins with another peer
+        for step in range(1, self.size):
             to = (self.rank + step) % self.size
             source = (self.rank - step) % self.size
-            works.append(
-                dist.irecv(parts[source], group_src=source, group=self.group, tag=_ALL_GATHER_TAG)
-            )
-            works.append(dist.isend(own_part, group_dst=to, group=self.group, tag=_ALL_GATHER_TAG))
-        return Then(works)
+            works.append(dist.irecv(into[source], group_src=source, group=self.group, tag=tag))
+            works.append(dist.isend(sent[to], group_dst=to, group=self.group, tag=tag))
+        return works
 
     def _spread(self, flat: Tensor, full: Tensor | None = None) -> tuple[Tensor, dist.Work]:
         """Every rank's `flat` (n,) to every rank, by an all-to-all of copies: (N, n), into `full`
