@@ -72,12 +72,12 @@ class Gloo(Native):
             own_part.copy_(shard.view(-1))
         return Then(self._trade(parts, [own_part] * self.size, _ALL_GATHER_TAG))
 
-    def _trade(self, into: Sequence[Tensor], sent: Sequence[Tensor], tag: int) -> list[dist.Work]:
+    def _trade(self, into: Sequence[Tensor], sent: Sequence[Tensor], tag: int) -> list[dist.Work | None]:
         """Send `sent[r]` to every other rank r, and receive from it into `into[r]`.
 
         Each rank begins with another peer. A receive is posted before the data can come.
         """
-        works = []
+        works: list[dist.Work | None] = []
         for step in range(1, self.size):
             to = (self.rank + step) % self.size
             source = (self.rank - step) % self.size
