@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from plait.cli import main
+from plait.cli import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -20,6 +20,7 @@ from typing import Any
 from plait.comm.network import listening_store
 from tests.cli.command import CONFIG
 from tests.fault.processes import children
+from tests.fault.stacks import ask
 
 LIMIT_SECONDS = 240.0
 PACE_SECONDS = 0.8
@@ -33,14 +34,22 @@ class Agents:
     """The agents of one run, by number from 1. The run's folder is `run` in the given one."""
 
     def __init__(
-        self, folder: Path, *words: str, nnodes: str = "1:3", last_call: int = 3, restarts: int = 5
+        self,
+        folder: Path,
+        *words: str,
+        nnodes: str = "1:3",
+        last_call: int = 3,
+        restarts: int = 5,
+        blind: int = 0,
     ) -> None:
+        """`blind` is an agent that sees no other come; the ranks then end when released."""
         self.folder = folder
         self.run = folder / "run"
         self._words = words
         self._nnodes = nnodes
         self._last_call = last_call
         self._restarts = restarts
+        self._blind = blind
         self._store = listening_store()
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
         (folder / "tiny.toml").write_text(CONFIG)
@@ -51,7 +60,7 @@ class Agents:
             log = (self.folder / f"agent-{number}.txt").open("ab")
             self._agents[number] = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "torch.distributed.run"),
+                    *(sys.executable, "-m", "tests.fault.stacks"),
                     *(
                         "--nnodes",
                         self._nnodes,
@@ -70,14 +79,17 @@ class Agents:
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
-                env=self._environment(),
+                env=self._environment(number),
                 start_new_session=True,
             )
             log.close()
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, number: int) -> dict[str, str]:
+        released = str(self.folder / "released")
         return {
             **os.environ,
+            **({"PACE_END": released} if self._blind else {}),
+            **({"BLIND": "1"} if number == self._blind else {}),
             "OMP_NUM_THREADS": "1",
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "GLOO_SOCKET_IFNAME": "lo",
@@ -104,13 +116,17 @@ class Agents:
         """Have steps take no longer than they need."""
         (self.folder / "hurry").touch()
 
+    def release(self) -> None:
+        """Have ranks end that have saved their last checkpoint."""
+        (self.folder / "released").touch()
+
     def wait_for(self, what: Callable[[], bool]) -> None:
         """Return when something is true. Fail when an agent ends before, or it takes too long."""
         end = time.monotonic() + LIMIT_SECONDS
         while not what():
             ended = [number for number, one in self._agents.items() if one.poll() is not None]
             assert not ended, (ended, self.logs())
-            assert time.monotonic() < end, self.logs()
+            assert time.monotonic() < end, self.stuck()
             time.sleep(0.1)
 
     def steps(self) -> int:
@@ -131,7 +147,11 @@ class Agents:
     def codes(self) -> list[int]:
         """The exit codes of the agents that are left, once they have ended."""
         self.hurry()
-        return [one.wait(LIMIT_SECONDS) for one in self._agents.values()]
+        end = time.monotonic() + LIMIT_SECONDS
+        while any(one.poll() is None for one in self._agents.values()):
+            assert time.monotonic() < end, self.stuck()
+            time.sleep(0.1)
+        return [one.returncode for one in self._agents.values()]
 
     def finish(self) -> dict[str, Any]:
         """The summary of the run, once every agent that is left has ended well."""
@@ -145,9 +165,23 @@ class Agents:
         for number in list(self._agents):
             self.kill(number)
 
+    def said(self, number: int) -> str:
+        """The words of an agent and its ranks."""
+        return (self.folder / f"agent-{number}.txt").read_text()
+
     def logs(self) -> str:
         """The words of all agents, for a test that fails."""
-        return "\n".join(path.read_text() for path in sorted(self.folder.glob("agent-*.txt")))
+        paths = sorted(self.folder.glob("agent-*.txt"))
+        return "\n".join(f"== {path.name}\n{path.read_text()}" for path in paths)
+
+    def stuck(self) -> str:
+        """The logs, once every agent and rank that is left has written its stacks into them."""
+        left = [number for number, one in self._agents.items() if one.poll() is None]
+        ask(self._agents[number].pid for number in left)
+        return (
+            f"after {LIMIT_SECONDS:g} s the agents {left} of {sorted(self._agents)} go on, "
+            f"at step {self.steps()}, restarts {self.restarts()}\n{self.logs()}"
+        )
 
 
 def holders_of(agent: int) -> list[int]:

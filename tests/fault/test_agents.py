@@ -113,6 +113,22 @@ def test_an_agent_that_returns_takes_the_run_back_to_its_first_plan(
 
 
 @pytest.mark.long
+def test_an_agent_that_comes_as_the_run_ends_lets_it_end(start: Start) -> None:
+    """One agent starts its ranks again, which have done their steps. The other sees nobody come.
+
+    If the other's ranks ended well, it would wait for five minutes.
+    """
+    agents = start(2, "auto", nnodes="1:3", blind=1)
+    agents.hurry()
+    agents.wait_for(lambda: agents.steps() == STEPS)
+    agents.start(3)
+    agents.wait_for(lambda: "closing signal SIGTERM" in agents.said(2))
+    agents.release()
+    summary = agents.finish()
+    assert (summary["steps"], summary["plan"]) == (STEPS, plan_of(2))
+
+
+@pytest.mark.long
 def test_agents_that_wait_for_the_lost_one_end_with_equal_bits(
     start: Start, undisturbed: Callable[..., Path]
 ) -> None:

@@ -8,6 +8,6 @@ torch before a verb needs it.
 from __future__ import annotations
 
 from plait.cli.answer import Answer
-from plait.cli.entry import main
+from plait.cli.entry import command, main
 
-__all__ = ["Answer", "main"]
+__all__ = ["Answer", "command", "main"]

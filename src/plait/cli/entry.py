@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import plait
 from plait.cli import table
@@ -37,6 +37,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     with _own_stdout() if "--json" in words else contextlib.nullcontext() as json_to:
         return _answered(words, json_to)
+
+
+def command() -> NoReturn:
+    """The program: `main`, and the end of this process.
+
+    A rank of torchrun leaves at once, as those of plait's own launcher do. The interpreter's end
+    takes a while, and may fail where native threads are left. To its agent a rank that has done
+    its work would then still be at work, or lost.
+    """
+    code = main()
+    if joined_world() is None:
+        sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _answered(words: list[str], json_to: TextIO | None) -> int:

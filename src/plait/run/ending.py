@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 
 from plait.comm import World
+from plait.comm.network import on_one_machine
 from plait.launcher.board import GONE, Page
 from plait.launcher.seat import POLITE_SECONDS, SIGNALS
 
@@ -32,6 +33,9 @@ class Ending(Protocol):
 
         `leave()` is called before this rank waits for others that may wait for its steps.
         """
+
+    def starts_again(self) -> bool:
+        """Whether ranks that have done their steps are to be started once more. Collective."""
 
     @property
     def signal(self) -> int:
@@ -65,6 +69,15 @@ class EndByPeers:
         if float(asked) and not self.signal:
             self._begin(signal.SIGTERM)
         return bool(float(asked))
+
+    def starts_again(self) -> bool:
+        """Whether an agent has signalled its ranks since the last step. Collective.
+
+        A machine has come meanwhile. An agent that starts its ranks again would wait for those
+        whose ranks have ended well, and these for it, for five minutes. On one machine nobody
+        can come.
+        """
+        return not on_one_machine(os.environ) and self.ends_before(0, _stay)
 
     def linger(self) -> None:
         """Wait a moment for the own signal, where a peer's has ended the run.
@@ -138,6 +151,10 @@ class EndOfMembers:
             time.sleep(POLITE_SECONDS)
         return True
 
+    def starts_again(self) -> bool:
+        """Never: their launcher starts no rank once one has a result."""
+        return False
+
     def _all_wait(self, step: int) -> bool:
         board = self._board
         present = [seat for seat in range(board.num_seats) if board.begun(seat) != GONE]
@@ -145,3 +162,7 @@ class EndOfMembers:
 
     def _hear(self, number: int, frame: object) -> None:
         self._board.ask_to_end(number)
+
+
+def _stay() -> None:
+    """Nobody waits for the steps of a rank that has done them all."""

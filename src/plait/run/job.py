@@ -151,8 +151,8 @@ def _trained(
         training.engine.guard.listeners.append(partial(tell, folder.doctor))
     _say_what_is_in_vain(plan, world)
     source = load(job.checkpoint, training, place, memory)
-    told_folder = folder if world.rank == 0 else None
-    again = _begun(told_folder, job, table, (source, training.engine.step_index))
+    taken = (source, training.engine.step_index)
+    again = _begun(folder if world.rank == 0 else None, job, table, taken)
     tally = Tally()
     watch = Watch(_warn if world.rank == 0 else _be_silent)
     steps = job.config.train.steps
@@ -163,9 +163,7 @@ def _trained(
         *_hooks(job, world, folder, training, place),
         *observers.hooks(),
     ]
-    every = job.config.recovery.steps_between_snapshots
-    goes_back = job.config.recovery.on_nan == "back"
-    progress = [] if place is None else [place.hook(every, goes_back=goes_back)]
+    progress = [] if place is None else [place.hook(job.config.recovery)]
     ending = next(iter(progress), ending)
     rollback = Rollback(job.folder, place)
     hooks += [*progress, *again, rollback, *filter(None, [memory])]
@@ -199,6 +197,8 @@ def _trained(
         more.update(hook.numbers())
     result = _ended(job, world, training, tally, more)
     observers.finish()
+    if ending is not None and ending.starts_again():
+        result = {"stopped": training.engine.step_index, "signal": ending.signal}
     world.close()
     return result
 

@@ -19,6 +19,7 @@ from plait.values import JsonObject
 if TYPE_CHECKING:
     from plait.comm import World
     from plait.comm.severance import Severance
+    from plait.config.sections import Recovery
     from plait.engine.engine import Engine
     from plait.plan import Plan
 
@@ -55,12 +56,14 @@ class RankContext:
             backend=backend,
         )
 
-    def hook(self, every: int, *, goes_back: bool = False) -> RankProgress:
-        """The hook that tells the launcher how far this rank is.
+    def hook(self, recovery: Recovery) -> RankProgress:
+        """The hook that tells the launcher how far this rank is, and takes snapshots.
 
-        It takes a snapshot every so many steps. A run that goes back to them has one before its
-        first step. It waits for each, so that what a step does to its weights is in none.
+        A run that goes back to them has one before its first step. It waits for each, so that
+        what a step does to its weights is in none.
         """
+        every = recovery.steps_between_snapshots
+        goes_back = recovery.on_nan == "back"
         keeps_start = goes_back and not self._has_snapshot
         return RankProgress(self, every, keeps_start=keeps_start, is_beside=not goes_back)
 
@@ -149,6 +152,10 @@ class RankProgress(Hook):
             self._take(step)
         self._settle()
         raise RankFailed(RANKS_ARE_BACK)
+
+    def starts_again(self) -> bool:
+        """Never: the launcher knows which ranks are done."""
+        return False
 
     def on_step(self, done: StepDone) -> None:
         """Keep the state of the step, and say that it is done."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import types
 
@@ -159,3 +161,24 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_breaks_no_name_at_its_hyphen(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["import", "--help"]) == 0
     assert "megatron-\n" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("in_a_world", [False, True])
+def test_a_rank_of_torchrun_leaves_without_the_interpreters_end(in_a_world: bool) -> None:
+    """It takes a while and may fail, which its agent takes for a rank that works or is lost."""
+    world = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    program = (
+        "import atexit, sys; atexit.register(print, 'the end'); sys.argv[1:] = ['--version'];"
+        "from plait.cli import command; command()"
+    )
+    variables = {name: value for name, value in os.environ.items() if name not in world}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**variables, **(world if in_a_world else {})},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("plait ")
+    assert lines[1:] == ([] if in_a_world else ["the end"])

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from plait.comm import World
+from plait.comm.simulated import simulate
 from plait.launcher.seat import SIGNALS
+from plait.mesh import Mesh
 from plait.run.ending import EndByPeers
 
 
@@ -43,3 +46,31 @@ def test_the_word_of_a_peer_is_no_signal_of_its_own(ending: EndByPeers) -> None:
     ending.linger()
     with pytest.raises(Ended, match="143"):
         signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("machines", "again"), [("1", False), ("2", True)])
+def test_a_signal_after_the_last_step_has_all_ranks_started_again(
+    machines: str, again: bool, ending: EndByPeers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent of one machine has seen another come, that of the other has not."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(2 // int(machines)))
+    endings = [ending, EndByPeers(1000.0)]  # the newer one hears
+    signal.raise_signal(signal.SIGTERM)
+
+    def end(world: World) -> tuple[bool, int]:
+        own = endings[world.rank].of(world)
+        return own.starts_again(), own.signal
+
+    told = simulate(Mesh(dp=2), end)
+    assert told == ([(True, 15), (True, 15)] if again else [(False, 0), (False, 15)])
+
+
+def test_ranks_that_nobody_has_signalled_end_well(
+    ending: EndByPeers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    endings = [ending, EndByPeers(1000.0)]
+    ends = simulate(Mesh(dp=2), lambda world: endings[world.rank].of(world).starts_again())
+    assert ends == [False, False]
