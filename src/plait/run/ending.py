@@ -152,7 +152,7 @@ class EndOfMembers:
         return True
 
     def starts_again(self) -> bool:
-        """Never: their launcher starts no rank once one has a result."""
+        """Always false: the launcher starts no rank once one has a result."""
         return False
 
     def _all_wait(self, step: int) -> bool:
@@ -165,4 +165,4 @@ class EndOfMembers:
 
 
 def _stay() -> None:
-    """Nobody waits for the steps of a rank that has done them all."""
+    """The way of a rank that nobody waits for, as its steps are done: no effect."""

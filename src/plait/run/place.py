@@ -154,7 +154,7 @@ class RankProgress(Hook):
         raise RankFailed(RANKS_ARE_BACK)
 
     def starts_again(self) -> bool:
-        """Never: the launcher knows which ranks are done."""
+        """Always false: the launcher knows which ranks are done."""
         return False
 
     def on_step(self, done: StepDone) -> None:
