@@ -73,9 +73,8 @@ class EndByPeers:
     def starts_again(self) -> bool:
         """Whether an agent has signalled its ranks since the last step. Collective.
 
-        A machine has come meanwhile. An agent that starts its ranks again would wait for those
-        whose ranks have ended well, and these for it, for five minutes. On one machine nobody
-        can come.
+        A machine has come meanwhile. An agent whose ranks ended well would wait five minutes for
+        one that starts its own again. On one machine nobody can come.
         """
         return not on_one_machine(os.environ) and self.ends_before(0, _stay)
 
