@@ -56,7 +56,10 @@ ReturnToService=2
 SchedulerParameters=batch_sched_delay=0,sched_interval=2
 SlurmdParameters=config_overrides
 NodeName={host} NodeAddr=127.0.0.1 CPUs=16 State=UNKNOWN
-PartitionName=all Nodes=ALL Default=YES State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=all Nodes=ALL Default=YES State=UP PriorityTier=1 GraceTime=60 OverSubscribe=NO
+PartitionName=urgent Nodes=ALL State=UP PriorityTier=9 PreemptMode=OFF
 """
 
 
@@ -97,27 +100,67 @@ def wait_until(true: Callable[[], bool], told: Callable[[], str]) -> None:
         time.sleep(0.5)
 
 
+class Job:
+    """A run of `STEPS` steps that is handed in."""
+
+    def __init__(self, slurm: Callable[..., str], folder: Path) -> None:
+        self._slurm = slurm
+        self._folder = folder
+        self.run = folder / "run"
+        self.metrics = self.run / "metrics.jsonl"
+        config = folder / "tiny.toml"
+        config.write_text(CONFIG.replace("steps = 3", f"steps = {STEPS}"))
+        script = folder / "job.sbatch"
+        words = ["launch", str(config), "--for", "slurm", "--nodes", "1", "--cpu"]
+        assert main([*words, "--out", str(script), "--run-folder", str(self.run)]) == 0
+        wait_until(lambda: "idle" in slurm("sinfo"), lambda: slurm("sinfo"))
+        self.number = slurm("sbatch", "--parsable", str(script)).strip()
+
+    def shown(self) -> str:
+        return self._slurm("scontrol", "show", "job", self.number)
+
+    def state(self) -> str:
+        """Words for a test that fails."""
+        return self.shown() + "".join(path.read_text() for path in self._folder.glob("*.log"))
+
+    def steps(self) -> list[int]:
+        lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
+        return [json.loads(line)["step"] for line in lines]
+
+    def begin(self) -> None:
+        """Return once steps are done."""
+        wait_until(lambda: len(self.steps()) > 20, self.state)
+
+    def finish(self) -> None:
+        """Start the queued job now, and see it end with each step done once."""
+        wait_until(lambda: "Restarts=1" in self.shown(), self.state)
+        assert len(self.steps()) < STEPS
+        self._slurm("scontrol", "update", f"JobId={self.number}", "StartTime=now")
+        wait_until(lambda: "JobState=COMPLETED" in self.shown(), self.state)
+        assert json.loads((self.run / "summary.json").read_text())["steps"] == STEPS
+        assert self.steps() == list(range(1, STEPS + 1))
+
+
 def test_a_job_is_queued_again_and_goes_on(slurm: Callable[..., str], tmp_path: Path) -> None:
-    config = tmp_path / "tiny.toml"
-    config.write_text(CONFIG.replace("steps = 3", f"steps = {STEPS}"))
-    script = tmp_path / "job.sbatch"
-    folder = tmp_path / "run"
-    words = ["launch", str(config), "--for", "slurm", "--nodes", "1", "--cpu"]
-    assert main([*words, "--out", str(script), "--run-folder", str(folder)]) == 0
-    wait_until(lambda: "idle" in slurm("sinfo"), lambda: slurm("sinfo"))
-    number = slurm("sbatch", "--parsable", str(script)).strip()
+    job = Job(slurm, tmp_path)
+    job.begin()
+    slurm("scancel", "--signal=USR1", job.number)
+    job.finish()
 
-    def state() -> str:
-        logs = [path.read_text() for path in tmp_path.glob("*.log")]
-        return slurm("scontrol", "show", "job", number) + "".join(logs)
 
-    metrics = folder / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 20, state)
-    slurm("scancel", "--signal=USR1", number)
-    wait_until(lambda: "Restarts=1" in slurm("scontrol", "show", "job", number), state)
-    assert len(metrics.read_text().splitlines()) < STEPS
-    slurm("scontrol", "update", f"JobId={number}", "StartTime=now")
-    wait_until(lambda: "JobState=COMPLETED" in slurm("scontrol", "show", "job", number), state)
-    assert json.loads((folder / "summary.json").read_text())["steps"] == STEPS
-    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
-    assert steps == list(range(1, STEPS + 1))
+def test_a_job_that_is_preempted_saves_and_goes_on(
+    slurm: Callable[..., str], tmp_path: Path
+) -> None:
+    """A job of a partition that goes first takes the machine: Slurm sends SIGTERM to the ranks."""
+    job = Job(slurm, tmp_path)
+    job.begin()
+    words = ("--partition=urgent", "--exclusive", "--output=urgent.log", "--wrap", "sleep 2")
+    urgent = slurm("sbatch", "--parsable", *words).strip()
+    wait_until(lambda: "Restarts=1" in job.shown(), job.state)
+    logs = "".join(path.read_text() for path in tmp_path.glob("plait-*.log"))
+    assert "SIGTERM: ended after step" in logs
+    ended = ("JobState=COMPLETED", "Invalid job id")
+    wait_until(
+        lambda: any(word in slurm("scontrol", "show", "job", urgent) for word in ended), job.state
+    )
+    job.finish()

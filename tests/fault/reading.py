@@ -63,6 +63,11 @@ files = ["b.jsonl"]
 weight = [1, 1]""",
 }
 
+LIBRARY: Final = {
+    "iterable": 'name = "hf"\npython = "tests.fault.reading:stream"\ncache = "kept"',
+}
+"""Sources that need the library `datasets`."""
+
 
 def digits(source: int, number: int) -> list[int]:
     """The tokens that say which sample of which source they are."""
@@ -91,6 +96,22 @@ class KeyedNumbers:
         return pair(index)
 
 
+def rows_of(parts: list[range]) -> Iterator[dict[str, list[int]]]:
+    """Rows of tokens, from parts that the library may share out."""
+    for part in parts:
+        for number in part:
+            yield {"input_ids": digits(0, number)}
+
+
+def stream() -> Any:
+    """An iterable of the library, of two shards, whose rows pass through a step."""
+    import datasets
+
+    parts = {"parts": [range(21), range(21, NUM_SAMPLES + 1)]}
+    made = datasets.IterableDataset.from_generator(rows_of, gen_kwargs=parts)
+    return made.map(lambda row: {"length": len(row["input_ids"])})
+
+
 def write_sources(folder: Path) -> None:
     """The files that the sources name: rows of tokens."""
     streams = {"a-1": (0, 0, 21), "a-2": (0, 21, NUM_SAMPLES + 1), "b": (1, 0, 18)}
@@ -99,7 +120,7 @@ def write_sources(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     rows = [{"input_ids": [*digits(0, number), 0]} for number in range(NUM_SAMPLES)]
     (folder / "documents.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    for name, keys in SOURCES.items():
+    for name, keys in {**SOURCES, **LIBRARY}.items():
         placed = keys.replace('"kept"', f'"{folder / "kept"}"')
         (folder / f"{name}.toml").write_text(f"{MODEL}{placed}\n")
 

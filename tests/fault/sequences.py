@@ -3,6 +3,7 @@ that nobody disturbed: each once, in one order.
 
     python -m tests.fault.sequences --count 100 --seed 1
     python -m tests.fault.sequences --count 100 --seed 21 --seconds 540
+    python -m tests.fault.sequences --count 20 --source iterable
 
 A sequence is drawn from its seed alone. Its ranks are processes, and a kill is SIGKILL. Each rank
 writes down the samples of every step; those of the disturbed run must be bit-equal to the calm
@@ -35,6 +36,7 @@ from plait.run import kept
 from tests.fault.kills import living_process
 from tests.fault.processes import is_running
 from tests.fault.reading import (
+    LIBRARY,
     NUM_SAMPLES,
     RUN,
     SOURCES,
@@ -78,10 +80,13 @@ class Sequence:
     trains: bool
 
     @staticmethod
-    def draw(seed: int) -> Sequence:
-        """The sequence of a seed: up to four disturbances, then the rest in peace."""
+    def draw(seed: int, source: str | None = None) -> Sequence:
+        """The sequence of a seed: up to four disturbances, then the rest in peace.
+
+        Without a source the seed chooses one.
+        """
         chance = random.Random(seed)
-        source = list(SOURCES)[seed % len(SOURCES)]
+        source = source or list(SOURCES)[seed % len(SOURCES)]
         stretches = [_disturbed(chance) for _ in range(chance.randint(2, 4))]
         last = Stretch(chance.choice(PLANS), chance.choice((0, 1, 2)), None)
         trains = seed // len(SOURCES) % 4 == 0
@@ -298,6 +303,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=20, help="of sequences")
     parser.add_argument("--seed", type=int, default=0, help="the first one's")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin none after so long")
+    parser.add_argument("--source", choices=(*SOURCES, *LIBRARY), help="for all of them")
     words = parser.parse_args()
     end = time.monotonic() + words.seconds
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # runs tell of their progress, kills and resumes
@@ -308,7 +314,7 @@ def main() -> int:
             if time.monotonic() > end:
                 print(f"out of time; go on with --seed {seed}")
                 break
-            case = Sequence.draw(seed)
+            case = Sequence.draw(seed, words.source)
             try:
                 found = judge.judge(case)
             except Exception as error:  # the other sequences are to be seen too

@@ -4,9 +4,11 @@ the order of a run that nobody disturbs.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
-from tests.fault.reading import SOURCES
+from tests.fault.reading import LIBRARY, SOURCES
 from tests.fault.sequences import Judge, Sequence, Stretch
 
 MOVED = (
@@ -16,6 +18,8 @@ MOVED = (
     Stretch("tp2", 1, None),
 )
 
+needs_library = pytest.mark.skipif(find_spec("datasets") is None, reason="needs datasets")
+
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
@@ -23,7 +27,9 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(
+    "source", [*SOURCES, *(pytest.param(one, marks=needs_library) for one in LIBRARY)]
+)
 def test_ranks_that_are_killed_and_moved_read_each_sample_once(source: str, judge: Judge) -> None:
     assert judge.judge(Sequence(0, source, 2, MOVED, trains=False)) == []
 
@@ -31,6 +37,14 @@ def test_ranks_that_are_killed_and_moved_read_each_sample_once(source: str, judg
 @pytest.mark.slow
 def test_a_run_that_is_killed_and_moved_trains_on_each_sample_once(judge: Judge) -> None:
     assert judge.judge(Sequence(1, "mixture", 2, MOVED, trains=True)) == []
+
+
+@pytest.mark.slow
+@needs_library
+def test_an_iterable_of_the_library_is_trained_on_once_by_ranks_that_are_killed(
+    judge: Judge,
+) -> None:
+    assert judge.judge(Sequence(2, "iterable", 2, MOVED, trains=True)) == []
 
 
 @pytest.mark.long

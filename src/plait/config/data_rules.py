@@ -33,7 +33,7 @@ OF_TOKENS: Final = ("column", "end_token", "samples", "skip_bad", "cache")
 OWNERS: Final = {
     "files": ("text", "files"),
     "path": ("hf",),
-    "split": ("hf",),
+    **dict.fromkeys(("split", "streaming", "subset", "rows"), ("hf",)),
     "document": ("files",),
     **dict.fromkeys(OF_TOKENS, TOKENS),
 }
@@ -52,7 +52,7 @@ def has_one_source(data: DataSource, model: ModelSection) -> Iterator[str]:
         return
     if data.name is None and data.python is None:
         yield f"data.name is missing; known: {KNOWN} (or python = 'module:function')"
-    if data.name is not None and data.python is not None:
+    if data.name not in (None, "hf") and data.python is not None:
         yield f"data.name '{data.name}' and data.python '{data.python}' are two sources; keep one"
 
 
@@ -60,8 +60,8 @@ def names_its_files(data: DataSource, model: ModelSection) -> Iterator[str]:
     """Files where there is something to read, and no keys of other data."""
     if data.name in ("text", "files") and not data.files:
         yield f"data.files is missing; data '{data.name}' needs files = ['path', ...]"
-    if data.name == "hf" and not data.path:
-        yield "data.path is missing; data 'hf' needs path = 'folder' of save_to_disk"
+    if data.name == "hf":
+        yield from _names_its_set(data)
     for key, owners in OWNERS.items():
         is_set = getattr(data, key) != type(data).model_fields[key].default
         if is_set and data.name is not None and data.name not in owners:
@@ -76,6 +76,21 @@ def names_its_files(data: DataSource, model: ModelSection) -> Iterator[str]:
         yield "data.from_step belongs to a mixture; its sources are tables [[data.mixture]]"
     if data.packed and data.name in TOKENS:
         yield f"data.packed belongs to data 'stdlib' and 'text', not to '{data.name}'"
+
+
+def _names_its_set(data: DataSource) -> Iterator[str]:
+    """One set of the library: saved, streamed, or of a function."""
+    if not data.path and data.python is None:
+        yield (
+            "data.path is missing; data 'hf' needs path = 'folder' of save_to_disk, or python = "
+            "'module:function' that returns a set"
+        )
+    if data.path and data.python is not None:
+        yield f"data.path {data.path!r} and data.python '{data.python}' are two sources; keep one"
+    if data.streaming and not data.path:
+        yield "data.streaming reads data.path; leave it out, and return a stream from data.python"
+    if data.subset is not None and not data.streaming:
+        yield "data.subset belongs to data.streaming; leave it out, or say streaming = true"
 
 
 def text_needs_a_language_model(data: DataSource, model: ModelSection) -> Iterator[str]:

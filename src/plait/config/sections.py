@@ -31,13 +31,19 @@ class DataSource(Section):
     name: Literal["stdlib", "text", "files", "hf", "digits", "random"] | None = None
     """The built-in source of samples."""
     python: Reference | None = None
-    """A user's function `module:function` that returns the data set."""
+    """A user's function `module:function` that returns the data set; with `hf` one of its sets."""
     seq_len: Count | None = None
     """Tokens of a sequence, for language models."""
     files: Files | None = None
     """Paths of the files of data `text` and `files`; of the latter also globs, as "a/*.jsonl"."""
     path: PathText | None = None
-    """`hf`: a folder that the library datasets has saved by save_to_disk."""
+    """`hf`: a folder of save_to_disk; with `streaming` whatever load_dataset takes."""
+    streaming: bool = False
+    """`hf`: whether `path` is read as a stream: a folder of data files, or a set of the hub."""
+    subset: str | None = None
+    """`hf` with `streaming`: the configuration of a set with several."""
+    rows: Count | None = None
+    """`hf`: rows that are read at most; a stream without an end needs it."""
     split: str | None = None
     """`hf`: the split of a folder with several; by default train."""
     column: str | None = None

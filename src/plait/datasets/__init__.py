@@ -56,9 +56,9 @@ def _source(data: SectionKeys, model: SectionKeys, seed: int) -> SampleSet:
     if key(data, "packing", False):
         check_packing(data, model, DOCUMENTS)
         return Packing(_documents(data, model), _seq_len(data, model))
-    if key(data, "python") is not None:
-        return user.make(key(data, "python"))
     name = key(data, "name")
+    if key(data, "python") is not None and name not in files.NAMES:
+        return user.make(key(data, "python"))
     if name not in NAMES:
         raise DataError(
             f"there is no data {name!r}; {nearest(str(name), NAMES)}"
@@ -87,11 +87,11 @@ def _source(data: SectionKeys, model: SectionKeys, seed: int) -> SampleSet:
 
 def _documents(data: SectionKeys, model: SectionKeys) -> SampleSet:
     """The documents that a `[data]` section names."""
-    if key(data, "python") is not None:
-        return user.documents(key(data, "python"))
     name = key(data, "name")
     if name in files.NAMES:
         return files.load_documents(data, model)[0]
+    if key(data, "python") is not None:
+        return user.documents(key(data, "python"))
     _check_bytes(name, model)
     return lines(None if name == "stdlib" else key(data, "files", ()))
 

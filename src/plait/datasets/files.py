@@ -8,8 +8,8 @@ from pathlib import Path
 from plait.datasets import tokenizer as tokenizers
 from plait.datasets.documents import Documents
 from plait.datasets.keys import SectionKeys, key, known_vocabulary
+from plait.datasets.library_set import library_set
 from plait.datasets.rows import FileRows, RowSource, matching
-from plait.datasets.saved_set import SavedSet
 from plait.datasets.sequences import PaddedDocuments, Sequences, TokenStream
 from plait.datasets.token_store import Making
 from plait.datasets.token_store import documents as documents_of
@@ -104,7 +104,7 @@ def say_cut_off(dataset: object) -> None:
 
 def _rows(data: SectionKeys) -> RowSource:
     if key(data, "name") == "hf":
-        return SavedSet(key(data, "path", ""), key(data, "column"), key(data, "split"))
+        return library_set(data)
     files = matching(key(data, "files", ()))
     if not files:
         raise DataError('data "files" needs files = ["a/*.jsonl", ...]')

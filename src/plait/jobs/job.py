@@ -115,6 +115,8 @@ def yaml_text(value: JsonValue, indent: int = 0) -> str:
             if isinstance(item, (Mapping, list)):
                 block = yaml_text(item, indent + 1)
                 lines.append(f"{pad}- {block.lstrip()}")
+            elif isinstance(item, str) and "\n" in item:
+                lines.append(f"{pad}- |\n{_block(item, indent + 1)}")
             else:
                 lines.append(f"{pad}- {json.dumps(item)}")
         return "\n".join(lines)
@@ -129,7 +131,11 @@ def _inner(value: JsonValue, indent: int) -> str:
     if isinstance(value, (Mapping, list)):
         return " {}" if isinstance(value, Mapping) else " []"
     if isinstance(value, str) and "\n" in value:
-        pad = "  " * (indent + 1)
-        body = "\n".join(f"{pad}{line}" if line else "" for line in value.rstrip("\n").split("\n"))
-        return f" |\n{body}"
+        return f" |\n{_block(value, indent + 1)}"
     return f" {json.dumps(value)}"
+
+
+def _block(text: str, indent: int) -> str:
+    """The lines of a literal block."""
+    pad = "  " * indent
+    return "\n".join(f"{pad}{line}" if line else "" for line in text.rstrip("\n").split("\n"))

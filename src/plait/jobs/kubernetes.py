@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import shlex
 
+from plait.jobs.agent import agent_lines
 from plait.jobs.job import PORT, JobScript, TrainJob, yaml_text
 from plait.values import JsonObject
 
 GRACE_SECONDS = 30
 """Seconds between the deadline of a save and the end of a pod."""
+WAIT_SECONDS = 3600
+"""Seconds that pods wait for one that is replaced."""
+RESTARTS = 20
+"""Starts of a pod's ranks after others were lost."""
+FAILURES = 10
+"""Failures of a pod that count; the loss of the first pod is one for each other."""
 CONFIG_FOLDER = "/config"
 RUNS_FOLDER = "/runs"
 
@@ -69,23 +76,26 @@ def _service(job: TrainJob) -> JsonObject:
 
 def _job(job: TrainJob) -> JsonObject:
     out = f"{RUNS_FOLDER}/{job.name}"
-    command = " ".join(
-        [
-            "exec torchrun",
-            f"--nnodes={job.nodes}",
-            f"--nproc-per-node={job.ranks_per_node}",
-            '--node-rank="$JOB_COMPLETION_INDEX"',
-            f"--master-addr={job.name}-0.{job.name}",
-            f"--master-port={PORT}",
-            "--max-restarts=3",
-            "-m plait",
-            job.train_line(f"{CONFIG_FOLDER}/config.toml", out),
-        ]
-    )
+    options = [
+        f"--nnodes={job.nodes}",
+        f"--nproc-per-node={job.ranks_per_node}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-id={job.name}",
+        f"--rdzv-endpoint={job.name}-0.{job.name}:{PORT}",
+        f'--rdzv-conf="is_host=$FIRST,read_timeout={WAIT_SECONDS},join_timeout={WAIT_SECONDS}"',
+        f"--max-restarts={RESTARTS}",
+    ]
+    lines = [
+        "# Pods meet at the first one, and wait an hour for one that is replaced. Each start has",
+        "# a store of its own.",
+        "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
+        'FIRST=$([ "$JOB_COMPLETION_INDEX" = 0 ] && echo 1 || echo 0)',
+        *agent_lines(job, options, job.train_line(f"{CONFIG_FOLDER}/config.toml", out)),
+    ]
     container: JsonObject = {
         "name": "plait",
         "image": job.image,
-        "command": ["/bin/bash", "-c", command],
+        "command": ["/bin/bash", "-c", "\n".join(lines)],
         "volumeMounts": [
             {"name": "config", "mountPath": CONFIG_FOLDER},
             {"name": "runs", "mountPath": RUNS_FOLDER},
@@ -94,10 +104,12 @@ def _job(job: TrainJob) -> JsonObject:
     }
     if job.gpus:
         container["resources"] = {"limits": {"nvidia.com/gpu": job.ranks_per_node}}
-    ignored = {
+    disrupted = {
         "action": "Ignore",
         "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
     }
+    codes = {"containerName": "plait", "operator": "In", "values": [143]}
+    asked_to_end = {"action": "Ignore", "onExitCodes": codes}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -106,8 +118,8 @@ def _job(job: TrainJob) -> JsonObject:
             "completions": job.nodes,
             "parallelism": job.nodes,
             "completionMode": "Indexed",
-            "backoffLimit": 3 * job.nodes,
-            "podFailurePolicy": {"rules": [ignored]},
+            "backoffLimit": FAILURES * job.nodes,
+            "podFailurePolicy": {"rules": [disrupted, asked_to_end]},
             "template": {
                 "spec": {
                     "subdomain": job.name,

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import shlex
 
+from plait.jobs.agent import MARGIN_SECONDS
 from plait.jobs.job import PORT, JobScript, TrainJob
 
 _TEXT = '''"""{shape}.
 
 Run by `ray job submit`. If a machine is lost, the others are stopped and all start again, on the
 machines that Ray then has. Each start goes on from the newest whole checkpoint (`--resume auto`),
-so a machine that is taken away costs the steps since then: see `train.checkpoint_every`.
+so a machine that is taken away costs the steps since then: see `train.checkpoint_every`. A machine
+that shuts down by itself sends SIGTERM, after which its ranks save: that start ends, and the next
+goes on. A start that fails without a new checkpoint ends the job.
 """
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import ray
 from ray.exceptions import RayActorError
@@ -29,6 +34,9 @@ RANKS_PER_NODE = {ranks_per_node}
 NUM_GPUS = {gpus}  # of each machine
 PORT = {port}  # where the ranks meet, on the first machine
 RESTARTS = 20  # after lost machines
+LATEST = {latest!r}  # names the newest whole checkpoint
+# An agent kills its ranks 30 s after a signal; a save may take {deadline}.
+PATIENCE = {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "{patience}"}}
 TRAIN = {words}
 
 
@@ -46,7 +54,7 @@ class Machine:
         command += [f"--node-rank={{node_rank}}", f"--master-addr={{head}}"]
         # torchrun starts lost ranks of machines that are still there.
         command += [f"--master-port={{PORT}}", "--max-restarts=3", "-m", "plait", *TRAIN]
-        return subprocess.run(command, check=False).returncode
+        return subprocess.run(command, check=False, env={{**os.environ, **PATIENCE}}).returncode
 
 
 def run_once():
@@ -74,10 +82,17 @@ def run_once():
         remove_placement_group(group)  # ends the machines that are left
 
 
+def newest():
+    """The newest whole checkpoint, or nothing."""
+    latest = Path(LATEST)
+    return latest.read_text() if latest.exists() else ""
+
+
 ray.init()
 for _ in range(1 + RESTARTS):
+    before = newest()
     code = run_once()
-    if code is not None:
+    if code == 0 or (code is not None and newest() == before):
         break
 sys.exit(1 if code is None else code)
 '''
@@ -92,6 +107,9 @@ def script(job: TrainJob) -> JobScript:
         gpus=job.ranks_per_node if job.gpus else 0,
         port=PORT,
         words=repr(job.train_words()),
+        latest=f"{job.out}/checkpoints/latest",
+        deadline=job.deadline_seconds,
+        patience=job.deadline_seconds + MARGIN_SECONDS,
     )
     file = f"{job.name.replace('-', '_')}_ray.py"
     submit = f"ray job submit --working-dir . -- python {shlex.quote(file)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from plait.jobs.agent import agent_lines
 from plait.jobs.job import PORT, JobScript, TrainJob
 
 
@@ -45,11 +46,7 @@ def script(job: TrainJob) -> JobScript:
     lines += [
         "# A rank that dies starts all ranks again, and --resume auto goes on from the newest",
         "# whole checkpoint.",
-        " \\\n  ".join(
-            ["exec torchrun", *options, '--max-restarts="${MAX_RESTARTS:-3}"', "-m plait"]
-        )
-        + " \\\n  "
-        + job.train_line(),
+        *agent_lines(job, [*options, '--max-restarts="${MAX_RESTARTS:-3}"'], job.train_line()),
         "",
     ]
     return JobScript("torchrun", "\n".join(lines), file, submit, job.world_size, notes)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import runpy
 import shlex
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -74,6 +78,99 @@ def test_ray_scripts_are_python() -> None:
     }
     assert values["NODES"] == 2
     assert values["TRAIN"][:2] == ["train", JOB.config]
+
+
+class Remote:
+    """A class as Ray's own, whose objects live in this process."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+
+    def options(self, **resources: Any) -> Remote:
+        return self
+
+    def remote(self) -> Any:
+        machine = self._kind()
+        calls = {
+            name: SimpleNamespace(remote=getattr(machine, name)) for name in ("address", "train")
+        }
+        return SimpleNamespace(**calls)
+
+
+class Lost(Exception):
+    """Ray's word for an actor that is gone."""
+
+
+def stub_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts of Ray that the script calls."""
+    group = SimpleNamespace(ready=lambda: None)
+    placement = SimpleNamespace(
+        placement_group=lambda *args, **named: group, remove_placement_group=lambda group: None
+    )
+    strategies = SimpleNamespace(PlacementGroupSchedulingStrategy=lambda *args: None)
+    ray = SimpleNamespace(
+        remote=lambda **settings: Remote,
+        get=lambda found: found,
+        init=lambda: None,
+        util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
+    )
+    parts = {
+        "ray": ray,
+        "ray.exceptions": SimpleNamespace(RayActorError=Lost),
+        "ray.util": ray.util,
+        "ray.util.placement_group": placement,
+        "ray.util.scheduling_strategies": strategies,
+    }
+    for name, part in parts.items():
+        monkeypatch.setitem(sys.modules, name, part)
+
+
+@pytest.mark.parametrize(
+    ("starts", "code"),
+    [
+        ([(1, "step-3"), (0, "step-9")], 0),  # a machine shut down: its ranks saved
+        ([(None, "step-3"), (0, "step-9")], 0),  # a machine was lost
+        ([(1, "step-3"), (1, "step-3")], 1),  # the second start came no further
+        ([(1, "")], 1),  # nothing was ever saved
+    ],
+)
+def test_ray_starts_again_while_there_are_new_checkpoints(
+    starts: list[tuple[int | None, str]],
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stub_ray(monkeypatch)
+    folder = tmp_path / "run"
+    latest = folder / "checkpoints" / "latest"
+    latest.parent.mkdir(parents=True)
+    left = iter(starts)
+    patience = []
+
+    def start(command: list[str], check: bool, env: dict[str, str]) -> Any:
+        patience.append(env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
+        found, saved = next(left)
+        if saved:
+            latest.write_text(saved)
+        if found is None:
+            raise Lost("node 2")
+        return SimpleNamespace(returncode=found)
+
+    monkeypatch.setattr(subprocess, "run", start)
+    path = tmp_path / "job.py"
+    path.write_text(script_for("ray", replace(JOB, nodes=1, out=str(folder))).text)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(path), run_name="__main__")
+    assert ended.value.code == code
+    assert patience == ["70"] * len(starts)
+    assert next(left, None) is None
+
+
+@pytest.mark.parametrize("target", ["torchrun", "kubernetes", "skypilot"])
+def test_agents_leave_their_ranks_the_deadline_of_a_save(target: str) -> None:
+    text = script_for(target, replace(JOB, deadline_seconds=100)).text
+    assert "export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110\n" in text
+    assert "trap 'end 143' TERM" in text
 
 
 @pytest.mark.parametrize("target", TARGETS)

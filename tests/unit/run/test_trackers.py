@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -123,27 +125,111 @@ def test_tensorboard_goes_on_with_its_series(tmp_path: Path) -> None:
     assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.filterwarnings("default")  # those of the package itself
-def test_mlflow_goes_on_with_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mlflow")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    report = tmp_path / "report.html"
+def reported(folder: Path) -> Path:
+    report = folder / "report.html"
     report.write_text("<p>run</p>")
-    walk(Trackers(["mlflow"], tmp_path, CONFIG, "dp1"), range(1, 3), report)
-    walk(Trackers(["mlflow"], tmp_path, CONFIG, "dp1"), range(3, 5), report)
-    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+    return report
+
+
+class MLflowFile(NamedTuple):
+    """What MLflow has kept."""
+
+    runs: int
+    steps: list[int]
+    parameters: dict[str, str]
+
+
+def read_mlflow(folder: Path) -> MLflowFile:
+    with sqlite3.connect(folder / "mlflow.db") as database:
         runs = database.execute("select count(*) from runs").fetchone()[0]
         steps = database.execute("select step from metrics where key = 'train/loss'").fetchall()
-    assert runs == 1
-    assert sorted(step for (step,) in steps) == [1, 2, 3, 4]
-    assert list((tmp_path / "mlflow").rglob("report.html"))
+        parameters = dict(database.execute("select key, value from params").fetchall())
+    return MLflowFile(runs, sorted(step for (step,) in steps), parameters)
 
 
 @pytest.mark.filterwarnings("default")  # those of the package itself
-def test_wandb_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_goes_on_with_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second process repeats the third step, as a run does that was killed behind it."""
+    pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    report = reported(tmp_path)
+    walk(Trackers(["mlflow"], tmp_path, CONFIG, "dp1"), range(1, 4), report)
+    walk(Trackers(["mlflow"], tmp_path, CONFIG, "dp2"), range(3, 6), report)
+    kept = read_mlflow(tmp_path)
+    assert (kept.runs, kept.steps) == (1, [1, 2, 3, 4, 5])
+    assert kept.parameters == {"plan": "dp1", "model.name": "gpt", "train.lr": "0.1"}
+    assert list((tmp_path / "mlflow").rglob("report.html"))
+    walk(Trackers(["mlflow"], tmp_path, CONFIG, "dp1"), range(1, 3))  # the run begins anew
+    kept = read_mlflow(tmp_path)
+    assert (kept.runs, kept.steps) == (2, [1, 1, 2, 2, 3, 4, 5])
+
+
+def read_wandb(file: Path) -> Iterator[Any]:
+    """The records of a file of an offline run: a log of blocks, as LevelDB's."""
+    from wandb.proto import wandb_internal_pb2
+
+    content = file.read_bytes()
+    position = 7  # behind the file's own head
+    record = b""
+    while position + 7 <= len(content):
+        left = 32768 - position % 32768
+        if left < 7:
+            position += left
+            continue
+        length, kind = struct.unpack_from("<HB", content, position + 4)
+        record += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last part of one
+            yield wandb_internal_pb2.Record.FromString(record)
+            record = b""
+
+
+@pytest.mark.filterwarnings("default")  # those of the package itself
+def test_wandb_works_offline_and_goes_on_with_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("wandb")
     for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    walk(Trackers(["wandb"], tmp_path, CONFIG, "dp1"), range(1, 3))
-    assert list((tmp_path / "wandb").glob("offline-run-*"))
+    report = reported(tmp_path)
+    for steps in (range(1, 3), range(3, 5)):
+        walk(Trackers(["wandb"], tmp_path, CONFIG, "dp2"), steps, report)
+    files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    records = [record for file in files for record in read_wandb(file)]
+    (name,) = {record.run.run_id for record in records if record.HasField("run")}
+    assert name == TrackedRun(tmp_path, CONFIG, "dp2", 1).id
+    told = [
+        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in one.item}
+        for one in (record.history for record in records if record.HasField("history"))
+    ]
+    assert [row["_step"] for row in told] == [1, 2, 3, 4]
+    assert all(row["train/loss"] == 1.0 for row in told)
+    config = {
+        "/".join(item.nested_key) or item.key: json.loads(item.value_json)
+        for record in records
+        if record.HasField("run")
+        for item in record.run.config.update
+    }
+    assert config["plan"] == "dp2"
+    assert config["train.lr"] == 0.1
+    artefacts = [record.request.log_artifact.artifact for record in records]
+    artefacts += [record.artifact for record in records if record.HasField("artifact")]
+    assert "report" in {one.name for one in artefacts}
+
+
+@pytest.mark.filterwarnings("default")  # those of the package itself
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+def test_a_package_that_fails_does_not_stop_the_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each real package, told to write where nothing can be, or to speak in an unknown way."""
+    pytest.importorskip(name)
+    monkeypatch.setenv("WANDB_MODE", "nowhere")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/missing/folder/mlflow.db")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "run"
+    folder.write_text("no folder")
+    walk(Trackers([name], folder, CONFIG, "dp1"), range(1, 4), reported(tmp_path))
+    told = capsys.readouterr().err
+    assert told.count(f"warning: {name} failed and is left out: ") == 1

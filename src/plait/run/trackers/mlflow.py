@@ -28,15 +28,26 @@ class MLflow:
             number = experiment.experiment_id
         before = self._client.search_runs([number], f"tags.plait_id = '{run.id}'")
         tags = {"plait_id": run.id, "mlflow.runName": run.folder.name}
-        created = before[0] if before else self._client.create_run(number, tags=tags)
+        goes_on = bool(before) and run.first_step > 1
+        created = before[0] if goes_on else self._client.create_run(number, tags=tags)
         self._id = created.info.run_id
-        if not before:
+        self._goes_on = goes_on
+        self._told: dict[str, int] = {}
+        if not goes_on:
             for key, value in run.settings().items():
                 self._client.log_param(self._id, key, str(value)[:LONGEST_PARAMETER])
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():
-            self._client.log_metric(self._id, name, value, step=step)
+            if step > self._last_told(name):
+                self._client.log_metric(self._id, name, value, step=step)
+
+    def _last_told(self, name: str) -> int:
+        """The last step of a series before this process; its repeated steps are told already."""
+        if name not in self._told:
+            history = self._client.get_metric_history(self._id, name) if self._goes_on else []
+            self._told[name] = max((one.step for one in history), default=0)
+        return self._told[name]
 
     def finish(self, report: Path | None) -> None:
         if report is not None:

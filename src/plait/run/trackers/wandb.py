@@ -22,7 +22,7 @@ class WandB:
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=run.folder.name,
             id=run.id,
-            resume="allow",
+            resume="allow" if run.first_step > 1 else None,
             dir=str(run.folder),
             config=run.settings(),
             mode=mode,
