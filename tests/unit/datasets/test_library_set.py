@@ -189,7 +189,13 @@ def test_a_stream_that_breaks_off_is_said_with_its_row(
 
 
 CONFIG: dict[str, Any] = {
-    "model": {"name": "gpt", "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1},
+    "model": {
+        "name": "gpt",
+        "num_hidden_layers": 1,
+        "hidden_size": 8,
+        "num_attention_heads": 1,
+        "vocab_size": 256,
+    },
     "train": {"steps": 1, "global_batch": 2},
     "plan": {"text": "dp1"},
 }
