@@ -103,7 +103,9 @@ class Site:
         for process in self._started:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
 
     def steps(self) -> list[int]:
         """The steps that the run has told of."""
