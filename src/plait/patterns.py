@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 
 def expression(pattern: str) -> re.Pattern[str]:
@@ -17,3 +18,8 @@ def matches(pattern: str, name: str) -> bool:
     (True, False)
     """
     return expression(pattern).fullmatch(name) is not None
+
+
+def matches_any(pattern: str, names: Iterable[str]) -> bool:
+    """Whether a pattern fits at least one of the names."""
+    return any(map(expression(pattern).fullmatch, names))

@@ -13,6 +13,8 @@ import pytest
 from tests.architecture.source import ROOT, files, module, tree
 
 MAX_LINES = 400
+MAX_COLUMNS = 100
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FOLDERS = ("src/plait", "tests", "benchmarks", "examples")
 TEXTS = ("*.py", "*.md", "*.toml", "*.txt")
 ONE_MACHINE = re.compile(
@@ -46,6 +48,32 @@ def test_no_python_file_is_long() -> None:
     assert not long, (
         f"over {MAX_LINES} lines; look for the noun that wants a file of its own: {long}"
     )
+
+
+@pytest.mark.parametrize("path", files(), ids=module)
+def test_no_line_is_wider_than_a_window(path: Path) -> None:
+    wide = [
+        f"{number}: {len(line)} columns"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > MAX_COLUMNS
+    ]
+    assert not wide, f"{path.name}: {wide}"
+
+
+@pytest.mark.parametrize("path", files(), ids=module)
+def test_a_comprehension_over_several_lines_holds_no_other(path: Path) -> None:
+    nested = [
+        node.lineno
+        for node in ast.walk(tree(path))
+        if isinstance(node, COMPREHENSIONS)
+        and node.end_lineno != node.lineno
+        and _num_comprehensions(node) > 1
+    ]
+    assert not nested, f"{path.name}: name the inner one, or write a loop, at lines {nested}"
+
+
+def _num_comprehensions(node: ast.AST) -> int:
+    return sum(isinstance(part, COMPREHENSIONS) for part in ast.walk(node))
 
 
 def test_nothing_points_to_one_machine() -> None:

@@ -141,7 +141,7 @@ def _read_dcp(folder: Path) -> dict[str, Tensor]:
         load(tensors, checkpoint_id=str(folder), no_dist=True)
     paths = metadata.planner_data or {}
     nested = {
-        ".".join(str(part) for part in path[1:]): tensors[name]
+        ".".join(map(str, path[1:])): tensors[name]
         for name, path in paths.items()
         if name in tensors and len(path) > 1 and path[0] in NESTED
     }

@@ -8,7 +8,7 @@ ranks share cores.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -152,25 +152,26 @@ def profile_of_probe(probe: JsonMapping) -> CpuProfile | None:
                 ["cluster 'local': the measurements are wrong; run plait probe again", *wrong]
             )
         )
-    times = {name: float(seconds[name]) for name in SECONDS}
-    engine_seconds = {name: float(engine[name]) for name in ENGINE}
-    by_family = {
-        family: {remat: float(blocks[family][remat]) for remat in REMAT} for family in FAMILIES
-    }
-    met = {
-        name: {int(count): float(spent) for count, spent in by_ranks.items()}
-        for name, by_ranks in meetings.items()
-    }
     return CpuProfile(
-        times,
-        engine_seconds,
-        met,
-        by_family,
+        _numbers(seconds, SECONDS),
+        _numbers(engine, ENGINE),
+        {name: seconds_by_count(by_ranks) for name, by_ranks in meetings.items()},
+        {family: _numbers(blocks[family], REMAT) for family in FAMILIES},
         float(engine["memory"]),
         links,
         table_of_products,
         float(rule["met_at_once"]),
     )
+
+
+def seconds_by_count(seconds: JsonMapping) -> dict[int, float]:
+    """Seconds by number of ranks, from a table whose keys are words, as those of JSON."""
+    return {int(count): float(spent) for count, spent in seconds.items()}
+
+
+def _numbers(table: JsonMapping, names: Iterable[str]) -> dict[str, float]:
+    """The named entries of a table that was found right."""
+    return {name: float(table[name]) for name in names}
 
 
 def _table_of_products(given: JsonMapping, wrong: list[str]) -> ProductTable:

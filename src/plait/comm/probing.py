@@ -12,6 +12,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 
@@ -77,7 +78,7 @@ def probe_device(device: torch.device) -> JsonObject:
     rates = {}
     for dtype in dtypes:
         a, b, c = (torch.ones(n, n, dtype=dtype, device=device) for _ in range(3))
-        seconds = _least_seconds(lambda a=a, b=b, c=c: torch.mm(a, b, out=c), 9, device)  # type: ignore[misc]
+        seconds = _least_seconds(partial(torch.mm, a, b, out=c), 9, device)
         rates[str(dtype).removeprefix("torch.")] = 2 * n**3 / seconds
     source, target = (torch.ones(numel, device=device) for _ in range(2))
     seconds = _least_seconds(lambda: target.copy_(source), 9, device)

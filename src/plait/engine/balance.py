@@ -195,11 +195,12 @@ class Balance(MicroBatchContext):
         layers = self._to_measure
         self._to_measure = {}
         forwards = self._tokens.size * self._router_context.num_micro_batches
-        return {
-            name: product.choose(layers[name], [float(tokens) / forwards for tokens in load[:-2]])
-            for name, load in zip(self.routers, found, strict=True)
-            if load is not None and name in layers
-        }
+        choices = {}
+        for name, load in zip(self.routers, found, strict=True):
+            if load is not None and name in layers:
+                mean_rows = [float(tokens) / forwards for tokens in load[:-2]]
+                choices[name] = product.choose(layers[name], mean_rows)
+        return choices
 
 
 def has_routers(model: nn.Module) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from plait.explain.case import LEARNING_RATE, MOMENTUM, Case, case_of
-from plait.explain.notebook import NotedTensor
+from plait.explain.notebook import NotedOperation, NotedTensor
 from plait.explain.papers import OPERATIONS, PaperSource, sources
 from plait.explain.recording import RankRecording, record
 from plait.explain.steps import Step, steps_of
@@ -146,16 +146,7 @@ class Explanation:
             "groups": [list(group) for group in step.groups],
             "shape": step.shape,
             "bytes": step.bytes,
-            "values": [
-                {
-                    "rank": note.rank,
-                    "peer": None if note.peer < 0 else note.peer,
-                    "bytes": note.bytes,
-                    "operands": [_tensor(each) for each in note.operands],
-                    "results": [_tensor(each) for each in note.results],
-                }
-                for note in step.notes
-            ],
+            "values": [_operation(note) for note in step.notes],
             "formula": OPERATIONS[step.operation],
             "paper": self.source.paper,
         }
@@ -169,6 +160,16 @@ def explain(term: str) -> Explanation:
 
 def _totals(totals: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, int]]:
     return {op: {"num": num, "bytes": size} for op, (num, size) in totals.items()}
+
+
+def _operation(note: NotedOperation) -> JsonObject:
+    return {
+        "rank": note.rank,
+        "peer": None if note.peer < 0 else note.peer,
+        "bytes": note.bytes,
+        "operands": [_tensor(each) for each in note.operands],
+        "results": [_tensor(each) for each in note.results],
+    }
 
 
 def _tensor(noted: NotedTensor) -> JsonObject:

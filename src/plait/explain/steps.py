@@ -50,6 +50,10 @@ class Step:
         """The lines of ranks that did it together."""
         return sorted({note.ranks for note in self.notes if note.ranks})
 
+    def notes_of(self, group: tuple[int, ...]) -> list[NotedOperation]:
+        """The notes of one of `groups`."""
+        return [note for note in self.notes if note.ranks == group]
+
     @property
     def bytes(self) -> int:
         """Sent by all ranks together."""

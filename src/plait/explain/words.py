@@ -141,9 +141,7 @@ def details(step: Step) -> list[str]:
     if write is None:
         lines = [_line(note) for note in step.notes]
     else:
-        lines = [
-            write([note for note in step.notes if note.ranks == group]) for group in step.groups
-        ]
+        lines = [write(step.notes_of(group)) for group in step.groups]
     if len(lines) > MOST_RANKS:
         rest = len(lines) - MOST_RANKS
         return [*lines[:MOST_RANKS], f"(and {rest} more; --json has all)"]

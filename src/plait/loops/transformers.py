@@ -202,7 +202,8 @@ class PlanLoop:
     ) -> tuple[Tensor | None, PyTree, PyTree]:
         """The loss of all ranks' samples, and this rank's logits and labels. Collective."""
         module = self._engine_module().eval()
-        items = self._get_num_items_in_batch([inputs], self.args.device)  # type: ignore[attr-defined]
+        device = self.args.device
+        items = self._get_num_items_in_batch([inputs], device)  # type: ignore[attr-defined]
         with torch.no_grad():
             loss, outputs = self.compute_loss(module, inputs, True, items)
             if prediction_loss_only:

@@ -36,7 +36,7 @@ from typing import Any
 from torch import nn
 
 from plait.errors import ModelError, nearest
-from plait.patterns import matches
+from plait.patterns import matches, matches_any
 from plait.values import JsonObject
 
 CLASSES = {"mlp": "MLP", "gpt": "GPT", "llama": "Llama", "resnet": "ResNet", "fno": "FNO"}
@@ -92,14 +92,9 @@ def roles_for(model: nn.Module, size: int = 2, *, is_grid: bool = False) -> dict
             f"{{...}}, Options(roles=...), "
             f"or ROLES = {{...}} beside the class in {home.__name__}"
         )
-    names = [
-        name for name, _ in model.named_modules()
-    ]  # a table is of a family, of which not every model has every module
-    return {
-        pattern: role
-        for pattern, role in table.items()
-        if any(match(pattern, name) for name in names)
-    }
+    # A table is of a family, of which not every model has every module.
+    names = [name for name, _ in model.named_modules()]
+    return {pattern: role for pattern, role in table.items() if matches_any(pattern, names)}
 
 
 def has_roles(model: nn.Module) -> bool:

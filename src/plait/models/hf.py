@@ -9,11 +9,11 @@ GPT-2's smaller residual projections.
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -75,7 +75,7 @@ class HuggingFace(nn.Module):
         initialise: Any = model._init_weights
         for module in model.modules():
             if (module._parameters or module._buffers) and not isinstance(module, OWN):
-                module.reset_parameters = functools.partial(initialise, module)  # type: ignore[assignment]
+                module.reset_parameters = partial(initialise, module)  # type: ignore[assignment]
 
     def forward(
         self,
@@ -195,7 +195,7 @@ def make(
     wrapped = WRAPPERS[task](model.train())
     _adopt_generation(wrapped, [folder for folder in (config, weights) if is_path(folder)])
     if weights is None:
-        wrapped.make_start = functools.partial(_make_whole, settings, task)
+        wrapped.make_start = partial(_make_whole, settings, task)
     else:
         wrapped.weights = find_weights(wrapped, Path(weights))
     return wrapped
@@ -248,8 +248,8 @@ def _replace_own(model: nn.Module) -> None:
             ):
                 offset = _offset(module, float(eps))
                 if offset is not None:
-                    split_norm = RMSNorm(module.weight, float(eps), offset)  # type: ignore[arg-type]
-                    setattr(parent, name, split_norm)
+                    weight = cast("nn.Parameter", module.weight)
+                    setattr(parent, name, RMSNorm(weight, float(eps), offset))
             scale = getattr(module, "scalar_embed_scale", None)
             if (
                 type(module).__name__.endswith("ScaledWordEmbedding")
@@ -303,11 +303,11 @@ def find_weights(model: HuggingFace, directory: Path) -> Weights:
         name
         for name, _ in (*inner.named_parameters(remove_duplicate=False), *inner.named_buffers())
     }
-    ignored = [
-        name
-        for name in stored_by_name
-        if name in named or any(re.search(pattern, name) for pattern in patterns)
-    ]
+
+    def is_ignored(name: str) -> bool:
+        return name in named or any(re.search(pattern, name) for pattern in patterns)
+
+    ignored = list(filter(is_ignored, stored_by_name))
     fitting = fit(
         directory,
         stored_by_name,
@@ -366,9 +366,9 @@ def blocks_of(model: nn.Module) -> str | None:
     >>> blocks_of(nn.ModuleDict({"a": nn.ModuleList([nn.Linear(2, 2)]), "b": nn.Linear(9, 9)}))
     'a.*'
     """
-    sizes = {
-        name: sum(param.numel() for param in module.parameters())
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and any(True for _ in module.parameters())
-    }
+    sizes = {}
+    for name, module in model.named_modules():
+        numels = [param.numel() for param in module.parameters()]
+        if isinstance(module, nn.ModuleList) and numels:
+            sizes[name] = sum(numels)
     return f"{max(sizes, key=sizes.__getitem__)}.*" if sizes else None

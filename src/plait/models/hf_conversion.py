@@ -105,16 +105,17 @@ def _made_of(
     """The parameters that some tensors become, their shapes found without values."""
     one = next(iter(sources.values()))[0]
     whole = Converted(one.file, one.key, (), first, first, sources, converter, config, sizes)
-    empty = {
-        pattern: [torch.empty(stored.shape, device="meta") for stored in given]
-        for pattern, given in sources.items()
-    }
+    empty = {pattern: _without_values(tensors) for pattern, tensors in sources.items()}
     return {
         name: Converted(
             one.file, one.key, tuple(made.shape), name, first, sources, converter, config, sizes
         )
         for name, made in whole.made(empty).items()
     }
+
+
+def _without_values(tensors: Sequence[Stored]) -> list[Tensor]:
+    return [torch.empty(stored.shape, device="meta") for stored in tensors]
 
 
 def _merges_experts(converter: Any) -> bool:

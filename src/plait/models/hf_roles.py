@@ -15,10 +15,10 @@ from torch import nn
 from plait.errors import ModelError
 from plait.models import adapters, hf_experts
 from plait.models.derived.demands import is_known_norm
-from plait.models.derived.record import is_linear
+from plait.models.derived.record import is_linear, owns_parameters
 from plait.models.derived.table import Ends, Table, derive_or_leave
 from plait.models.layers import ScaledEmbedding
-from plait.patterns import matches
+from plait.patterns import matches, matches_any
 from plait.values import PyTree
 
 STYLES = {"colwise": "column", "rowwise": "row", "replicated_with_grad_allreduce": "head_norm"}
@@ -67,11 +67,11 @@ def _can_cut_features(model: nn.Module, table: dict[str, str]) -> bool:
     if "router" in table.values():
         return False
     norms = [pattern for pattern, role in table.items() if role in ("norm", "last_norm")]
-    return all(
-        is_known_norm(type(module))
-        for name, module in model.named_modules()
-        if any(matches(pattern, name) for pattern in norms)
-    )
+    for name, module in model.named_modules():
+        is_norm = any(matches(pattern, name) for pattern in norms)
+        if is_norm and not is_known_norm(type(module)):
+            return False
+    return True
 
 
 def derived_table(model: nn.Module, size: int) -> Table:
@@ -138,7 +138,7 @@ def _of_library(model: nn.Module) -> dict[str, str] | None:
             pattern: style
             for pattern, style in library_plan.items()
             if ".mlp.experts" not in pattern  # see `hf_experts.roles`
-            and any(matches(pattern, name) for name in names)
+            and matches_any(pattern, names)
         }
         if set(library_plan.values()) - STYLES.keys():
             return None
@@ -168,7 +168,7 @@ def _by_pattern(roles: dict[str, str]) -> dict[str, str]:
 def _covers(model: nn.Module, table: dict[str, str]) -> bool:
     """Whether every module with parameters has a role that its class can take."""
     for name, module in model.named_modules():
-        if not any(param is not None for param in module._parameters.values()):
+        if not owns_parameters(module):
             continue
         if _is_of_adapter(name):  # it is cut with the layer that it belongs to
             continue

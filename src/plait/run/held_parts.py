@@ -7,6 +7,7 @@ another's. Pure: what all machines hold is data.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -81,12 +82,12 @@ def newest(held: Iterable[HeldPart]) -> HeldSnapshot | None:
 def _newest_of(start: str, held: Sequence[HeldPart]) -> HeldSnapshot | None:
     for step in sorted({part.step for part in held}, reverse=True):
         copies = [part for part in held if part.step == step]
-        num_ranks = copies[0].name.num_ranks
-        parts = [
-            tuple(part for part in copies if part.name.rank == rank) for rank in range(num_ranks)
-        ]
+        by_rank = defaultdict[int, list[HeldPart]](list)
+        for part in copies:
+            by_rank[part.name.rank].append(part)
+        parts = tuple(tuple(by_rank[rank]) for rank in range(copies[0].name.num_ranks))
         if all(parts):
-            return HeldSnapshot(start, step, tuple(parts))
+            return HeldSnapshot(start, step, parts)
     return None
 
 

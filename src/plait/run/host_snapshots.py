@@ -172,17 +172,17 @@ class HostSnapshots(Hook):
 
     def _fetch(self, found: HeldSnapshot) -> None:
         """Have the parts that this machine lacks, each by one of its ranks. Collective."""
-        missing = [
-            copies
-            for copies in found.parts
-            if not any(self._hosts[part.holder] == self._memory.host for part in copies)
-        ]
+        missing = [copies for copies in found.parts if not self._has_one_of(copies)]
         turn = self._local.index(self._world.rank)
         for copies in missing[turn :: len(self._local)]:
             part = min(copies, key=lambda one: one.name.kind != OWN)
             name = PartName(found.start, len(found.parts), part.name.rank, 0, FETCHED).as_text()
             MemoryCopy(self._memory.ask(make=[name])[name]).write(self._sent(part))
         self._world.axis("world").barrier()
+
+    def _has_one_of(self, copies: Sequence[HeldPart]) -> bool:
+        """Whether this machine holds one of the copies of a part."""
+        return any(self._hosts[part.holder] == self._memory.host for part in copies)
 
     def _sent(self, part: HeldPart) -> Tensor:
         """The bytes of a part that another machine holds."""

@@ -84,6 +84,13 @@ class Timeline:
         records: list[Span | CommEvent | MemoryMark] = [*self.spans, *self.comms, *self.marks]
         return tuple(sorted({record.rank for record in records}))
 
+    def window(self, rank: int) -> tuple[float, float]:
+        """Seconds of the first start and the last stop of a rank's spans, of which there are
+        some.
+        """
+        spans = [span for span in self.spans if span.rank == rank]
+        return min(s.start_seconds for s in spans), max(s.stop_seconds for s in spans)
+
     def busy_seconds(self, rank: int, kinds: Iterable[str] | None = None) -> float:
         """The time that `rank` spent in spans (of these kinds), overlaps counted once."""
         wanted = None if kinds is None else set(kinds)
@@ -147,10 +154,7 @@ class Timeline:
                 )
                 part.spans.append(span)
         windows = [
-            (rank, min(s.start_seconds for s in spans), max(s.stop_seconds for s in spans), part)
-            for part in timelines.values()
-            for rank in part.ranks
-            if (spans := [span for span in part.spans if span.rank == rank])
+            (rank, *part.window(rank), part) for part in timelines.values() for rank in part.ranks
         ]
         for comm in self.comms:
             home = next(

@@ -62,6 +62,14 @@ class Drift:
             self.quantiles[q] <= max(ALLOWED * self.one_device[q], LEAST) for q in (0.5, 0.99)
         )
 
+    def as_dict(self) -> JsonObject:
+        """Both distributions, by the names of their quantiles, and whether they are alike."""
+        return {
+            "plan": {_name(q): value for q, value in self.quantiles.items()},
+            "one_device": {_name(q): value for q, value in self.one_device.items()},
+            "ok": self.ok,
+        }
+
 
 @dataclass(frozen=True)
 class DriftReport:
@@ -85,14 +93,7 @@ class DriftReport:
         """
         kind = max(self.kinds, key=lambda kind: self.kinds[kind].quantiles[1.0])
         errors = {f"{kind}_error": drift.quantiles[1.0] for kind, drift in self.kinds.items()}
-        drifts = {
-            kind: {
-                "plan": {_name(q): value for q, value in drift.quantiles.items()},
-                "one_device": {_name(q): value for q, value in drift.one_device.items()},
-                "ok": drift.ok,
-            }
-            for kind, drift in self.kinds.items()
-        }
+        drifts = {kind: drift.as_dict() for kind, drift in self.kinds.items()}
         worst = {
             "name": self.kinds[kind].worst,
             "kind": kind,

@@ -252,11 +252,7 @@ def facts_of(plan: Plan, mesh: Mesh, problem: Problem, steps: int) -> Facts:
         "cp": plan.cp.size,
         "ep": plan.ep,
     }
-    lines = {
-        axis: sorted({mesh.line(rank, axis) for rank in range(mesh.size)})
-        for axis in ("dp", "tp", "pp", "cp")
-        if sizes[axis] > 1
-    }
+    lines = {axis: mesh.lines(axis) for axis in ("dp", "tp", "pp", "cp") if sizes[axis] > 1}
     recipe = problem.recipe()
     rates = {
         f"learning rate of step {step}": problem.train.lr * recipe.lr_factor(step)

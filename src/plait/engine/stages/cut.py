@@ -307,11 +307,12 @@ def params_of(
     the last stage's.
     """
     name_of = {id(param): name for name, param in model.named_parameters()}
-    by_stage = [
-        {name_of[id(p)] for link in links for p in model.get_submodule(link).parameters()}
-        for links in stages
-    ]
-    by_stage = [names | glue[stage] if glue else names for stage, names in enumerate(by_stage)]
+    by_stage: list[set[str]] = []
+    for stage, links in enumerate(stages):
+        names = set(glue[stage]) if glue else set()
+        for link in links:
+            names |= {name_of[id(param)] for param in model.get_submodule(link).parameters()}
+        by_stage.append(names)
     by_stage[-1] |= set(name_of.values()) - set().union(*by_stage)
     return tuple(frozenset(names) for names in by_stage)
 

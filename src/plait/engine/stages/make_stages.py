@@ -5,8 +5,10 @@ parameters.
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from torch import nn
 
@@ -205,23 +207,18 @@ def _swaps(
     model: nn.Module, params: Mapping[int, Mapping[str, nn.Parameter]]
 ) -> dict[int, list[ParameterSwap]]:
     """Where the parameters of each stage go whose other copies are on this rank too."""
-    several = {
-        name
-        for stage in params.values()
-        for name in stage
-        if sum(name in other for other in params.values()) > 1
-    }
-    name_of = {id(param): name for name, param in model.named_parameters() if name in several}
+    copies = Counter(chain.from_iterable(params.values()))
+    name_of = {id(param): name for name, param in model.named_parameters() if copies[name] > 1}
     places = [
         (name_of[id(there)], module, key)
         for module in model.modules()
         for key, there in module._parameters.items()
         if id(there) in name_of
     ]
-    return {
-        stage: [(module, key, local[name]) for name, module, key in places if name in local]
-        for stage, local in params.items()
-    }
+    swaps: dict[int, list[ParameterSwap]] = {}
+    for stage, local in params.items():
+        swaps[stage] = [(module, key, local[name]) for name, module, key in places if name in local]
+    return swaps
 
 
 def _stage_module(

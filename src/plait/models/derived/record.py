@@ -204,6 +204,11 @@ def is_linear(module: nn.Module) -> bool:
     return plain or type(module).__name__ == "Conv1D"
 
 
+def owns_parameters(module: nn.Module) -> bool:
+    """Whether a module has parameters of its own, beside those of the modules in it."""
+    return any(param is not None for param in module._parameters.values())
+
+
 def out_features(module: Any) -> int:
     """Output features of a linear layer."""
     return int(module.weight.shape[1 if type(module).__name__ == "Conv1D" else 0])

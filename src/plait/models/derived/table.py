@@ -11,7 +11,15 @@ from torch import nn
 
 from plait.models.derived.choose import RowChoice, choose, layer_pattern, pattern_of
 from plait.models.derived.cuts import Cut, Part
-from plait.models.derived.record import LINEAR, Graph, Value, is_linear, out_features, run
+from plait.models.derived.record import (
+    LINEAR,
+    Graph,
+    Value,
+    is_linear,
+    out_features,
+    owns_parameters,
+    run,
+)
 from plait.models.derived.rehearse import TrialStage, number_of, rehearse
 from plait.values import PyTree
 
@@ -108,11 +116,8 @@ def derive_or_leave(
 
 def left_whole(model: nn.Module, why: str) -> Table:
     """The table of a model that every rank computes alike."""
-    roles = {
-        name: "replicated"
-        for name, module in model.named_modules()
-        if name and any(param is not None for param in module._parameters.values())
-    }
+    owners = [name for name, module in model.named_modules() if name and owns_parameters(module)]
+    roles = dict.fromkeys(owners, "replicated")
     return Table(_by_pattern(roles | {_trunk(model): "whole"}), [f"every rank computes all: {why}"])
 
 
@@ -168,13 +173,10 @@ def _write(model: nn.Module, choice: RowChoice, stage: TrialStage, tables: Table
     roles |= dict.fromkeys(tables.heads, "head")
     same_layers = _same_layers(named, roles)
     for name, module in named.items():
-        if name and name not in roles and any(p is not None for p in module._parameters.values()):
+        if name and name not in roles and owns_parameters(module):
             roles[name] = same_layers.get(pattern_of(name), "replicated")
-    notes = [
-        f"{pattern} is computed alike on every rank"
-        for pattern in dict.fromkeys(pattern_of(name) for name, role in roles.items())
-        if _is_large(named, roles, pattern)
-    ]
+    left = [pattern_of(name) for name, role in roles.items() if _is_left_whole(named[name], role)]
+    notes = [f"{pattern} is computed alike on every rank" for pattern in dict.fromkeys(left)]
     return Table(_by_pattern({_trunk(model): "whole"} | roles, named), notes)
 
 
@@ -194,14 +196,11 @@ def _same_layers(named: dict[str, nn.Module], roles: dict[str, str]) -> dict[str
     return {pattern: next(iter(same)) for pattern, same in found.items() if len(same) == 1}
 
 
-def _is_large(named: dict[str, nn.Module], roles: dict[str, str], pattern: str) -> bool:
-    """Whether matrices of a pattern are left whole."""
-    return any(
-        pattern_of(name) == pattern
-        and role in ("replicated", "inside", "spread")
-        and any(p is not None and p.dim() > 1 for p in named[name]._parameters.values())
-        for name, role in roles.items()
-    )
+def _is_left_whole(module: nn.Module, role: str) -> bool:
+    """Whether a module has matrices of which its role cuts none."""
+    if role not in ("replicated", "inside", "spread"):
+        return False
+    return any(param is not None and param.dim() > 1 for param in module._parameters.values())
 
 
 def _parts(parts: Sequence[Part]) -> str:
@@ -280,12 +279,9 @@ def _tied_layers(model: nn.Module) -> frozenset[str]:
 def _shares_bias(model: nn.Module, heads: frozenset[str]) -> bool:
     """Whether another module holds the bias of a head too, and would have it whole."""
     biases = [model.get_submodule(name)._parameters.get("bias") for name in heads]
-    return any(
-        bias is not None and name not in heads and any(bias is other for other in held)
-        for bias in biases
-        for name, module in model.named_modules()
-        for held in [module._parameters.values()]
-    )
+    known = {id(bias) for bias in biases if bias is not None}
+    others = [module for name, module in model.named_modules() if name not in heads]
+    return any(id(param) in known for module in others for param in module._parameters.values())
 
 
 def _gives_logits(model: nn.Module, graph: Graph, name: str, size: int) -> bool:

@@ -55,6 +55,13 @@ def unpack(record: RecordDict) -> tuple[wire.Head, wire.Vectors]:
     }
 
 
+def _tensors(vectors: wire.Vectors) -> dict[str, Tensor]:
+    """The vectors of a statement as torch has them, in memory of their own."""
+    import torch
+
+    return {name: torch.from_numpy(vector.copy()) for name, vector in vectors.items()}
+
+
 # -- the client
 # --------------------------------------------------------------------------------------------------
 
@@ -180,28 +187,18 @@ class NodeFleet:
 
     def _ask(self, kind: str, questions: Mapping[int, Content]) -> dict[int, Content]:
         """The answers, by client."""
-        import torch
-
         nodes = self.wait(min(self._needed, len(questions)))
         flower_kind = EVALUATE if kind == EVALUATE else "train"
-        messages = {
-            nodes[client]: Message(
-                pack({**head, "kind": kind}, {n: v.numpy() for n, v in vectors.items()}),
-                nodes[client],
-                flower_kind,
-            )
-            for client, (head, vectors) in questions.items()
-            if client in nodes
-        }
+        messages = {}
+        for client, (head, vectors) in questions.items():
+            if client in nodes:
+                arrays = {name: vector.numpy() for name, vector in vectors.items()}
+                statement = pack({**head, "kind": kind}, arrays)
+                messages[nodes[client]] = Message(statement, nodes[client], flower_kind)
         answers = self._exchange(messages, min(self._needed, len(questions)))
         return {
-            self._clients[node]: (
-                head,
-                {name: torch.from_numpy(vector.copy()) for name, vector in vectors.items()},
-            )
-            for node, (head, vectors) in sorted(
-                answers.items(), key=lambda item: self._clients[item[0]]
-            )
+            self._clients[node]: (answers[node][0], _tensors(answers[node][1]))
+            for node in sorted(answers, key=self._clients.__getitem__)
         }
 
     def _exchange(

@@ -48,13 +48,8 @@ def shards(
     order = np.argsort(np.asarray(labels), kind="stable")
     count = max(1, int(per_client))
     pieces = np.array_split(order, num_clients * count)
-    dealt = rng.permutation(len(pieces))
-    return _sorted(
-        [
-            np.concatenate([pieces[k] for k in dealt[i * count : (i + 1) * count]])
-            for i in range(num_clients)
-        ]
-    )
+    dealt = rng.permutation(len(pieces)).reshape(num_clients, count)
+    return _sorted([np.concatenate([pieces[k] for k in of_client]) for of_client in dealt])
 
 
 def quantity(

@@ -95,10 +95,8 @@ def secret_sum(ask: Ask, task: TrainTask, clients: Sequence[int]) -> SecretSum:
     threshold = len(clients) // 2 + 1
     head = {"number": task.number}
     vectors = {"weights": task.weights, **task.extra}
-    keys = {
-        client: content[0]["keys"]
-        for client, content in ask("advertise", {c: (head, {}) for c in clients}).items()
-    }
+    advertised = ask("advertise", {client: (head, {}) for client in clients})
+    keys = {client: content[0]["keys"] for client, content in advertised.items()}
     listed = {str(client): pair for client, pair in keys.items()}
     _enough(keys, threshold)
     shared = ask("share", {c: ({**head, "keys": listed, "threshold": threshold}, {}) for c in keys})

@@ -87,11 +87,15 @@ def split_secret(secret: int, holders: Iterable[int], threshold: int) -> dict[in
     whose constant is the secret.
     """
     coefficients = [secret, *(secrets.randbelow(FIELD) for _ in range(threshold - 1))]
-    return {
-        holder: sum(c * pow(holder + 1, power, FIELD) for power, c in enumerate(coefficients))
-        % FIELD
-        for holder in holders
-    }
+
+    def value_at(point: int) -> int:
+        """The value of the polynomial, by Horner's rule."""
+        value = 0
+        for coefficient in reversed(coefficients):
+            value = (value * point + coefficient) % FIELD
+        return value
+
+    return {holder: value_at(holder + 1) for holder in holders}
 
 
 def join_secret(shares: Mapping[int, int]) -> int:
@@ -263,11 +267,9 @@ def secure_sum(
     keys = {number: client.advertise() for number, client in clients.items()}
     boxes = {number: client.share(keys, threshold) for number, client in clients.items()}
     left = [number for number in clients if number not in set(silent)]
-    masked = {
-        number: clients[number].mask(
-            vectors[number], {source: boxes[source][number] for source in clients}
-        )
-        for number in left
-    }
+    masked = {}
+    for number in left:
+        received = {source: boxes[source][number] for source in clients}
+        masked[number] = clients[number].mask(vectors[number], received)
     answers = [clients[number].unmask(frozenset(left)) for number in left]
     return unmask_sum(masked, keys, answers, left, threshold)

@@ -82,10 +82,8 @@ def _dealt(
 ) -> list[list[int]]:
     labels = [_label(dataset, index) for index in indices]
     parameter = section.shards_per_client if section.partition == "shards" else section.alpha
-    return [
-        [indices[k] for k in part]
-        for part in partition(section.partition, labels, section.clients, seed, parameter)
-    ]
+    parts = partition(section.partition, labels, section.clients, seed, parameter)
+    return [[indices[k] for k in part] for part in parts]
 
 
 def _label(dataset: SampleSet, index: int) -> int:

@@ -147,12 +147,11 @@ class ReplicatedParameters(DataStrategy):
             own = (p.value.grad for p in self.pieces if p.value.grad is not None)
             return squared_norm(own, self.group.device)
         rank = self.group.axis.rank
-        shards = [
-            (state.bucket, state.bucket.shard(state.grad, rank))
-            for state in self.states
-            if state.grad is not None
-            and not self.group.tied_copies.issuperset(slot.name for slot in state.bucket.slots)
-        ]
+        shards = []
+        for bucket, grad in ((state.bucket, state.grad) for state in self.states):
+            is_tied = self.group.tied_copies.issuperset(slot.name for slot in bucket.slots)
+            if grad is not None and not is_tied:
+                shards.append((bucket, bucket.shard(grad, rank)))
         if weight is None:
             return self._sum_of_squares((("", shard) for _, shard in shards), None)
         parts = (

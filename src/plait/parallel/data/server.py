@@ -157,7 +157,7 @@ def keys_by_server(
 ) -> list[list[tuple[str, nn.Parameter]]]:
     """The named parameters of each server."""
     server_of_key = spread_keys([param.numel() for _, param in params], num_servers)
-    return [
-        [named for named, server in zip(params, server_of_key, strict=True) if server == chosen]
-        for chosen in range(num_servers)
-    ]
+    by_server: list[list[tuple[str, nn.Parameter]]] = [[] for _ in range(num_servers)]
+    for named, server in zip(params, server_of_key, strict=True):
+        by_server[server].append(named)
+    return by_server

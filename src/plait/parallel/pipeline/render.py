@@ -7,7 +7,7 @@ unit wide.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -112,10 +112,7 @@ def coloured(schedule: Schedule, columns: int = 10**6) -> Text:
     width = max(map(len, words.values()), default=1) + 1
     num_slots = max((cell.start + cell.width for cell in words), default=0)
     band = max(1, (columns - 4) // width)
-    in_slots = [
-        {cell.start + offset: (cell, offset) for cell in row for offset in range(cell.width)}
-        for row in drawn
-    ]
+    in_slots = [_slots_of(row) for row in drawn]
     text = Text(no_wrap=True, overflow="ignore")
     for start in range(0, num_slots, band):
         text.append("\n\n" if start else "")
@@ -133,6 +130,11 @@ def coloured(schedule: Schedule, columns: int = 10**6) -> Text:
                 text.append(" " if last else "")
             text.append("\n" if rank + 1 < len(drawn) else "")
     return text
+
+
+def _slots_of(row: Sequence[Cell]) -> dict[int, tuple[Cell, int]]:
+    """By slot of a rank's line, the cell that fills it and which of the cell's slots it is."""
+    return {cell.start + offset: (cell, offset) for cell in row for offset in range(cell.width)}
 
 
 def svg(schedule: Schedule, unit_width: int = 34, row_height: int = 28) -> str:

@@ -20,9 +20,7 @@ def split_steps(schedule: Schedule) -> tuple[Schedule, ...]:
     """
     size = schedule.num_micro_batches // schedule.num_steps
     parts = [_cut(actions, size, schedule.num_steps) for actions in schedule.ranks]
-    return tuple(
-        schedule.with_ranks([part[step] for part in parts]) for step in range(schedule.num_steps)
-    )
+    return tuple(schedule.with_ranks(ranks) for ranks in zip(*parts, strict=True))
 
 
 def _cut(actions: tuple[Action, ...], size: int, num_steps: int) -> list[tuple[Action, ...]]:

@@ -32,12 +32,11 @@ def stage_weights(schedule: Schedule) -> tuple[StageWeights, ...]:
     """For every stage, from the order of its rank's list; a flush schedule may still lack its
     update.
     """
-    return tuple(
-        _follow(
-            [action for action in schedule.ranks[rank] if action.stage == stage], schedule.delay
-        )
-        for stage, rank in enumerate(schedule.placement)
-    )
+    weights = []
+    for stage, rank in enumerate(schedule.placement):
+        actions = [action for action in schedule.ranks[rank] if action.stage == stage]
+        weights.append(_follow(actions, schedule.delay))
+    return tuple(weights)
 
 
 def _follow(actions: Sequence[Action], delay: int | None) -> StageWeights:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from plait.cluster import Cluster
@@ -85,13 +86,7 @@ def fitted(
     effects: list[list[float]] = []
     for _ in range(ROUNDS):
         start = [ratio(row, _calibration(logs)) for row in range(count)]
-        effects = [
-            [
-                (start[row] - ratio(row, _calibration({**logs, name: logs[name] + STEP}))) / STEP
-                for name in names
-            ]
-            for row in range(count)
-        ]
+        effects = [_slopes(partial(ratio, row), start[row], logs) for row in range(count)]
         inverse, moves = _newton(effects, start, [logs[name] for name in names], names)
         logs = {
             name: min(max(logs[name] + move, -MOST), MOST)
@@ -102,6 +97,19 @@ def fitted(
     numbers: JsonObject = {name: math.exp(log) for name, log in logs.items()}
     numbers |= {f"{name}_sd": math.sqrt(inverse[at][at]) for at, name in enumerate(names)}
     return Calibration(**numbers, time_bar=_bar_width(effects, inverse, names), runs=count)
+
+
+def _slopes(
+    ratio: Callable[[Calibration], float], start: float, logs: Mapping[str, float]
+) -> list[float]:
+    """By how much a step's logarithm grows with that of each factor, by a difference from
+    `start`.
+    """
+    slopes = []
+    for name, log in logs.items():
+        moved = _calibration({**logs, name: log + STEP})
+        slopes.append((start - ratio(moved)) / STEP)
+    return slopes
 
 
 def _calibration(logs: Mapping[str, float]) -> Calibration:
@@ -167,10 +175,11 @@ def inverse_of(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
     [[0.5, 0.0], [0.0, 0.25]]
     """
     size = len(matrix)
-    rows = [
-        [*map(float, row), *(float(at == column) for column in range(size))]
-        for at, row in enumerate(matrix)
-    ]
+    rows: list[list[float]] = []
+    for at, row in enumerate(matrix):
+        unit = [0.0] * size
+        unit[at] = 1.0
+        rows.append([*map(float, row), *unit])
     for at in range(size):
         pivot = rows[at][at]
         rows[at] = [value / pivot for value in rows[at]]

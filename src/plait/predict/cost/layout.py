@@ -76,10 +76,10 @@ def lay_out(job: Job, plan: Plan) -> PlanLayout:
 
 @lru_cache(maxsize=1024)
 def _held(placement: tuple[int, ...], num_ranks: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(
-        tuple(stage for stage, holder in enumerate(placement) if holder == rank)
-        for rank in range(num_ranks)
-    )
+    held: list[list[int]] = [[] for _ in range(num_ranks)]
+    for stage, rank in enumerate(placement):
+        held[rank].append(stage)
+    return tuple(tuple(stages) for stages in held)
 
 
 @lru_cache(maxsize=65536)

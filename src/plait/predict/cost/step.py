@@ -166,17 +166,16 @@ def predict_step(question: Question, layout: PlanLayout) -> PredictedStep:
     plan = question.plan
     passes = question.passes(layout.stages)
     send = question.send_seconds()
-    ranks = tuple(
-        Rank(question, state, tuple(passes[stage] for stage in held))
-        for state, held in zip(layout.ranks, layout.held, strict=True)
-    )
+    ranks: list[Rank] = []
     costs = [StageSeconds(0.0, 0.0, 0.0)] * len(passes)
-    for rank, held in zip(ranks, layout.held, strict=True):
+    for state, held in zip(layout.ranks, layout.held, strict=True):
+        rank = Rank(question, state, tuple(passes[stage] for stage in held))
+        ranks.append(rank)
         for stage, cost in zip(held, rank.stage_costs(send), strict=True):
             costs[stage] = cost
     pipeline = pipeline_time(plan.pp.schedule, plan.pp.size, plan.micro_batches, costs)
     tails = tuple(rank.tail_seconds() for rank in ranks)
-    return PredictedStep(question, ranks, tuple(costs), tails, pipeline)
+    return PredictedStep(question, tuple(ranks), tuple(costs), tails, pipeline)
 
 
 def step_of(job: Job, plan: Plan, machine: Machine) -> PredictedStep:

@@ -88,10 +88,11 @@ def engine_seconds() -> dict[str, object]:
 
 def block_seconds(families: Mapping[str, Tiny]) -> dict[str, dict[str, float]]:
     """Forward and backward of one block in one micro-batch, by family, by recomputation."""
-    return {
-        family: {remat: _block(model, f"remat:{remat}") for remat in ("none", "full", "selective")}
-        for family, model in families.items()
-    }
+    return {family: _seconds_by_remat(model) for family, model in families.items()}
+
+
+def _seconds_by_remat(model: Tiny) -> dict[str, float]:
+    return {remat: _block(model, f"remat:{remat}") for remat in ("none", "full", "selective")}
 
 
 def _experts(num_experts: int) -> Tiny:

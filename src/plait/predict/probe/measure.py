@@ -146,9 +146,7 @@ def _host(measured: list[JsonObject], num_ranks: int, quick: bool) -> JsonObject
     )
     for size in {*crowded, 2} - {num_ranks}:
         by_size[size] = launch(_meet, size, table, nproc=size)
-    engine, blocks, seconds = (
-        {k: v for one in measured for k, v in one["own"][part].items()} for part in PARTS
-    )
+    engine, blocks, seconds = (_merged(measured, part) for part in PARTS)
     host: JsonObject = {
         "version": VERSION,
         "seconds": seconds,
@@ -163,11 +161,10 @@ def _host(measured: list[JsonObject], num_ranks: int, quick: bool) -> JsonObject
         "rule": {"met_at_once": KEYS_PER_STEP},
         "machine": measured[0]["own"].pop("machine"),
     }
-    steps = {
-        text: [one["steps"][text] for one in ranks]
-        for ranks in by_size.values()
-        for text in ranks[0]["steps"]
-    }
+    steps = {}
+    for ranks in by_size.values():
+        for text in ranks[0]["steps"]:
+            steps[text] = [one["steps"][text] for one in ranks]
     works = {text: [step.work for step in ranks] for text, ranks in steps.items()}
 
     def machine() -> Machine:
@@ -179,6 +176,14 @@ def _host(measured: list[JsonObject], num_ranks: int, quick: bool) -> JsonObject
     host["engine"]["idle"] = idle({text: steps[text] for text in works}, num_ranks)
     host["engine"] |= losses(works, machine())
     return host
+
+
+def _merged(measured: list[JsonObject], part: str) -> JsonObject:
+    """The numbers of one part from all ranks, each of which has measured others."""
+    merged: JsonObject = {}
+    for one in measured:
+        merged |= one["own"][part]
+    return merged
 
 
 def _fits(axes: JsonObject) -> dict[str, list[float]]:

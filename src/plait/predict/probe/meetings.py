@@ -13,7 +13,7 @@ import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from plait.cluster.cpu_profile import MEETINGS
+from plait.cluster.cpu_profile import MEETINGS, seconds_by_count
 from plait.plan import Plan
 from plait.values import JsonMapping, JsonObject
 
@@ -108,12 +108,17 @@ def idle(steps: dict[str, list[StepSeconds]], num_cores: int) -> float:
     """The ratio of the time of ranks that share cores to their work. At times fewer ranks can go on
     than there are cores.
     """
-    times = [
-        max(step.passed for step in ranks) * num_cores / sum(step.work for step in ranks)
-        for ranks in steps.values()
-        if len(ranks) > num_cores
-    ]
-    return min(max(statistics.median(times), 1.0), MOST_IDLE) if times else 1.0
+    crowded = [ranks for ranks in steps.values() if len(ranks) > num_cores]
+    if not crowded:
+        return 1.0
+    ratio = statistics.median(_time_over_work(ranks, num_cores) for ranks in crowded)
+    return min(max(ratio, 1.0), MOST_IDLE)
+
+
+def _time_over_work(ranks: list[StepSeconds], num_cores: int) -> float:
+    """The seconds that all cores had for a step, over those that its ranks worked."""
+    slowest = max(step.passed for step in ranks)
+    return slowest * num_cores / sum(step.work for step in ranks)
 
 
 def losses(works: dict[str, list[float]], machine: Machine) -> dict[str, dict[str, float]]:
@@ -129,10 +134,7 @@ def losses(works: dict[str, list[float]], machine: Machine) -> dict[str, dict[st
     assert isinstance(machine, Processor)
     seconds: dict[str, dict[str, float]] = {name: {} for name in MEETINGS}
     for name, plans in PLANS.items():
-        met = {
-            kind: {int(count): spent for count, spent in by_ranks.items()}
-            for kind, by_ranks in seconds.items()
-        }
+        met = {kind: seconds_by_count(by_ranks) for kind, by_ranks in seconds.items()}
         machine = replace(machine, profile=replace(machine.profile, meetings=met))
         for text in plans:
             if text in works:

@@ -231,6 +231,11 @@ def _tensor(shape: tuple[int, ...]) -> Tensor:
     return torch.full(shape, 0.5)
 
 
+def _leaves(shape: tuple[int, ...], number: int) -> tuple[Tensor, ...]:
+    """Tensors of a shape whose gradients backward makes."""
+    return tuple(_tensor(shape).requires_grad_() for _ in range(number))
+
+
 def _copies(numbers: int) -> int:
     """How many tensors of so many float32 numbers are more than the caches hold."""
     return max(FEWEST_COPIES, math.ceil(_row_bytes() / (4 * numbers)))
@@ -262,9 +267,7 @@ def _both_ways(
     times = []
     copies = _copies((1 + inputs) * math.prod(shape))
     for size in (shape, least or (1, *shape[1:])):
-        calls = [
-            tuple(_tensor(size).requires_grad_() for _ in range(inputs)) for _ in range(copies)
-        ]
+        calls = [_leaves(size, inputs) for _ in range(copies)]
         times.append(_passes(function, calls, torch.ones_like(function(*calls[0]))))
     (forward, backward), (start, start_back) = times
     return max(forward - start, 0.0), max(backward - start_back, 0.0)

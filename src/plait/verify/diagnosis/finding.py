@@ -89,9 +89,10 @@ class Facts:
             for name, value in self.numbers.items()
             if value not in (0.0, 1.0)
         ]
+        sizes = [one for one in known if one.axis]
         known += [
             Factor(a.value * b.value, f"{a.axis}+{b.axis}", f"{a.text} times {b.text}")
-            for a, b in combinations([one for one in known if one.axis], 2)
+            for a, b in combinations(sizes, 2)
             if a.axis != b.axis
         ]
         return known

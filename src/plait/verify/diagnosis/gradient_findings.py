@@ -144,9 +144,7 @@ def _combined_matches(
     truth = view.truth.grads.get(name)
     if truth is None:
         return False
-    complete = [
-        line for line in lines if len(line) > 1 and all(name in _grads(view, rank) for rank in line)
-    ]
+    complete = [line for line in lines if len(line) > 1 and _all_have(view, name, line)]
     for line in complete:
         parts = [_grads(view, rank)[name] for rank in line]
         own = [part for part in parts if part is not None]
@@ -158,6 +156,10 @@ def _combined_matches(
         if relative_error(total, truth, largest(view.truth.grads)) > view.slack:
             return False
     return bool(complete)
+
+
+def _all_have(view: View, name: str, ranks: Sequence[int]) -> bool:
+    return all(name in _grads(view, rank) for rank in ranks)
 
 
 def _grads(view: View, rank: int) -> Gradients:

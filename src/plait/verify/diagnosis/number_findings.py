@@ -61,15 +61,18 @@ def norm_of_one_rank(view: View, kinds: set[str]) -> list[Finding]:
     return []
 
 
+def _num_holders(view: View, name: str) -> int:
+    """The ranks that have a gradient of a parameter."""
+    grads = [seen.grads.get(name) for seen in view.mine.ranks.values()]
+    return sum(grad is not None for grad in grads)
+
+
 def _norm_of_replicas(view: View) -> Finding | None:
     """A norm that counts parameters once for every rank that holds a copy."""
     total = dot(view.truth.grads, view.truth.grads)
     if not view.mine.grad_norm or not view.truth.grad_norm or total == 0.0:
         return None
-    holders = {
-        name: sum(1 for seen in view.mine.ranks.values() if seen.grads.get(name) is not None)
-        for name in view.truth.grads
-    }
+    holders = {name: _num_holders(view, name) for name in view.truth.grads}
     size = max(holders.values(), default=0)
     copied = {
         name: grad

@@ -76,19 +76,20 @@ def replica_findings(view: View, wrong: Sequence[Difference]) -> list[Finding]:
     names = list(dict.fromkeys(one.name for one in wrong))
     odd = {one.rank for one in wrong if one.rank is not None}
     holders = {
-        rank for rank, seen in view.mine.ranks.items() if any(name in seen.params for name in names)
+        rank for rank, seen in view.mine.ranks.items() if not seen.params.keys().isdisjoint(names)
     }
     ranks = sorted(odd | {min(holders - odd)} if holders - odd else odd)
-    axes = [
-        axis
-        for axis, lines in view.facts.lines.items()
-        if any(len(odd & set(line)) and set(line) - odd for line in lines)
-    ]
+    axes = [axis for axis, lines in view.facts.lines.items() if _some_differ(lines, odd)]
     text = (
         f"replicas of {list_names(names)} differ on ranks {', '.join(map(str, ranks))} after the "
         "update"
     )
     return [Finding("replicas", axes[0] if axes else "dp", text, 0.85, tuple(names))]
+
+
+def _some_differ(lines: Sequence[tuple[int, ...]], odd: set[int]) -> bool:
+    """Whether a line of an axis has odd ranks beside others."""
+    return any(odd & set(line) and set(line) - odd for line in lines)
 
 
 def update_findings(

@@ -195,10 +195,10 @@ Data = tuple[list[Batch], list[Reading], list[Rows]]
 
 def _given(ranks: Sequence[RankSteps], made: Made) -> Data:
     """The batches that every step was given, and who computed on which samples."""
-    readings = [
-        reading([rank.rows[step] for rank in ranks], num_samples(batch))
-        for step, batch in enumerate(made.batches)
-    ]
+    readings = []
+    for step, batch in enumerate(made.batches):
+        rows = [rank.rows[step] for rank in ranks]
+        readings.append(reading(rows, num_samples(batch)))
     return made.batches, readings, [rank.rows[0] for rank in ranks]
 
 

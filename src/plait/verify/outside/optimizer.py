@@ -16,6 +16,11 @@ PLAIN = {"foreach": False, "fused": False, "capturable": False}
 """Settings that choose a kernel and no mathematics."""
 
 
+def _top_rate(steps: Sequence[Mapping[str, Settings]], name: str) -> float:
+    """The largest learning rate of a parameter over the steps that have it."""
+    return max(float(step[name]["lr"]) for step in steps if name in step)
+
+
 def maker(
     kind: type[Optimizer], steps: Sequence[Mapping[str, Settings]], names: Sequence[str]
 ) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
@@ -25,11 +30,8 @@ def maker(
     without settings take those of the first that has some.
     """
     first = dict(steps[0])
-    top = {
-        name: max(float(step[name]["lr"]) for step in steps if name in step)
-        for name, settings in first.items()
-        if "lr" in settings
-    }
+    rated = [name for name, settings in first.items() if "lr" in settings]
+    top = {name: _top_rate(steps, name) for name in rated}
 
     def make(params: Iterable[nn.Parameter]) -> Optimizer:
         groups: list[dict[str, Any]] = []

@@ -31,7 +31,8 @@ class Auxiliary:
         """Take in the forward that has just been; its graph is kept for the backward of the loss
         itself. `num_samples` are those that its losses are a mean over.
         """
-        losses = [loss for module in self._modules if (loss := module.auxiliary_loss()) is not None]  # type: ignore[operator]
+        found = [module.auxiliary_loss() for module in self._modules]  # type: ignore[operator]
+        losses = [loss for loss in found if loss is not None]
         if not losses:
             return
         share = num_samples / self._num_samples

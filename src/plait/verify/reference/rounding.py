@@ -167,15 +167,17 @@ def scales(parallel: Record, reference: Record) -> Iterator[Difference]:
             if other is not None and bool(other.any())
             if (value := mine.grads.get(name)) is not None and value.shape == other.shape
         }
-        total = [
-            torch.cat([one.double().flatten() for one in side])
-            for side in zip(*pairs.values(), strict=True)
-        ]
+        total = [_joined(side) for side in zip(*pairs.values(), strict=True)]
         for name, (value, other) in pairs.items():
             if other.numel() >= FEWEST:
                 yield Difference(step, "scale", name, scale_error(value.double(), other.double()))
         if total:
             yield Difference(step, "scale", EVERY_GRADIENT, scale_error(*total))
+
+
+def _joined(tensors: Iterable[Tensor]) -> Tensor:
+    """All elements of the tensors, in float64, as one vector."""
+    return torch.cat([tensor.double().flatten() for tensor in tensors])
 
 
 def scale_error(value: Tensor, truth: Tensor) -> float:

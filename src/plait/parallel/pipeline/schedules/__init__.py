@@ -21,6 +21,7 @@ from plait.parallel.pipeline.schedules.naive import naive
 from plait.parallel.pipeline.schedules.one_f_one_b import one_f_one_b
 from plait.parallel.pipeline.schedules.vee_family import v_half, v_min, zbv
 from plait.parallel.pipeline.schedules.zero_bubble import zb_h1, zb_h2
+from plait.parallel.pipeline.steps import shifted
 from plait.parallel.pipeline.verify import verify
 from plait.plan import facts
 from plait.plan.facts import ScheduleFacts, broken_shape
@@ -151,16 +152,8 @@ def repeat(schedule: Schedule, num_steps: int) -> Schedule:
         return schedule
     m = schedule.num_micro_batches
 
-    def later(action: Action, step: int) -> Action:
-        return (
-            action
-            if action.micro_batch is None
-            else replace(action, micro_batch=action.micro_batch + step * m)
-        )
+    def repeated(actions: tuple[Action, ...]) -> tuple[Action, ...]:
+        return tuple(shifted(action, step * m) for step in range(num_steps) for action in actions)
 
-    flushed = add_update(schedule)
-    ranks = tuple(
-        tuple(later(action, step) for step in range(num_steps) for action in actions)
-        for actions in flushed.ranks
-    )
+    ranks = tuple(repeated(actions) for actions in add_update(schedule).ranks)
     return replace(schedule, ranks=ranks, num_micro_batches=m * num_steps, num_steps=num_steps)

@@ -36,18 +36,11 @@ def describe_by_leaves(module: nn.Module, seq_len: int) -> Model:
     )
     blocks = list(repeated) if repeated is not None else []
     inside = {id(child) for block in blocks for child in block.modules()}
-    outer = [
-        child
-        for child in module.modules()
-        if id(child) not in inside and not list(child.children())
-    ]
+    outer = [leaf for leaf in _leaves(module) if id(leaf) not in inside]
     before = [child for child in outer if type(child).__name__ == "Embedding"]
     after = [child for child in outer if type(child).__name__ != "Embedding"]
     described = [describe_leaves("embedding", before)] if before else []
-    described += [
-        describe_leaves("block", [leaf for leaf in block.modules() if not list(leaf.children())])
-        for block in blocks
-    ]
+    described += [describe_leaves("block", _leaves(block)) for block in blocks]
     described += [describe_leaves("head", after)] if after else []
     runs: list[tuple[Block, int]] = []
     for block in described:
@@ -63,6 +56,11 @@ def describe_by_leaves(module: nn.Module, seq_len: int) -> Model:
     return Model(
         type(module).__name__, tuple(runs), seq_len=seq_len, tied_parameters=tied, hidden=hidden
     )
+
+
+def _leaves(module: nn.Module) -> list[nn.Module]:
+    """The modules in a module, or it itself, that hold no others."""
+    return [part for part in module.modules() if not list(part.children())]
 
 
 def describe_leaves(name: str, leaves: list[PyTree]) -> Block:

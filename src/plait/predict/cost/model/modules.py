@@ -333,9 +333,11 @@ def _assembled(module: nn.Module, described: list[tuple[bool, Block]], seq_len: 
 
 def _joined(name: str, blocks: list[Block]) -> Block:
     operations = tuple(op for block in blocks for op in block.operations)
-    kept = {
-        field: sum(getattr(block.saved, field) for block in blocks)
-        for field in ("sequence", "tensor", "sequence_masks")
-    }
-    gathered = sum(block.saved.gathered for block in blocks)
-    return Block(name, operations, Saved(**kept, gathered=gathered), blocks[-1].width)
+    parts = [block.saved for block in blocks]
+    saved = Saved(
+        sequence=sum(part.sequence for part in parts),
+        tensor=sum(part.tensor for part in parts),
+        sequence_masks=sum(part.sequence_masks for part in parts),
+        gathered=sum(part.gathered for part in parts),
+    )
+    return Block(name, operations, saved, blocks[-1].width)

@@ -71,6 +71,16 @@ class DataMessages:
     `plait.predict.cost.memory.local_sizes`).
     """
 
+    def plus(self, other: DataMessages) -> DataMessages:
+        """The messages of two sets of parameters of the rank."""
+        return DataMessages(
+            self.forward + other.forward,
+            self.backward + other.backward,
+            self.reduce + other.reduce,
+            self.gather + other.gather,
+            self.shared + other.shared,
+        )
+
     def sent_bytes(self, micro_batches: int) -> float:
         """Bytes that one rank sends in a step."""
         each = sum(message.sent_bytes for message in (*self.forward, *self.backward))
@@ -92,19 +102,16 @@ def data_messages(
     """
     size = plan.dp.size * plan.cp.size
     keys = weights.least_keys if weights.least_keys is not None else weights.total / size
-    parts = [
-        _part(plan, weights.dense + weights.padding, gradient_bytes, size, plan.tp.size, keys=keys)
-    ]
+    dense = weights.dense + weights.padding
+    messages = _part(plan, dense, gradient_bytes, size, plan.tp.size, keys=keys)
     if weights.experts:
         ranks = max(1, plan.dp.size * plan.cp.size // plan.ep)
-        parts.append(_part(plan, weights.experts, gradient_bytes, ranks, plan.tp.size * plan.ep))
-    forward, backward, reduce, gather = (
-        tuple(m for part in parts for m in getattr(part, name))
-        for name in ("forward", "backward", "reduce", "gather")
-    )
+        stride = plan.tp.size * plan.ep
+        messages = messages.plus(_part(plan, weights.experts, gradient_bytes, ranks, stride))
     if reduces_whole and STRATEGIES[plan.dp.strategy].zero_stage == 1:
-        reduce = tuple(replace(one, op="all_reduce") for one in reduce)
-    return DataMessages(forward, backward, reduce, gather, shared)
+        whole = tuple(replace(one, op="all_reduce") for one in messages.reduce)
+        messages = replace(messages, reduce=whole)
+    return replace(messages, shared=shared)
 
 
 def _part(

@@ -129,12 +129,7 @@ def _run(
     name: str, num_ranks: int, micro_batches: int, virtual: int, stages: Sequence[StageSeconds]
 ) -> PipelineTime:
     replay = compiled(name, num_ranks, micro_batches, virtual)
-    durations = [
-        [stage.forward for stage in stages],
-        [stage.backward for stage in stages],
-        [stage.input_grad for stage in stages],
-        [stage.weight_grad for stage in stages],
-    ]
+    durations = _durations(stages)
     sends = [s.send for s in stages]
     clocks = [0.0] * num_ranks
     busy = [0.0] * num_ranks
@@ -152,6 +147,16 @@ def _run(
     return PipelineTime(max(clocks), tuple(clocks), tuple(busy))
 
 
+def _durations(stages: Sequence[StageSeconds]) -> list[list[float]]:
+    """Seconds of a stage in each kind of action: `[FORWARD][stage]` and so on."""
+    return [
+        [stage.forward for stage in stages],
+        [stage.backward for stage in stages],
+        [stage.input_grad for stage in stages],
+        [stage.weight_grad for stage in stages],
+    ]
+
+
 def crowded_seconds(
     name: str, num_ranks: int, micro_batches: int, stages: Sequence[StageSeconds], cores: int
 ) -> float:
@@ -159,10 +164,7 @@ def crowded_seconds(
     core, the earliest first.
     """
     replay = compiled(name, num_ranks, micro_batches, len(stages) // num_ranks)
-    durations = [
-        [getattr(stage, part) for stage in stages]
-        for part in ("forward", "backward", "input_grad", "weight_grad")
-    ]
+    durations = _durations(stages)
     queues: list[list[int]] = [[] for _ in range(num_ranks)]
     for index, (rank, *_) in enumerate(replay.events):
         queues[rank].append(index)

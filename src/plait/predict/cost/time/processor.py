@@ -180,12 +180,12 @@ def operation(
         share = whole.outputs / op.outputs  # query, key and value are a product each
         parts = [replace(whole, outputs=share * part) for part in op.parts] or [whole]
         ways = zip(*(part.each() for part in parts), strict=True)
-        all_parts = (
-            whole.copies * sum(product(profile, kind, sizes, by_rule=by_rule) for sizes in way)
-            for kind, way in zip(KINDS, ways, strict=True)
-        )
+        seconds = []
+        for kind, way in zip(KINDS, ways, strict=True):
+            one_copy = sum(product(profile, kind, sizes, by_rule=by_rule) for sizes in way)
+            seconds.append(whole.copies * one_copy)
         bias = whole.rows * whole.outputs * profile.seconds["bias"] if op.bias else 0.0
-        return Seconds(*all_parts).plus(Seconds(weight_grad=bias))
+        return Seconds(*seconds).plus(Seconds(weight_grad=bias))
     if isinstance(op, Attention):
         return _attention(op, shard, profile)
     if isinstance(op, Elementwise):
