@@ -1,7 +1,8 @@
 """The facts of every pipeline schedule and every data strategy: one row each.
 
 Parser, rules, generators, cost, planner and exporters read these rows. A new schedule is its
-generator and a row here. A new data strategy is its file in `data/` and a row here.
+generator in `parallel/pipeline/schedules/` and a row here. A new data strategy is its file in
+`parallel/data/` and a row here.
 """
 
 from __future__ import annotations
@@ -9,27 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 DataStrategy = Literal[
     "allreduce", "ring", "server", "async-server", "zero1", "zero2", "zero3", "local"
 ]
-PipelineSchedule = Literal[
-    "naive",
-    "gpipe",
-    "1f1b",
-    "interleaved",
-    "zb-h1",
-    "zb-h2",
-    "zbv",
-    "v-half",
-    "v-min",
-    "dualpipev",
-    "pipedream",
-    "2bw",
-]
+PipelineSchedule: TypeAlias = str
+"""The name of a row of `SCHEDULES`; `Plan.check` refuses any other."""
 DATA_STRATEGIES: Final[tuple[DataStrategy, ...]] = get_args(DataStrategy)
-PIPELINE_SCHEDULES: Final[tuple[PipelineSchedule, ...]] = get_args(PipelineSchedule)
 DEFAULT_SCHEDULE: Final[PipelineSchedule] = "1f1b"
 PLAIN_SCHEDULE: Final[PipelineSchedule] = "gpipe"
 """The simplest schedule with several micro-batches: every forward, then every backward."""
@@ -179,6 +167,10 @@ SCHEDULES: Final[Mapping[str, ScheduleFacts]] = MappingProxyType(
         "2bw": ScheduleFacts(asynchronous=True, least_per_rank=1),
     }
 )
+
+
+PIPELINE_SCHEDULES: Final[tuple[PipelineSchedule, ...]] = tuple(SCHEDULES)
+"""The names of all schedules, in the order of the grammar."""
 
 
 def schedules_of(framework: str) -> tuple[PipelineSchedule, ...]:

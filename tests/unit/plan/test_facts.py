@@ -11,7 +11,7 @@ import pytest
 from plait.errors import PlanError, ScheduleError
 from plait.parallel import data
 from plait.parallel.pipeline.actions import Kind
-from plait.parallel.pipeline.schedules import GENERATORS, check_shape, make
+from plait.parallel.pipeline.schedules import SCHEDULES, check_shape, make
 from plait.plan import DataAxis, PipelineAxis, Plan, facts
 from plait.plan.axes import DATA_STRATEGIES, PIPELINE_SCHEDULES
 
@@ -20,7 +20,7 @@ SIZES = range(1, 9)
 
 
 def test_every_word_has_a_row_and_every_row_its_code() -> None:
-    assert tuple(facts.SCHEDULES) == PIPELINE_SCHEDULES == tuple(GENERATORS)
+    assert tuple(facts.SCHEDULES) == PIPELINE_SCHEDULES == tuple(SCHEDULES)
     assert tuple(facts.STRATEGIES) == DATA_STRATEGIES
     together = [name for name, row in facts.STRATEGIES.items() if row.synchronous]
     assert together == list(data.STRATEGIES)
@@ -31,7 +31,7 @@ def test_check_and_generator_agree(name: str) -> None:
     """Every number of ranks, stages a rank and micro-batches up to 8."""
     made = 0
     for p, v, m in product(SIZES, SIZES, SIZES):
-        plan = Plan(pp=PipelineAxis(p, name, v), micro_batches=m)  # type: ignore[arg-type]
+        plan = Plan(pp=PipelineAxis(p, name, v), micro_batches=m)
         allowed = plan_is_sound(plan)
         try:
             check_shape(name, p, m, v)

@@ -102,7 +102,7 @@ BY_HAND: list[tuple[dict[str, Any], str]] = [
     ({"micro_batches": -1}, "plan: micro_batches must be a whole number from 1, not -1"),
     ({"dp": DataAxis(2, "zreo3")}, "dp: unknown strategy 'zreo3'; did you mean 'zero3'?"),  # type: ignore[arg-type]
     ({"tp": TensorAxis(2, "4d")}, "tp: unknown mode '4d'; known: 1d, 2.5d, 2d, 3d"),  # type: ignore[arg-type]
-    ({"pp": PipelineAxis(2, "1b1f")}, "pp: unknown schedule '1b1f'"),  # type: ignore[arg-type]
+    ({"pp": PipelineAxis(2, "1b1f")}, "pp: unknown schedule '1b1f'"),
     ({"cp": ContextAxis(2, "rings")}, "cp: unknown strategy 'rings'; did you mean 'ring'?"),  # type: ignore[arg-type]
     ({"remat": "some"}, "remat: unknown word 'some'"),
     ({"precision": "float16"}, "precision: unknown word 'float16'"),

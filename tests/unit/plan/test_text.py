@@ -77,7 +77,7 @@ def test_defaults_are_resolved() -> None:
     assert Plan.parse("pp2:interleaved").pp.virtual == 2
     assert [
         PipelineAxis(2, s).virtual for s in ("zbv", "v-half", "v-min", "dualpipev", "1f1b")
-    ] == [2, 2, 2, 2, 1]  # type: ignore[arg-type]
+    ] == [2, 2, 2, 2, 1]
     assert Plan.parse("tp4:2.5d").tp.depth == 1
     assert Plan() == Plan.parse("dp1") and Plan().pp.virtual == 1
 
@@ -86,7 +86,7 @@ def test_sizes() -> None:
     plan = Plan.parse("pp2:interleaved,v3 tp8:2.5d,depth2 dp6:zero3,replicate2 cp2 ep4")
     assert plan.world_size == 2 * 8 * 6 * 2
     assert (plan.tp.q, plan.dp.shard, plan.pp.num_stages) == (2, 3, 6)
-    assert [TensorAxis(64, mode).q for mode in ("1d", "2d", "3d")] == [64, 8, 4]  # type: ignore[arg-type]
+    assert [TensorAxis(64, mode).q for mode in ("1d", "2d", "3d")] == [64, 8, 4]
 
 
 # (text, what the message must say)

@@ -1,11 +1,15 @@
 """Every schedule by its name in the plan grammar, each written once as a short generator.
 
-`make` is the entry. A user's own schedule is a `Family` in the table that `make` is given, or a
-text file (`plait.parallel.pipeline.text`). It is verified before it is returned.
+A new one is a module here whose function says `@generates(name)`, and the row of that name in
+`plait.plan.facts`. `make` is the entry. A user's own schedule is a `Family` in the table that
+`make` is given, or a text file (`plait.parallel.pipeline.text`). It is verified before it is
+returned.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -13,14 +17,7 @@ from types import MappingProxyType
 from plait.errors import ScheduleError, nearest
 from plait.parallel.pipeline.actions import Action, Schedule
 from plait.parallel.pipeline.lower import add_update
-from plait.parallel.pipeline.schedules.asynchronous import pipedream, two_buffered_weights
-from plait.parallel.pipeline.schedules.dualpipev import dualpipev
-from plait.parallel.pipeline.schedules.gpipe import gpipe
-from plait.parallel.pipeline.schedules.interleaved import interleaved
-from plait.parallel.pipeline.schedules.naive import naive
-from plait.parallel.pipeline.schedules.one_f_one_b import one_f_one_b
-from plait.parallel.pipeline.schedules.vee_family import v_half, v_min, zbv
-from plait.parallel.pipeline.schedules.zero_bubble import zb_h1, zb_h2
+from plait.parallel.pipeline.schedules.registry import GENERATORS
 from plait.parallel.pipeline.steps import shifted
 from plait.parallel.pipeline.verify import verify
 from plait.plan import facts
@@ -39,27 +36,20 @@ class Family:
     facts: ScheduleFacts = field(default_factory=ScheduleFacts)
 
 
-GENERATORS: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
-    {
-        "naive": naive,
-        "gpipe": gpipe,
-        "1f1b": one_f_one_b,
-        "interleaved": interleaved,
-        "zb-h1": zb_h1,
-        "zb-h2": zb_h2,
-        "zbv": zbv,
-        "v-half": v_half,
-        "v-min": v_min,
-        "dualpipev": dualpipev,
-        "pipedream": pipedream,
-        "2bw": two_buffered_weights,
-    }
-)
+def _families() -> dict[str, Family]:
+    """A family for each row of the facts, by the generators of all modules here."""
+    for found in pkgutil.iter_modules(__path__, f"{__name__}."):
+        importlib.import_module(found.name)
+    unpaired = sorted(GENERATORS.keys() ^ facts.SCHEDULES.keys())
+    if unpaired:
+        raise ScheduleError(
+            f"a schedule is a generator and a row in plait/plan/facts.py: {', '.join(unpaired)} "
+            "has one of them only"
+        )
+    return {name: Family(GENERATORS[name], row) for name, row in facts.SCHEDULES.items()}
 
-SCHEDULES: Mapping[str, Family] = MappingProxyType(
-    {name: Family(generate, facts.SCHEDULES[name]) for name, generate in GENERATORS.items()}
-)
 
+SCHEDULES: Mapping[str, Family] = MappingProxyType(_families())
 
 MOST_ACTIONS = 3_000_000
 """Actions of a step in one list: some ten seconds of work, and ten times what a large run has."""

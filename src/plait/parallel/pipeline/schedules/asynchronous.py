@@ -16,8 +16,10 @@ from dataclasses import replace
 
 from plait.parallel.pipeline.actions import Action, Kind, Schedule, update
 from plait.parallel.pipeline.schedules.one_f_one_b import one_f_one_b
+from plait.parallel.pipeline.schedules.registry import generates
 
 
+@generates("pipedream")
 def pipedream(num_ranks: int, num_micro_batches: int, num_steps: int = 1) -> Schedule:
     """An update after every backward; a step of m micro-batches is m updates."""
     stream = one_f_one_b(num_ranks, num_micro_batches * num_steps)
@@ -25,6 +27,7 @@ def pipedream(num_ranks: int, num_micro_batches: int, num_steps: int = 1) -> Sch
     return replace(stream, name="pipedream", ranks=ranks, num_steps=num_steps, asynchronous=True)
 
 
+@generates("2bw")
 def two_buffered_weights(num_ranks: int, num_micro_batches: int, num_steps: int = 1) -> Schedule:
     """Needs m >= p. An update a step, from the gradients of its m micro-batches, with weights one
     update old.

@@ -20,8 +20,10 @@ from plait.parallel.pipeline.actions import (
     vee,
     weight_grad,
 )
+from plait.parallel.pipeline.schedules.registry import generates
 
 
+@generates("dualpipev")
 def dualpipev(num_ranks: int, num_micro_batches: int) -> Schedule:
     """Needs m >= 2p. Bubble (p-1)(F&B + B - 3W) in half-stage units; at most 2p+1 live
     half-activations a rank.

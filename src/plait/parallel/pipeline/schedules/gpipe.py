@@ -6,8 +6,10 @@ Huang et al., GPipe (arXiv 1811.06965), figure 2c. Every micro-batch's activatio
 from __future__ import annotations
 
 from plait.parallel.pipeline.actions import Action, Schedule, backward, forward, straight
+from plait.parallel.pipeline.schedules.registry import generates
 
 
+@generates("gpipe")
 def gpipe(num_ranks: int, num_micro_batches: int) -> Schedule:
     """Bubble (p-1)/(m+p-1); m live activations on every stage."""
 

@@ -11,8 +11,10 @@ from itertools import pairwise
 
 from plait.parallel.pipeline.actions import Action, Schedule, backward, forward, looped
 from plait.parallel.pipeline.schedules.one_f_one_b import alternate
+from plait.parallel.pipeline.schedules.registry import generates
 
 
+@generates("interleaved")
 def interleaved(num_ranks: int, num_micro_batches: int, virtual: int) -> Schedule:
     """Bubble (p-1)/v of a forward and backward where p divides m; at most (v+1)p - 2 rank - 1 live
     activations of 1/v size.

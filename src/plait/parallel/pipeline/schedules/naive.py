@@ -6,8 +6,10 @@ Model parallelism without a pipeline; it is here to be compared with.
 from __future__ import annotations
 
 from plait.parallel.pipeline.actions import Action, Schedule, backward, forward, straight
+from plait.parallel.pipeline.schedules.registry import generates
 
 
+@generates("naive")
 def naive(num_ranks: int, num_micro_batches: int) -> Schedule:
     """Bubble (p-1)/p; one live activation on every stage."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plait.parallel.pipeline.actions import Action, Schedule, backward, forward, straight
+from plait.parallel.pipeline.schedules.registry import generates
 
 
 def alternate(forwards: list[Action], backwards: list[Action], num_warmup: int) -> Iterator[Action]:
@@ -24,6 +25,7 @@ def alternate(forwards: list[Action], backwards: list[Action], num_warmup: int) 
         yield action
 
 
+@generates("1f1b")
 def one_f_one_b(num_ranks: int, num_micro_batches: int) -> Schedule:
     """Bubble (p-1)/(m+p-1); min(m, p - stage) live activations."""
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from plait.parallel.pipeline.actions import Schedule
 from plait.parallel.pipeline.schedules.compact import compact, vee_block
+from plait.parallel.pipeline.schedules.registry import generates
 
 
+@generates("zbv")
 def zbv(num_ranks: int, num_micro_batches: int) -> Schedule:
     """At most 2p live half-activations a rank (1F1B's memory); no bubble from m = 2p on."""
     block = vee_block(num_ranks, first=(2, 4), second=(4, 2))
@@ -23,6 +25,7 @@ def zbv(num_ranks: int, num_micro_batches: int) -> Schedule:
     )
 
 
+@generates("v-half")
 def v_half(num_ranks: int, num_micro_batches: int) -> Schedule:
     """At most p+2 live half-activations a rank (half of 1F1B's memory, one micro-batch more); at
     most half its bubble.
@@ -36,6 +39,7 @@ def v_half(num_ranks: int, num_micro_batches: int) -> Schedule:
     )
 
 
+@generates("v-min")
 def v_min(num_ranks: int, num_micro_batches: int) -> Schedule:
     """At most 2 ceil(p/3) + 2 live half-activations a rank (a third, one micro-batch more); bubble
     at most 2/3.

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from plait.parallel.pipeline.actions import Schedule
 from plait.parallel.pipeline.schedules.compact import compact, straight_block
+from plait.parallel.pipeline.schedules.registry import generates
 
 
+@generates("zb-h1")
 def zb_h1(num_ranks: int, num_micro_batches: int) -> Schedule:
     """At most p live activations a rank; bubble a third of 1F1B's from m = p on."""
     block = straight_block(num_ranks, down=1, up=2)
@@ -19,6 +21,7 @@ def zb_h1(num_ranks: int, num_micro_batches: int) -> Schedule:
     )
 
 
+@generates("zb-h2")
 def zb_h2(num_ranks: int, num_micro_batches: int) -> Schedule:
     """At most 2p-1 live activations a rank; no bubble from m = 2p-1 on, when steps follow each
     other without a barrier.
