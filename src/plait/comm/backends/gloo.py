@@ -72,7 +72,9 @@ class Gloo(Native):
             own_part.copy_(shard.view(-1))
         return Then(self._trade(parts, [own_part] * self.size, _ALL_GATHER_TAG))
 
-    def _trade(self, into: Sequence[Tensor], sent: Sequence[Tensor], tag: int) -> list[dist.Work | None]:
+    def _trade(
+        self, into: Sequence[Tensor], sent: Sequence[Tensor], tag: int
+    ) -> list[dist.Work | None]:
         """Send `sent[r]` to every other rank r, and receive from it into `into[r]`.
 
         Each rank begins with another peer. A receive is posted before the data can come.
