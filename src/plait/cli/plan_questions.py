@@ -112,10 +112,8 @@ def drawn(points: list[SweepPoint]) -> str:
     values = {key: sorted({getattr(one, key) or 0 for one in points}) for key in NAMES}
     along = max(values, key=lambda key: len(values[key]))
     others = [key for key in NAMES if key != along and len(values[key]) > 1]
-    if along == "num_devices" and all(
-        len({one.batch for one in points if one.num_devices == size}) == 1
-        for size in values["num_devices"]
-    ):
+    pairs = {(one.num_devices, one.batch) for one in points}
+    if along == "num_devices" and len(pairs) == len(values["num_devices"]):
         others = [key for key in others if key != "batch"]  # it grows with the devices
     lines: dict[str, list[SweepPoint]] = {}
     for one in points:
