@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from plait.errors import RunError
 from plait.run.logs import logged, terminal_of
+from plait.run.memory import held_memory_bytes, peak_memory_bytes
 from plait.values import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ def _trained(
     folder = None if job.folder is None else RunFolder(job.folder)
     set_torch(job.config.train)
     table = _table(world, job, folder, plan)
+    tally = Tally(held_memory_bytes(world.device))
     with explained(memory_error(world.rank, "building the model")):
         training = assemble(job.config, plan, world, table)
     if folder is not None and world.rank == 0:
@@ -153,7 +155,6 @@ def _trained(
     source = load(job.checkpoint, training, place, memory)
     taken = (source, training.engine.step_index)
     again = _begun(folder if world.rank == 0 else None, job, table, taken)
-    tally = Tally()
     watch = Watch(_warn if world.rank == 0 else _be_silent)
     steps = job.config.train.steps
     observers = Observers.of(job.config, job.plan, world, folder)
@@ -360,7 +361,6 @@ def _numbers(
 ) -> JsonObject:
     """The summary over all ranks; rank 0 writes the trace of all into the folder."""
     from plait.run.data_numbers import mark_batches, of_slowest
-    from plait.run.memory import peak_memory_bytes
     from plait.run.metrics import summary
     from plait.trace import Timeline, breakdown
     from plait.trace.chrome import mark_recoveries
@@ -368,6 +368,7 @@ def _numbers(
     engine = training.engine
     own_numbers = (
         peak_memory_bytes(),
+        tally.memory_before,
         tally.traffic(),
         engine.memory(),
         tally.timeline(),
@@ -377,7 +378,7 @@ def _numbers(
     gathered = zip(
         *world.axis("world").gather_objects((*own_numbers, tally.breakdown())), strict=True
     )
-    peaks, traffic, states, timelines, ages, waits, parts = (list(part) for part in gathered)
+    peaks, before, traffic, states, timelines, ages, waits, parts = map(list, gathered)
     if folder is not None and world.rank == 0 and tally.has_news(folder.trace):
         merged = Timeline.merge(timelines)
         trace = merged.to_chrome()
@@ -387,6 +388,7 @@ def _numbers(
     where = breakdown.mean(parts)
     numbers = {
         **summary(tally, peaks, traffic),
+        "memory_before": before,
         "state_memory": states,
         "bubble_fraction": where.bubble_fraction,
         "data_waits": of_slowest(waits),

@@ -119,6 +119,8 @@ def _is_there(path: Path, file: IO[str]) -> bool:
 class Tally(Hook):
     """Measurements of one rank over its run: times, tokens, bytes sent by axis, last timelines."""
 
+    memory_before: int | None = None
+    """The bytes that the rank held before its model was made; None where nobody knows."""
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)

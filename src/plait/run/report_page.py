@@ -113,7 +113,6 @@ def _cards(data: RunData) -> tuple[Card, ...]:
 
     loss = summary.get("final_loss")
     first = data.metrics[0]["loss"] if data.metrics else None
-    peaks = summary.get("peak_memory") or []
     sent = sum((summary.get("traffic") or {}).values())
     memory = f"predicted {_mb(guess['memory']['total'])}" if guess else ""
     traffic = f"predicted {_mb(sum(guess['traffic'].values()))}" if guess else ""
@@ -134,9 +133,18 @@ def _cards(data: RunData) -> tuple[Card, ...]:
             _percent(numbers["measured_bubble_fraction"]),
             predicted("bubble_fraction", _percent),
         ),
-        Card("peak memory", _mb(max(peaks)) if peaks else "-", memory),
+        Card("peak memory of training", _peak_of_training(summary), memory),
         Card("sent by a rank", _mb(sent), traffic),
     )
+
+
+def _peak_of_training(summary: JsonMapping) -> str:
+    """The most that a rank held beyond what it held before its model was made."""
+    peaks = summary.get("peak_memory") or []
+    before = summary.get("memory_before") or []
+    if not peaks or len(before) != len(peaks) or None in before:
+        return "-"
+    return _mb(max(0, *(peak - held for peak, held in zip(peaks, before, strict=True))))
 
 
 def _mb(count: float) -> str:
@@ -266,8 +274,9 @@ def _memory(data: RunData) -> PageSection:
         )
     peaks = data.summary.get("peak_memory") or []
     sentence = (
-        "Measured between steps: state alone. At its peak the fullest process held "
-        f"{max(peaks) / 1e6:,.0f} MB."
+        "Measured between steps: state alone. At its peak the fullest rank held "
+        f"{max(peaks) / 1e6:,.0f} MB, without a GPU the program and its libraries among them. "
+        f"Of these {_peak_of_training(data.summary)} came after the model was begun."
         if peaks
         else ""
     )

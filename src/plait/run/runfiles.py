@@ -67,6 +67,7 @@ class Summary(FileRecord):
     tokens_per_second: Bytes | None = None
     traffic: dict[str, Bytes] | None = None
     peak_memory: list[Bytes] | None = None
+    memory_before: list[Bytes | None] | None = None
     state_memory: list[dict[str, Bytes]] | None = None
     recoveries: list[RecoveryRecord] | None = None
     snapshots: WaitRecord | None = None

@@ -65,6 +65,7 @@ def write_run(folder: Path, plan: str, trace: Timeline, config: str = CONFIG) ->
         "tokens_per_second": 640.0,
         "traffic": {"pp": 1e6},
         "peak_memory": [3e8, 2e8],
+        "memory_before": [1e8, 1.9e8],
     }
     (run / "summary.json").write_text(
         json.dumps({**summary, "state_memory": [{"parameters": 10, "optimizer": 20}] * 2})
@@ -234,6 +235,15 @@ def test_recoveries_and_their_cost_are_told(
     path.write_text(json.dumps({**summary, "recoveries": [{**recovery, "step": -1}]}))
     assert main(["report", str(run)]) == 2
     assert "recoveries.0.step" in capsys.readouterr().err
+
+
+def test_the_memory_of_training_leaves_out_what_the_program_held(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path, "pp2:1f1b mb4", two_steps(lower(make("1f1b", 2, 4)), 2))
+    text = Path(report(run, capsys)["out"]).read_text()
+    assert "peak memory of training" in text
+    assert "Of these 200.0 MB came after the model was begun." in text
 
 
 def test_the_page_begins_with_what_happened_and_says_what_to_try(
