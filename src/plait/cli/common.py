@@ -80,7 +80,8 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster",
         metavar="NAME|FILE|local",
-        help="PRESETxCOUNT, a file, or local (default: the config's own, else local)",
+        help="PRESETxCOUNT, a file, or local (default: the config's own, else local); two kinds of "
+        "device as h100x8+a100-80gbx8",
     )
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from plait.cli import common
 from plait.cli.answer import Answer, Json
+from plait.cli.parser import UsageError
+from plait.cluster.mixed import MixedCluster
 from plait.errors import PlanError
 from plait.values import JsonMapping
 
@@ -54,6 +56,8 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     from plait.predict.cost.model.tables import assumed
 
     check_question(tables, arguments.plan, arguments.framework)
+    if MixedCluster.is_mixed(arguments.cluster or cluster_name(tables)):
+        return _mixed_answer(tables, arguments)
     common.measured(arguments.cluster or cluster_name(tables))
     guess = estimate(tables, arguments.plan, arguments.cluster, framework=arguments.framework)
     runs = framework_of(arguments.framework)
@@ -76,6 +80,24 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     machines = cluster_of(tables, arguments.cluster)
     drawn, data["timeline"] = timeline(job, guess.plan, machines)
     return Answer(data, f"{_view(data)}\n\n{drawn}", ok=guess.fits)
+
+
+def _mixed_answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
+    """The answer for two kinds of device. Errors: `UsageError` for a timeline."""
+    from plait.predict.cost import estimate
+    from plait.predict.cost.campaign import campaign
+    from plait.predict.cost.frameworks import framework_of
+
+    if arguments.timeline:
+        raise UsageError("--timeline is of one kind of device; leave it out")
+    guess = estimate(tables, arguments.plan, arguments.cluster, framework=arguments.framework)
+    data = {
+        **guess.as_dict(),
+        **campaign(guess, arguments.tokens, arguments.mtbf),
+        "framework": framework_of(arguments.framework).name,
+        "notes": [],
+    }
+    return Answer(data, _view(data), ok=guess.fits)
 
 
 def timeline(job: Job, plan: Plan, cluster: Cluster) -> tuple[str, list[Json]]:

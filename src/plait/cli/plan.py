@@ -11,6 +11,7 @@ from plait.cli.answer import Answer, Json
 from plait.cli.estimate import campaign_lines, size
 from plait.cli.layout import PlanTable, Prose
 from plait.cli.parser import UsageError
+from plait.cluster.mixed import MixedCluster
 from plait.values import JsonMapping
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
         raise UsageError(f"--top is {arguments.top}; show one plan or more")
     named = [Plan.parse(text).check() for text in arguments.explain or ()]
     described(tables, framework_of(arguments.framework))
+    if MixedCluster.is_mixed(arguments.cluster or cluster_name(tables)):
+        return mixed_answer(tables, arguments)
     common.measured(arguments.cluster or cluster_name(tables))
     cluster = cluster_of(tables, arguments.cluster)
     if arguments.gpus is not None:
@@ -150,6 +153,57 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     if arguments.explain is not None:
         data["explanation"] = _explanation(choice, named)
     return Answer(data, partial(_view, data))
+
+
+def mixed_answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
+    """The plans of two kinds of device. Errors: `UsageError` for an option of one kind."""
+    from plait.predict.cost.api import cluster_name
+    from plait.predict.cost.campaign import campaign
+    from plait.predict.planner.choose import NothingFits
+    from plait.predict.planner.mixed import check_objective, choose_mixed
+
+    given = {
+        "--gpus": arguments.gpus is not None,
+        "--explain": arguments.explain is not None,
+        "--risk": arguments.risk is not None,
+        "--fix": bool(arguments.fix),
+        "--sweep": arguments.sweep is not None,
+        "--days or --dollars": plan_questions.is_budget(arguments),
+    }
+    for option in (option for option, is_given in given.items() if is_given):
+        raise UsageError(f"{option} is of one kind of device; leave it out")
+    check_objective(arguments.objective)
+    name = arguments.cluster or cluster_name(tables)
+    try:
+        found = choose_mixed(tables, name, framework=arguments.framework, top=100)
+    except NothingFits as reason:
+        return Answer({"plans": [], "reason": str(reason)}, str(reason), ok=False)
+    plans = [
+        {
+            **one.as_dict(),
+            **campaign(one, arguments.tokens, arguments.mtbf),
+            "num_devices": one.num_devices,
+        }
+        for one in different(found, arguments.top)
+    ]
+    data: Json = {"plans": plans, "framework": arguments.framework, "cluster": name}
+    return Answer(data, partial(_mixed_view, data))
+
+
+def _mixed_view(data: Json) -> RenderableType:
+    from rich.console import Group
+
+    rows = tuple(_cells(one) for one in data["plans"])
+    best = data["plans"][0]
+    keys = [f"{key} = {best[key]}" for key in ("shares", "counts") if key in best]
+    runs = f"with [plan] {' and '.join(keys)}" if keys else "with equal parts"
+    below = [
+        "",
+        *campaign_lines(best),
+        f"predicted for {data['cluster']}; the first is run on {best['num_devices']} devices, "
+        f"{runs}",
+    ]
+    return Group(PlanTable(HEAD, rows), Prose("\n".join(below)))
 
 
 TWINS = 0.01

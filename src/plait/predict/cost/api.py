@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from plait.cluster import Cluster
+from plait.cluster.mixed import MixedCluster
 from plait.cluster.products import FIXED
 from plait.errors import PlanError, WorldSizeError
 from plait.plan import Plan, check_batch, check_shares, whole_shares
 from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
 from plait.predict.cost.machines import machine_of
+from plait.predict.cost.mixed import estimate_mixed, machines_of
 from plait.predict.cost.model.adapters import adapter_share
 from plait.predict.cost.model.describe import describe
 from plait.predict.cost.model.operations import Matmul
@@ -45,12 +47,15 @@ def estimate(
     tables = config_tables(config)
     runs = framework_of(framework)
     chosen = plan_of(tables, plan)
+    if MixedCluster.is_mixed(cluster or cluster_name(tables)):
+        mixed = MixedCluster.parse(str(cluster or cluster_name(tables)))
+        job = job_of(tables, chosen, runs, runtime, num_devices=mixed.num_devices)
+        check_job(chosen, job, tables)
+        return estimate_mixed(job, chosen, mixed, machines_of(mixed))
     machines = cluster_of(tables, cluster)
     check_size(chosen, machines)
     job = job_of(tables, chosen, runs, runtime, num_devices=machines.num_devices)
-    check_batch(chosen, job.global_batch)
-    check_sequence(chosen, job)
-    check_shares(chosen, shares_in(tables), job.global_batch)
+    check_job(chosen, job, tables)
     machines.device.peak_flops(chosen.precision)
     return estimate_job(job, chosen, machine_of(machines, efficiency))
 
@@ -63,11 +68,15 @@ def check_question(
     """
     runs = framework_of(framework)
     chosen = plan_of(tables, plan)
-    job = job_of(tables, chosen, runs)
+    check_job(chosen, job_of(tables, chosen, runs), tables)
+    return chosen
+
+
+def check_job(chosen: Plan, job: Job, tables: JsonMapping) -> None:
+    """Raises `PlanError` for a plan that cannot divide the batch, the samples or the shares."""
     check_batch(chosen, job.global_batch)
     check_sequence(chosen, job)
     check_shares(chosen, shares_in(tables), job.global_batch)
-    return chosen
 
 
 def check_sequence(chosen: Plan, job: Job) -> None:
@@ -132,7 +141,9 @@ def job_of(
         optimizer = "momentum"
     model = described(tables, runs)
     shares = whole_shares(shares_in(tables))
-    return Job(model, batch, optimizer, runtime or runs.runtime, adapter_share(tables), shares)
+    counts = tuple(tables.get("plan", {}).get("counts") or ())
+    chosen = runtime or runs.runtime
+    return Job(model, batch, optimizer, chosen, adapter_share(tables), shares, counts)
 
 
 def shares_in(tables: JsonMapping) -> tuple[float, ...]:

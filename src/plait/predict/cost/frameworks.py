@@ -144,13 +144,23 @@ buckets of 40 million (`DistributedDataParallelConfig`).
 """
 NANOTRON = Framework(
     "nanotron",
-    behaviour(4.0, overlap_sends=False, keep_gathered=True, skew_seconds=SKEW),
+    behaviour(
+        4.0,
+        overlap_sends=False,
+        keep_gathered=True,
+        skew_seconds=SKEW,
+        passing_stages=True,
+        whole_gradient_bytes=2.0,
+    ),
     schedules=schedules_of("nanotron"),
     tensor_modes=("1d",),
     data=("allreduce", ZERO[1]),
     contexts=(),
     experts=False,
 )
+"""Stages by `build_model` (`models/base.py`). bf16 gradients of a whole backward are added to those
+in float32 (`FP32GradientAccumulator`).
+"""
 TORCHTITAN = Framework(
     "torchtitan",
     behaviour(2.0, repeated_products=0.5),

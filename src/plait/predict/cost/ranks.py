@@ -169,6 +169,8 @@ def rank_memory(
         # scattered.
         width = 2 * BYTES[plan.precision] + job.gradient_width(plan.precision)
         buffers += state.weights.largest_block * width
+    if plan.pp.size > 1:
+        buffers += state.weights.total * job.runtime.whole_gradient_bytes
     states = state.states
     return RankMemory(
         states.parameters,

@@ -37,6 +37,12 @@ class Job:
     """Numbers of adapters over those of the model, which is then frozen; 0 trains all."""
     shares: tuple[int, ...] = ()
     """Parts of the batch by data rank, under plans with so many of them; equal by default."""
+    counts: tuple[int, ...] = ()
+    """Layers of each pipeline stage, under plans with so many of them; balanced by default."""
+
+    def counts_of(self, plan: Plan) -> tuple[int, ...]:
+        """The layers of each stage of a plan; none where it has another number of stages."""
+        return self.counts if len(self.counts) == plan.pp.num_stages else ()
 
     @property
     def state_numbers(self) -> float:
@@ -122,6 +128,10 @@ class Estimate:
     """Width of the time bar, of the usual one: narrower on a calibrated cluster."""
     reach: str = "one node"
     """How far the run reaches, by which its error bars are chosen (see `bars.reach`)."""
+    shares: tuple[int, ...] = ()
+    """Parts of the batch by data rank, where they were chosen for kinds of device."""
+    counts: tuple[int, ...] = ()
+    """Layers of each pipeline stage, where they were chosen for kinds of device."""
 
     def __repr__(self) -> str:
         return f"<Estimate {self}>"
@@ -188,4 +198,6 @@ class Estimate:
             "cost_per_million_tokens": self.cost_per_million_tokens,
             "breakdown_seconds": self.breakdown.as_dict(),
             "bars": self.bars(),
+            **({"shares": list(self.shares)} if self.shares else {}),
+            **({"counts": list(self.counts)} if self.counts else {}),
         }

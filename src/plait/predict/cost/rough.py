@@ -48,11 +48,16 @@ class RankKind:
 
 @lru_cache(maxsize=8192)
 def kinds(
-    model: Model, schedule: str, sizes: tuple[int, int, int], balanced: bool
+    model: Model,
+    schedule: str,
+    sizes: tuple[int, int, int],
+    cut: tuple[bool, bool, tuple[int, ...]],
 ) -> tuple[RankKind, ...]:
-    """The kinds of ranks of a pipeline; `sizes` is (ranks, stages of a rank, micro-batches)."""
+    """The kinds of ranks of a pipeline; `sizes` is (ranks, stages of a rank, micro-batches),
+    `cut` is (`Runtime.balanced_stages`, `Runtime.passing_stages`, `Job.counts`).
+    """
     num_ranks, virtual, micro_batches = sizes
-    stages = split_model(model, num_ranks * virtual, balanced)
+    stages = split_model(model, num_ranks * virtual, *cut)
     live, placement = closed_live(schedule, num_ranks, micro_batches, virtual)
     held: list[list[int]] = [[] for _ in range(num_ranks)]
     for stage, rank in enumerate(placement):
@@ -99,7 +104,9 @@ class RoughPlan:
             shown = min(shown, 4 * pp.size)
         inner = _inner(plan.dp, plan.tp, plan.cp, pp.size, plan.ep, plan.precision)
         sizes = (pp.size, pp.virtual, shown)
-        found = kinds(self.job.model, pp.schedule, sizes, self.job.runtime.balanced_stages)
+        runtime = self.job.runtime
+        cut = (runtime.balanced_stages, runtime.passing_stages, self.job.counts_of(plan))
+        found = kinds(self.job.model, pp.schedule, sizes, cut)
         return tuple((kind, rank_state(kind.stages, inner, self.job)) for kind in found)
 
     @cached_property

@@ -15,6 +15,10 @@ class Runtime:
     """Width of a gradient, kept and sent; None: float32 or wider, whatever the weights are. The
     ZeRO paper counts 2.
     """
+    whole_gradient_bytes: float = 0.0
+    """Width of gradients that a whole backward leaves, before they are added to those of earlier
+    micro-batches. In a pipeline other micro-batches live beside them.
+    """
     bucket_numbers: float | None = None
     """Gradients that are reduced in one collective; None: those of a block."""
     overlap_gradients: bool = True
@@ -44,6 +48,8 @@ class Runtime:
     """
     balanced_stages: bool = True
     """Stages are cut by cost, not by equal numbers of layers."""
+    passing_stages: bool = False
+    """A stage takes each block until their weights pass its share, as nanotron cuts."""
     expert_imbalance: float = 1.0
     """Tokens of the busiest expert rank over the mean: a step waits for it, and it receives as many
     more.

@@ -32,9 +32,16 @@ class StageBlocks:
 
 
 @lru_cache(maxsize=4096)
-def split_model(model: Model, num_stages: int, balanced: bool = True) -> tuple[StageBlocks, ...]:
+def split_model(
+    model: Model,
+    num_stages: int,
+    balanced: bool = True,
+    passing: bool = False,
+    counts: tuple[int, ...] = (),
+) -> tuple[StageBlocks, ...]:
     """`num_stages` stages in order: of nearly equal flops, or (not balanced) of nearly equal
-    numbers of layers.
+    numbers of layers. `passing` is the cut of nanotron (see `_passing_ends`). `counts` are the
+    layers of each stage, or all its blocks.
 
     Raises `PlanError` when there are more stages than layers.
     """
@@ -47,7 +54,11 @@ def split_model(model: Model, num_stages: int, balanced: bool = True) -> tuple[S
             f"{num_stages} pipeline stages need {num_stages} blocks or more, and {model.name} "
             f"has {len(blocks)}"
         )
-    if balanced:
+    if counts:
+        ends = _counted_ends(counts, len(blocks), model)
+    elif passing:
+        ends = _passing_ends(blocks, num_stages)
+    elif balanced:
         ends = _balanced_ends([block.flops(model.seq_len) for block in blocks], num_stages)
     elif inner % num_stages and len(blocks) % num_stages == 0:
         ends = [len(blocks) // num_stages * (index + 1) for index in range(num_stages)]
@@ -61,6 +72,40 @@ def split_model(model: Model, num_stages: int, balanced: bool = True) -> tuple[S
         StageBlocks(_runs(blocks[start:end]), index == 0, index == last)
         for index, (start, end) in enumerate(zip(starts, ends, strict=True))
     )
+
+
+def _counted_ends(counts: tuple[int, ...], num_blocks: int, model: Model) -> list[int]:
+    """The end of each stage of so many layers. The ends of the model go with the outer stages,
+    where the counts leave them out.
+    """
+    sizes = list(counts)
+    if sum(sizes) == num_blocks - 2:
+        sizes[0], sizes[-1] = sizes[0] + 1, sizes[-1] + 1
+    if sum(sizes) != num_blocks or min(counts) < 1:
+        raise PlanError(
+            f"plan.counts {list(counts)} sum to {sum(counts)}; {model.name} has "
+            f"{num_blocks - 2} layers, and {num_blocks} with embedding and head, at least 1 a stage"
+        )
+    return list(accumulate(sizes))
+
+
+def _passing_ends(blocks: list[Block], num_stages: int) -> list[int]:
+    """The end of each stage where a stage takes each block until their weights pass its share.
+
+    The block that passes is the stage's own. An embedding costs nothing (`build_model` of
+    nanotron's `models/base.py`). A stage that would be left without a block is given one.
+    """
+    costs = [0.0 if block.name == "embedding" else float(block.parameters) for block in blocks]
+    share = sum(costs) / num_stages
+    ends: list[int] = []
+    total = 0.0
+    for index, cost in enumerate(costs):
+        total += cost
+        left = len(costs) - index - 1
+        waiting = num_stages - 1 - len(ends)
+        if waiting and (total > share * (len(ends) + 1) or left == waiting):
+            ends.append(index + 1)
+    return [*ends, len(costs)]
 
 
 def layer_shares(num_layers: int, num_stages: int) -> tuple[int, ...]:
