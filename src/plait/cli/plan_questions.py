@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Options:
     """The options beside the config that every search has."""
 
     framework: str
@@ -66,8 +66,8 @@ class _Asked:
     fix: str
 
 
-def _asked(arguments: argparse.Namespace) -> _Asked:
-    return _Asked(arguments.framework, arguments.risk, arguments.fix)
+def _asked(arguments: argparse.Namespace) -> _Options:
+    return _Options(arguments.framework, arguments.risk, arguments.fix)
 
 
 def sweep_answer(tables: JsonMapping, cluster: Cluster, arguments: argparse.Namespace) -> Answer:

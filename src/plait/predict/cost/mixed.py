@@ -33,8 +33,8 @@ def estimate_mixed(
 ) -> Estimate:
     """The prediction for a plan of all devices; `machines` are those of `machines_of`.
 
-    Raises `WorldSizeError` for a plan of another number of ranks, and `PlanError` where a data rank
-    or a stage would have devices of two kinds.
+    Raises `WorldSizeError` for a plan of another number of ranks. Raises `PlanError` where a data
+    rank or a stage would have devices of two kinds.
     """
     if plan.world_size != mixed.num_devices:
         raise WorldSizeError(

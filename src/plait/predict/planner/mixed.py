@@ -39,7 +39,7 @@ NEAR: Final = 3
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _MixedSearch:
     job: Job
     mixed: MixedCluster
     machines: tuple[Machine, ...]
@@ -68,7 +68,7 @@ def choose_mixed(
     machines = machines_of(mixed)
     job = replace(job_of(tables, None, runs, num_devices=mixed.num_devices), shares=(), counts=())
     settings = replace(settings_for(tables, machines[0], "time"), framework=runs)
-    asked = _Asked(job, mixed, machines, settings)
+    asked = _MixedSearch(job, mixed, machines, settings)
     found: dict[tuple[object, ...], Estimate] = {}
     for one in _estimates(asked):
         found[one.plan, one.shares, one.counts] = one
@@ -91,7 +91,7 @@ def _alone(tables: JsonMapping, part: Cluster, runs: Framework) -> list[Estimate
         return []
 
 
-def _estimates(asked: _Asked) -> Iterator[Estimate]:
+def _estimates(asked: _MixedSearch) -> Iterator[Estimate]:
     """Plans of all devices, each with its best shares or layers."""
     total = asked.mixed.num_devices
     seen: set[Plan] = set()
@@ -114,7 +114,7 @@ def _around(plan: Plan, batch: int) -> Iterator[Plan]:
             yield replace(plan, micro_batches=count)
 
 
-def _fitted(asked: _Asked, plan: Plan) -> Iterator[Estimate]:
+def _fitted(asked: _MixedSearch, plan: Plan) -> Iterator[Estimate]:
     """The plan with the least recomputation that fits."""
     for remat in REMATS[REMATS.index(plan.remat) :]:
         try:
@@ -126,7 +126,7 @@ def _fitted(asked: _Asked, plan: Plan) -> Iterator[Estimate]:
             return
 
 
-def _best(asked: _Asked, plan: Plan) -> Estimate | None:
+def _best(asked: _MixedSearch, plan: Plan) -> Estimate | None:
     """The plan with its best shares or layers; None where a group would have two kinds."""
     plan.check()
     check_batch(plan, asked.job.global_batch)
@@ -144,7 +144,7 @@ def _best(asked: _Asked, plan: Plan) -> Estimate | None:
     return min(fitting or found, key=lambda one: one.step_seconds, default=None)
 
 
-def _shares(asked: _Asked, plan: Plan, kinds: Sequence[int]) -> list[tuple[int, ...]]:
+def _shares(asked: _MixedSearch, plan: Plan, kinds: Sequence[int]) -> list[tuple[int, ...]]:
     """Shares near the balance of speeds that cut every micro-batch into whole samples."""
     samples, rest = divmod(asked.job.global_batch, plan.micro_batches)
     if rest:
@@ -172,7 +172,7 @@ def _seconds(job: Job, plan: Plan, machine: Machine, samples: float) -> float:
     return whole.compute + sum(whole.shown(job.runtime.overlap_tensor, job.runtime.overlap_expert))
 
 
-def _layers_by_speed(asked: _Asked, plan: Plan, kinds: Sequence[int]) -> tuple[int, ...]:
+def _layers_by_speed(asked: _MixedSearch, plan: Plan, kinds: Sequence[int]) -> tuple[int, ...]:
     """Layers of each stage, so that the slowest stage takes as little as possible.
 
     Embedding and head go with the outer stages. Raises `PlanError` for more stages than layers.
@@ -196,8 +196,9 @@ def _layers_by_speed(asked: _Asked, plan: Plan, kinds: Sequence[int]) -> tuple[i
 
 
 def _divided(seconds: Sequence[Sequence[float]], kinds: Sequence[int]) -> tuple[int, ...]:
-    """The counts of layers whose slowest stage is fastest; `seconds` of each kind are those of the
-    embedding, the layers and the head.
+    """The counts of layers whose slowest stage is fastest.
+
+    `seconds` of each kind are those of the embedding, the layers and the head.
 
     >>> _divided([[0.0, 1.0, 1.0, 1.0, 1.0, 0.0], [0.0, 3.0, 3.0, 3.0, 3.0, 0.0]], [0, 1])
     (3, 1)
