@@ -166,3 +166,42 @@ def test_names_of_other_models_stay() -> None:
         exported_names(["norm.weight", "blocks.0.mlp.router.weight"])["norm.weight"]
         == "norm.weight"
     )
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_gpt_is_a_gpt2_of_the_library(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tied: bool
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    from plait import models
+
+    sizes = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 24, "vocab_size": 30, "max_position_embeddings": 12}
+    torch.manual_seed(1)
+    with torch.device("cpu"):
+        ours = models.make("gpt", **sizes, tie_word_embeddings=tied)
+    for param in ours.parameters():
+        torch.nn.init.normal_(param, std=0.3)
+    run = tmp_path / "run"
+    shards = [Shard.whole(name, param.detach()) for name, param in ours.named_parameters()]
+    save(
+        run / "checkpoints" / "step-00000001",
+        shards,
+        {},
+        rank=0,
+        world_size=1,
+        gather=lambda one: [one],
+    )
+    keys = "\n".join(f"{key} = {value}" for key, value in sizes.items())
+    text = f'[model]\nname = "gpt"\n{keys}\ntie_word_embeddings = {str(tied).lower()}\n'
+    (run / "config.toml").write_text(text)
+    code, data = answer(capsys, "checkpoint", str(run), "--out", str(tmp_path / "hf"))
+    assert code == 0, data
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").double()
+    ids = torch.randint(0, 30, (2, 12))
+    with torch.no_grad():
+        expected = ours.double()(ids)
+        found = theirs(ids).logits
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    names = {name for name, _ in theirs.named_parameters()}
+    assert set(data["names"].values()) == names  # type: ignore[attr-defined]

@@ -176,3 +176,43 @@ def test_what_cannot_be_split_is_left_whole_and_the_rest_is_split() -> None:
     table = followed_roles(Mixer(), cutting, 2)
     assert table.roles["blocks.*.down"] == "row" and table.roles["blocks.*.qkv"] == "replicated"
     assert "blocks.*.qkv is computed alike on every rank" in table.notes
+
+
+class Counting(nn.Module):
+    """Counts its forwards, and subtracts a mean that each of them moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 16)
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.head = nn.Linear(16, 32)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        x = x + self.down(self.up(x).relu()) - self.mean
+        self.steps += 1
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(x.mean((0, 1)), alpha=0.1)
+        return self.head(x)
+
+
+def buffers_on_rank(world: World, model: nn.Module) -> dict[str, Tensor]:
+    engine = build(
+        copy.deepcopy(model),
+        "tp2 precision:float64",
+        loss=losses.cross_entropy,
+        optimizer=sgd,
+        world=world,
+    )
+    engine.step(batch(), trace=False)
+    return {name: buffer.clone() for name, buffer in engine.model.named_buffers()}
+
+
+def test_a_forward_that_shows_roles_moves_no_buffer() -> None:
+    model = Counting().double()
+    for buffers in threaded(2, buffers_on_rank, model, plan="tp2"):
+        assert int(buffers["steps"]) == 1
+    model(batch()[0])
+    torch.testing.assert_close(buffers["mean"], model.mean, rtol=1e-12, atol=1e-12)

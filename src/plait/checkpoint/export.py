@@ -28,11 +28,36 @@ INDEX_NAME = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
+class Joined:
+    """A tensor made of several of a checkpoint, one behind the other along the first dim.
+
+    Attributes:
+        sources: their names in the checkpoint, in their order.
+        transposed: whether the result is written with its two dims exchanged.
+    """
+
+    sources: tuple[str, ...]
+    transposed: bool = False
+
+    def shape(self, checkpoint: Checkpoint) -> tuple[int, ...]:
+        """The shape that is written."""
+        shapes = [checkpoint.global_shape(name) for name in self.sources]
+        whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        return whole[::-1] if self.transposed else whole
+
+    def value(self, checkpoint: Checkpoint) -> Tensor:
+        """The values that are written."""
+        whole = torch.cat([checkpoint.tensor(name) for name in self.sources])
+        return whole.t().contiguous() if self.transposed else whole
+
+
+@dataclass(frozen=True)
 class _Entry:
     """One tensor to write: its name in the checkpoint, and its declaration in the file."""
 
     source: str
     declared: Declared
+    joined: Joined | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -47,6 +72,7 @@ def export_safetensors(
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     change: Change | None = None,
+    joined: Mapping[str, Joined] | None = None,
 ) -> list[Path]:
     """Write full tensors; returns the files written, the index last.
 
@@ -54,7 +80,8 @@ def export_safetensors(
     with `model.safetensors`, or with shards of at most `max_shard_bytes` and their index. A larger
     tensor is alone in its shard. `names` maps names of the checkpoint to names of the export, and
     selects. Without it all but random states are written under their names. `dtype` converts
-    floating tensors, after `change` has changed them.
+    floating tensors, after `change` has changed them. `joined` are more tensors, by their names in
+    the export.
 
     Raises:
         CheckpointError: as `Checkpoint.open` and `fill`; a name that is not there; two tensors
@@ -69,6 +96,7 @@ def export_safetensors(
         _entry(checkpoint, source, name, dtype)
         for source, name in _selected(checkpoint, names).items()
     ]
+    entries += [_joined_entry(checkpoint, name, one, dtype) for name, one in (joined or {}).items()]
     try:
         if out.suffix == ".safetensors":
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -96,6 +124,14 @@ def _entry(checkpoint: Checkpoint, source: str, name: str, dtype: torch.dtype | 
     saved = checkpoint.dtype(source)
     target = dtype if dtype is not None and saved.is_floating_point else saved
     return _Entry(source, (name, target, checkpoint.global_shape(source)))
+
+
+def _joined_entry(
+    checkpoint: Checkpoint, name: str, joined: Joined, dtype: torch.dtype | None
+) -> _Entry:
+    first = joined.sources[0]
+    _, saved, _ = _entry(checkpoint, first, name, dtype).declared
+    return _Entry(first, (name, saved, joined.shape(checkpoint)), joined)
 
 
 def _shards(entries: Sequence[_Entry], max_bytes: int) -> list[list[_Entry]]:
@@ -127,6 +163,8 @@ def _write(
 
 def _value(checkpoint: Checkpoint, entry: _Entry, change: Change | None) -> Tensor:
     dtype = entry.declared[1]
+    if entry.joined is not None:
+        return entry.joined.value(checkpoint).to(dtype)
     if change is None:
         return checkpoint.tensor(entry.source, dtype)
     return change(checkpoint, entry.source, checkpoint.tensor(entry.source)).to(dtype)

@@ -2,8 +2,9 @@
 architecture reads.
 
 plait keeps query, key and value apart and turns halves against halves, as that library's Llama
-does. So a dense Llama is a matter of names. Other models keep the names they have. A model that
-came from the library has its names and its config in the checkpoint, under `META`.
+does. So a dense Llama is a matter of names. A GPT is written as `gpt2` says. Other models keep the
+names they have. A model that came from the library has its names and its config in the checkpoint,
+under `META`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from plait.checkpoint import gpt2
 from plait.checkpoint.entry import RANDOM_PREFIX, dtype_name
-from plait.checkpoint.export import MAX_SHARD_BYTES, export_safetensors
+from plait.checkpoint.export import MAX_SHARD_BYTES, Joined, export_safetensors
 from plait.checkpoint.folder import write_text_atomic
 from plait.checkpoint.read import Checkpoint
 from plait.values import JsonMapping, JsonObject
@@ -104,13 +106,26 @@ def export_model(
     tables = opened.meta.get(META, tables)
     is_wrapped = tables is not None and all(name.startswith(WRAPPER) for name in weights)
     names = exported_names(weights, is_wrapped=is_wrapped)
+    joined: dict[str, Joined] = {}
+    if _is_gpt2(tables) and (found := gpt2.split(weights)) is not None:
+        names, joined = found
     files = export_safetensors(
-        opened.directory, out, names=names, dtype=dtype, max_shard_bytes=max_shard_bytes
+        opened.directory,
+        out,
+        names=names,
+        dtype=dtype,
+        max_shard_bytes=max_shard_bytes,
+        joined=joined,
     )
+    names = names | {source: name for name, one in joined.items() for source in one.sources}
     if tables is not None and Path(out).suffix != ".safetensors":
         saved = dtype or opened.dtype(weights[0])
         files = [*files, *write_tables(Path(out), tables, dtype_name(saved))]
     return files, names
+
+
+def _is_gpt2(tables: JsonMapping | None) -> bool:
+    return tables is not None and tables[CONFIG].get("model_type") == "gpt2"
 
 
 def write_adapter(

@@ -304,7 +304,8 @@ def _carried(checkpoint: Path, out: Path) -> list[Path]:
 
 
 def _library_files(checkpoint: Path) -> Json | None:
-    """The files of a Hugging Face model, or of plait's Llama, by the config of its run."""
+    """The files of a Hugging Face model, or of plait's GPT or Llama, by the config of its run."""
+    from plait.checkpoint import gpt2
     from plait.checkpoint.hugging_face import llama_tables
     from plait.config import load
     from plait.models.hf import files_of, make
@@ -317,6 +318,8 @@ def _library_files(checkpoint: Path) -> Json | None:
     name = keys.pop("name", None)
     if name == "llama":
         return llama_tables(keys)
+    if name == "gpt":
+        return gpt2.tables(keys)
     if name != "hf":
         return None
     return files_of(make(**keys))

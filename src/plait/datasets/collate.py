@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -28,7 +28,7 @@ def collate(dataset: SampleSet, indices: Tensor) -> Batch:
         return inputs, targets
     try:
         inputs, targets = (_stacked(parts) for parts in zip(*samples, strict=True))
-    except (RuntimeError, TypeError, ValueError) as failure:
+    except (RuntimeError, TypeError, ValueError, KeyError) as failure:
         raise DataError(
             f"the samples {indices.tolist()} cannot be stacked into (inputs, targets): {failure}"
         ) from failure
@@ -36,7 +36,11 @@ def collate(dataset: SampleSet, indices: Tensor) -> Batch:
 
 
 def _stacked(parts: Sequence[PyTree]) -> PyTree:
-    """The tensors of all samples, stacked; a tuple of tensors gives a tuple of stacks."""
+    """The tensors of all samples, stacked; a tuple of tensors gives a tuple of stacks, and a
+    mapping a dict.
+    """
+    if isinstance(parts[0], Mapping):
+        return {key: _stacked([part[key] for part in parts]) for key in parts[0]}
     if isinstance(parts[0], tuple):
         return tuple(_stacked(column) for column in zip(*parts, strict=True))
     return torch.stack([torch.as_tensor(part) for part in parts])

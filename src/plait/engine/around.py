@@ -52,7 +52,10 @@ def make_splitter(
     """Cuts a batch of this rank into micro-batches, and takes the parts of other axes."""
     splitter = partial(BatchSplitter, model, plan.micro_batches, precision.compute, world.device)
     if split.sequence is not None:
-        splitter = partial(splitter, cut=split.sequence.cut)
+        size = split.sequence.axis.size
+        parts = 1 if split.sequence.whole_inputs else size
+        cut = split.sequence.cut
+        splitter = partial(splitter, cut=cut, ranks_a_sample=size, parts=parts)
     if split.layers is not None:
         splitter = partial(splitter, share=partial(share_of, split.layers))
     return splitter()

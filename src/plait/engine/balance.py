@@ -120,7 +120,7 @@ class Balance(MicroBatchContext):
             [float(micro.num_samples) for micro in micro_batches], dtype=torch.float64
         )
         count = (
-            samples.sum()
+            sum(micro.own_samples for micro in micro_batches)
             if self._count is None
             else sum(self._counted(micro) for micro in micro_batches)
         )

@@ -25,12 +25,21 @@ class MicroBatch:
     this rank in step with the others.
 
     `num_rows`: of the inputs of all ranks of a tensor axis together; 0 without one.
+    `ranks_a_sample`: ranks that have a part of each of its sequences. `parts`: into how many parts
+    the inputs here were cut.
     """
 
     inputs: PyTree
     targets: PyTree
     num_samples: int
     num_rows: int = 0
+    ranks_a_sample: int = 1
+    parts: int = 1
+
+    @property
+    def own_samples(self) -> float:
+        """This rank's share of the samples: their sum over all ranks is the number of samples."""
+        return self.num_samples / self.ranks_a_sample
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -44,7 +53,7 @@ class MicroBatch:
         """The positions of a sequence of integers; 1 where the inputs are no such sequences."""
         for leaf in tree_leaves(self.inputs):
             if isinstance(leaf, Tensor) and leaf.dim() > 1 and not leaf.is_floating_point():
-                return int(leaf.shape[1])
+                return int(leaf.shape[1]) * self.parts
         return 1
 
 
@@ -60,12 +69,16 @@ class BatchSplitter:
         *,
         cut: Callable[[PyTree], PyTree] = lambda batch: batch,
         share: Callable[[MicroBatch], MicroBatch] = lambda micro_batch: micro_batch,
+        ranks_a_sample: int = 1,
+        parts: int = 1,
     ) -> None:
         """Split the batches of `model`.
 
         `cut` takes this rank's part of the sequences of a batch. `share` takes this rank's part of
-        a micro-batch on the tensor axis.
+        a micro-batch on the tensor axis. `ranks_a_sample` and `parts`: see `MicroBatch`.
         """
+        self._ranks_a_sample = ranks_a_sample
+        self._parts = parts
         self.num_micro_batches = num_micro_batches
         self._dtype = dtype
         self._device = device
@@ -96,7 +109,14 @@ class BatchSplitter:
             part_inputs, part_targets = tree_unflatten(
                 [column[index] for column in parts], structure
             )
-            result.append(self._share(MicroBatch(part_inputs, part_targets, size)))
+            micro = MicroBatch(
+                part_inputs,
+                part_targets,
+                size,
+                ranks_a_sample=self._ranks_a_sample,
+                parts=self._parts,
+            )
+            result.append(self._share(micro))
         return result
 
     def _inputs_and_targets(self, batch: PyTree) -> tuple[PyTree, PyTree]:

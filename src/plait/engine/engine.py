@@ -225,6 +225,7 @@ class Engine:
             loss=report.loss_sum / report.count if report.count else math.nan,
             grad_norm=norm,
             tokens=round(report.tokens * self._totals.tokens_per_count),
+            count=report.count,
             seconds=time.perf_counter() - began,
             timeline=timeline,
             ledger=world.ledger.since(earlier),

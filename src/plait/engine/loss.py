@@ -127,15 +127,15 @@ class LossSum:
     def add(
         self,
         loss: Tensor | tuple[Tensor, Tensor],
-        num_samples: int,
+        num_samples: float,
         tokens_per_sample: int = 1,
     ) -> Tensor:
         """Take one micro-batch's loss, and return the sum that backward starts from.
 
         `loss` is `(sum, count)`, or a 0-dim tensor that means "the mean over the samples of this
-        micro-batch". `num_samples` is 0 for a placeholder, which counts nothing and whose gradient
-        is zero. The tokens are the counts that the loss gives, or `tokens_per_sample` of each
-        sample.
+        micro-batch". `num_samples`: this rank's share of them, as `MicroBatch.own_samples`. It is 0
+        for a placeholder, which counts nothing and whose gradient is zero. The tokens are the
+        counts that the loss gives, or `tokens_per_sample` of each sample.
         """
         if loss is None:
             raise ModelError(

@@ -23,6 +23,7 @@ from plait.engine.batch import accepted, arguments, call
 from plait.engine.loss import LossFunction
 from plait.engine.options import Options
 from plait.engine.stages.cut import Cutting, example_inputs, is_without_example
+from plait.engine.state.buffers import unmoved
 from plait.engine.with_experts import expert_groups, placements
 from plait.errors import ModelError, PlanError
 from plait.models.derived.table import Table, derive_or_leave
@@ -163,7 +164,10 @@ def followed_roles(model: nn.Module, cutting: Cutting, size: int) -> Table:
     def place(leaf: Tensor) -> Tensor:
         return leaf.to("cpu", floats if leaf.is_floating_point() else leaf.dtype)
 
-    return derive_or_leave(model, lambda: call(model, tree_map_only(Tensor, place, example)), size)
+    with unmoved(model):
+        return derive_or_leave(
+            model, lambda: call(model, tree_map_only(Tensor, place, example)), size
+        )
 
 
 def call_without_values(

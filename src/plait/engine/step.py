@@ -19,6 +19,7 @@ class StepResult:
         grad_norm: the global norm of its gradient, before clipping; equal on all ranks.
         tokens: of the global batch: the unmasked ones where the loss counts them, else all
         positions of its sequences. Without sequences of integers, its samples.
+        count: the divisor of the loss: the number that it counts, or the samples.
         seconds: the time of the step on this rank.
         timeline: its actions and collectives.
         ledger: what this rank sent, by axis and operation.
@@ -34,6 +35,7 @@ class StepResult:
     loss: float
     grad_norm: float
     tokens: int
+    count: float
     seconds: float
     timeline: Timeline
     ledger: Ledger

@@ -77,14 +77,31 @@ def settings_of(name: str, train: Train) -> tuple[float, float]:
 
 def _elementwise(groups: list[JsonObject], train: Train) -> torch.optim.Optimizer:
     if train.optimizer == "sgd":
-        return torch.optim.SGD(
+        sgd = torch.optim.SGD(
             groups,
             lr=train.lr,
             momentum=train.momentum,
             nesterov=train.nesterov,
             fused=True,
         )
+        sgd.register_step_pre_hook(_momentum_of_all)
+        return sgd
     return torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
+
+
+def _momentum_of_all(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Give a parameter that gets its first gradient later than others a momentum of zero.
+
+    Torch's fused kernel takes the momentum of all its parameters, or of none.
+    """
+    for group in optimizer.param_groups:
+        moved = [param for param in group["params"] if param.grad is not None]
+        begun = [param for param in moved if "momentum_buffer" in optimizer.state[param]]
+        if group["momentum"] and 0 < len(begun) < len(moved):
+            for param in moved:
+                state = optimizer.state[param]
+                if state.get("momentum_buffer") is None:
+                    state["momentum_buffer"] = torch.zeros_like(param)
 
 
 def _made_by_user(

@@ -55,8 +55,8 @@ def record_stream(engine: Engine, batches: Iterable[PyTree], steps: int) -> Rank
         if before.name in wanted
     ]
     loss = sum(result.loss for result in results) / len(results)
-    tokens = sum(result.tokens for result in results)
-    return RankRecord(start, [RankStep(loss, 0.0, tokens, change, final, [])])
+    count = sum(result.count for result in results)
+    return RankRecord(start, [RankStep(loss, 0.0, count, change, final, [])])
 
 
 def join_stream(records: Sequence[RankRecord]) -> Record:

@@ -75,12 +75,15 @@ def _uneven_tokens(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, P
 def _no_mask(problem: Problem) -> str | None:
     """Why no target of the problem can be masked; None where it can."""
     inputs, targets = next(problem.loader())
+    if not isinstance(targets, Tensor):
+        return "its targets are several tensors, and only one of classes can be masked"
     if targets.is_floating_point():
         return "its targets are no classes, so none can be masked"
     if problem.train.loss is not None:
         model = problem.make_whole_model(torch.float32)
         with torch.no_grad():
-            if not isinstance(problem.loss(model(inputs[:2]), targets[:2]), tuple):
+            two = tree_map_only(Tensor, lambda leaf: leaf[:2], inputs)
+            if not isinstance(problem.loss(call(model, two), targets[:2]), tuple):
                 return (
                     "its loss returns a mean over samples; one that returns (sum, count) may mask "
                     "targets"

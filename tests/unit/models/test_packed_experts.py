@@ -58,6 +58,67 @@ class Product(Sum):
         return super().forward(tokens, chosen, weights.square())
 
 
+class Rows(nn.Module):
+    """The matrices of a `Flat`, one expert behind the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(E * INNER, D))
+        self.down = nn.Parameter(torch.randn(E * INNER, D))
+
+
+class Flat(nn.Module):
+    """Experts whose matrices are a child's, and whose result has a dim more (DBRX)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = E
+        self.mlp = Rows()
+
+    def forward(self, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        total = torch.zeros_like(tokens)
+        for index in range(self.num_experts):
+            token, choice = torch.where(chosen == index)
+            up = self.mlp.up.view(-1, INNER, D)[index]
+            down = self.mlp.down.view(-1, INNER, D)[index]
+            result = (tokens[token] @ up.T).sigmoid() @ down
+            total = total.index_add(0, token, result * weights[token, choice, None])
+        return total.view(len(tokens), -1, D)
+
+
+class Longer(nn.Module):
+    """Choices behind the experts give the token back (LongCat)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_routed_experts = E
+        self.up_proj = nn.Parameter(torch.randn(E + 2, INNER, D))
+        self.down_proj = nn.Parameter(torch.randn(E, D, INNER))
+
+    def forward(self, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        total = torch.zeros_like(tokens)
+        for index in range(E + 2):
+            token, choice = torch.where(chosen == index)
+            result = tokens[token]
+            if index < self.num_routed_experts:
+                result = (result @ self.up_proj[index].T).sigmoid() @ self.down_proj[index].T
+            total = total.index_add(0, token, result * weights[token, choice, None])
+        return total
+
+
+class Matrix(nn.Module):
+    """One matrix of each expert, on rows that are sorted (JetMoE)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = E
+        self.weight = nn.Parameter(torch.randn(E, INNER, D))
+
+    def forward(self, rows: Tensor, sizes: list[int]) -> Tensor:
+        parts = rows.split(sizes)
+        return torch.cat([parts[i] @ self.weight[i].T for i in range(self.num_experts)])
+
+
 class Net(nn.Module):
     def __init__(self, experts: nn.Module) -> None:
         super().__init__()
@@ -73,13 +134,18 @@ def tokens_of(rank: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def call(module: nn.Module, given: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    tokens, chosen, weights = given
     if isinstance(module, Sorted):
-        return module(given[0].repeat(E, 1))
-    return module(*given)
+        return module(tokens.repeat(E, 1))
+    if isinstance(module, Matrix):
+        return module(tokens, [2, 0, 1, 2] if chosen.any() else [5, 0, 0, 0])
+    if isinstance(module, Longer):
+        chosen = chosen * 2  # 4 is behind the experts
+    return module(tokens, chosen, weights).view_as(tokens)
 
 
-@pytest.mark.parametrize("kind", [Sum, Sorted])
-def test_rows_computed_by_other_ranks_equal_one_device(kind: type[Sum]) -> None:
+@pytest.mark.parametrize("kind", [Sum, Sorted, Flat, Longer, Matrix])
+def test_rows_computed_by_other_ranks_equal_one_device(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
     whole = kind().double()
     expected = [call(whole, tokens_of(rank)) for rank in range(2)]
@@ -90,12 +156,15 @@ def test_rows_computed_by_other_ranks_equal_one_device(kind: type[Sum]) -> None:
         model.zero_grad()
         split = expert.apply(model, AllToAllGroups(world.axis("ep")))
         module = model.experts
-        for key, param in list(module._parameters.items()):
-            assert param is not None
+        for key, param in list(module.named_parameters()):
+            owner, _, last = key.rpartition(".")
+            if f"experts.{key}" not in split.parts:
+                assert isinstance(module, Longer) and key == "up_proj"
+                continue
             box = split.parts[f"experts.{key}"].box
             part = whole.get_parameter(key).detach()[box.offset[0] :][: box.extent[0]]
             assert param.shape == part.shape
-            module._parameters[key] = nn.Parameter(part.clone())
+            module.get_submodule(owner)._parameters[last] = nn.Parameter(part.clone())
         given = tokens_of(world.rank)
         out = call(module, (given[0].requires_grad_(), *given[1:]))
         out.square().sum().backward()
@@ -106,7 +175,9 @@ def test_rows_computed_by_other_ranks_equal_one_device(kind: type[Sum]) -> None:
         torch.testing.assert_close(out, expected[rank_index].detach(), rtol=1e-11, atol=1e-12)
     for key, param in whole.named_parameters():
         if param.grad is not None:
-            parts = torch.cat([grads[key] for _, grads in found])
+            grads = [grads[key] for _, grads in found]
+            is_whole = grads[0] is not None and grads[0].shape == param.shape
+            parts = sum(grads) if is_whole else torch.cat(grads)
             torch.testing.assert_close(parts, param.grad, rtol=1e-11, atol=1e-12)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 
 from plait.engine.batch import MicroBatch
 from plait.engine.loss import LossSum
@@ -50,4 +51,10 @@ class TensorContext(MicroBatchContext):
 def share_of(split: TensorSplit, micro_batch: MicroBatch) -> MicroBatch:
     """The part of a micro-batch that this rank of the tensor axis takes."""
     share = split.share(micro_batch.inputs, micro_batch.targets, micro_batch.num_samples)
-    return MicroBatch(share.inputs, share.targets, share.num_samples, share.num_rows)
+    return replace(
+        micro_batch,
+        inputs=share.inputs,
+        targets=share.targets,
+        num_samples=share.num_samples,
+        num_rows=share.num_rows,
+    )

@@ -155,7 +155,7 @@ class Pipeline:
                 if stage == self.num_stages - 1:
                     micro = step.micro_batches[micro_batch]
                     for function, total in zip(functions, sums, strict=True):
-                        total.add(function(output, micro.targets), micro.num_samples)
+                        total.add(function(output, micro.targets), micro.own_samples)
         self.end()
         self._enter_step(under_way, recording=True)
         return sums
@@ -192,7 +192,7 @@ class Pipeline:
             return
         loss = self.loss_function(output, micro.targets)
         self._after_forward(loss)
-        total = self.loss.add(loss, micro.num_samples, micro.tokens_per_sample)
+        total = self.loss.add(loss, micro.own_samples, micro.tokens_per_sample)
         if self._step.loss_scale != 1.0:
             total = total * self._step.loss_scale
         part.keep(micro_batch, received, [total])

@@ -267,8 +267,9 @@ def _frozen_replicas(state: TrainingState, name: str) -> Replicas:
 
 def _is_expert(model: nn.Module, name: str) -> bool:
     """Whether a parameter belongs to experts, of which a rank has a part."""
-    module = model.get_submodule(name.rpartition(".")[0])
-    return isinstance(module, ExpertWeights) or has_part(module)
+    owner, _, key = name.rpartition(".")
+    module = model.get_submodule(owner)
+    return isinstance(module, ExpertWeights) or has_part(module, key)
 
 
 def saved_buffers(state: TrainingState) -> Iterator[Shard]:

@@ -63,9 +63,12 @@ def apply(model: nn.Module, groups: AllToAllGroups) -> ExpertSplit:
         layer.exchange = ExpertExchange(groups)
     for name, experts in packed.items():
         _check_divides(name, experts.num_experts, axis)
-        _cut(name, experts.module, axis, split, experts.keys)
+        for owner, keys in experts.keys_by_owner().items():
+            part = f"{name}.{owner}" if owner else name
+            _cut(part, experts.module.get_submodule(owner), axis, split, keys)
         _cut_adapters(model, name, experts.num_experts, axis, split)
-        experts.keep(experts.num_experts // axis.size, ExpertExchange(groups))
+        number = experts.num_experts // axis.size
+        experts.keep(number, ExpertExchange(groups), axis.rank * number)
     return split
 
 

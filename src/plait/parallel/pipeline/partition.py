@@ -186,7 +186,12 @@ def check_depth(num_layers: int, num_stages: int, per_rank: int = 1) -> None:
         return
     most = num_layers // per_rank
     each = f" ({per_rank} on each of {num_stages // per_rank} ranks)" if per_rank > 1 else ""
-    cure = f"say pp{most} or fewer"
+    cure = f"say pp{most} or fewer" if most > 1 else "leave pp out"
+    if num_layers == 0:
+        raise ModelError(
+            f"{num_stages} stages are cut between the modules that a forward calls, and this one "
+            f"calls none that has parameters; {cure}"
+        )
     if most < 2 and per_rank > 1:
         cure = "take a schedule with one stage a rank (1f1b), or a deeper model"
     raise ModelError(

@@ -5,7 +5,6 @@ Each computes what its original does, on this rank's parts, under the same param
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 
 import torch
@@ -328,8 +327,12 @@ def give_child(module: nn.Module, key: str, child: nn.Module) -> None:
 
 
 def shallow_copy(module: nn.Module) -> nn.Module:
-    """A module with tables of parameters and hooks of its own, and the same entries in them."""
-    twin = copy.copy(module)
+    """A module with tables of parameters and hooks of its own, and the same entries in them.
+
+    Without `copy`, which torch refuses for a module with parametrizations.
+    """
+    twin: nn.Module = object.__new__(type(module))
+    vars(twin).update(vars(module))
     for table in (
         "_parameters",
         "_forward_hooks",

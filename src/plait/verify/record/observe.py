@@ -25,14 +25,14 @@ from plait.verify.record.samples import Samples, samples_of
 
 @dataclass(frozen=True)
 class RankStep:
-    """One step on one rank. `tokens` is the divisor of the loss. `replicas` are the parameters of
+    """One step on one rank. `count` is the divisor of the loss. `replicas` are the parameters of
     its next forward, and `published` those that it keeps in another precision than their masters.
     `buffers` are whole.
     """
 
     loss: float
     grad_norm: float
-    tokens: int
+    count: float
     grads: Sequence[Shard]
     params: Sequence[Shard]
     replicas: Sequence[Shard]
@@ -65,7 +65,7 @@ def record_rank(engine: Engine, batches: Iterable[PyTree], steps: int) -> RankRe
             RankStep(
                 result.loss,
                 result.grad_norm,
-                result.tokens,
+                result.count,
                 grads,
                 parameters_of(engine),
                 _replicas(engine),
@@ -157,7 +157,7 @@ def _join_step(ranks: Sequence[RankStep]) -> Observation:
         odd_norm.grad_norm,
         ranks=views,
         shards=_if_split(shards, grads),
-        count=ranks[0].tokens,
+        count=ranks[0].count,
         buffers=_mean([rank.buffers for rank in ranks]),
         samples=[rank.samples for rank in ranks],
     )

@@ -234,3 +234,8 @@ def test_errors_name_the_numbers_and_the_cure() -> None:
         by_names(layers, ("l9",))
     with pytest.raises(ModelError, match="later and later"):
         by_names(layers, ("l2", "l1"))
+
+
+def test_a_forward_that_calls_no_layers_is_told_so() -> None:
+    with pytest.raises(ModelError, match="calls none that has parameters; leave pp out"):
+        check_depth(0, 2)

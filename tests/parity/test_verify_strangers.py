@@ -1,0 +1,29 @@
+"""`verify` on a module that knows nothing of this project: no false alarm, no crash."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plait.config import load
+from plait.verify import Report
+from plait.verify.run import VerifyTask, in_world, problem_of
+from tests.parity.strangers import config
+
+
+def run_task(world: Any, task: VerifyTask) -> Report:
+    return in_world(world, task)
+
+
+@pytest.mark.parametrize("plan", ["dp2:zero3", "tp2", "pp2:1f1b mb2", "cp2:ring", "cp2:ulysses"])
+def test_a_mean_over_sequences_in_mappings_passes(ranks: Any, plan: str) -> None:
+    """A loss of one number counts samples, whatever the number of their tokens, and each sample
+    once where ranks have parts of it.
+    """
+    probes = ("sgd", "adamw", "accumulation")
+    text = f"{plan} precision:float64"
+    task = VerifyTask(problem_of(load(config())), text, 2, None, probes, training="float32")
+    report = ranks(2, run_task, task, plan=plan)[0]
+    assert report.ok, report.text()
+    assert {part.title for part in report.parts} == {*probes, "training-float32"}
