@@ -215,8 +215,8 @@ class _Stage:
                 else:
                     return calls
         raise ModelError(
-            f"a {type(self._model).__name__} does not run where the second dim of its inputs, which "
-            f"cp cuts as a sequence, is {self._group.seq_len} ({reason}); leave cp out"
+            f"a {type(self._model).__name__} does not run where the second dim of its inputs, "
+            f"which cp cuts as a sequence, is {self._group.seq_len} ({reason}); leave cp out"
         )
 
     def play(self, trunk: Trunk) -> _Found:
