@@ -143,9 +143,9 @@ def stale_gather() -> list[Any]:
         return publish
 
     def late(original: Any) -> Any:
-        def prefetch(self: Any) -> None:
+        def gather(self: Any) -> None:
             old = getattr(self, "late", None)
-            if old is None or self.whole or self._work is not None:
+            if old is None:
                 return original(self)
             current = self.shard.clone()
             self.shard.copy_(old)
@@ -156,9 +156,9 @@ def stale_gather() -> list[Any]:
             self.shard.copy_(current)
             return None
 
-        return prefetch
+        return gather
 
-    return [wrap(zero3.GatheredBucket, "prefetch", late), wrap(zero3.Zero3, "reduce", make)]
+    return [wrap(zero3.GatheredBucket, "gather", late), wrap(zero3.Zero3, "reduce", make)]
 
 
 # -- the precision of training

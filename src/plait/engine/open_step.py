@@ -21,8 +21,13 @@ from plait.trace import Timeline
 from plait.values import PyTree
 
 
-def check_open(plan: Plan) -> None:
-    """Refuse a plan whose step has no moment between gradient and update. Raises `PlanError`."""
+def open_plan(plan: str | Plan) -> Plan:
+    """The plan that a loop of another library is given, or its text, checked.
+
+    Raises `PlanError` where the plan is wrong, and where its step has no moment between gradient
+    and update.
+    """
+    plan = (Plan.parse(plan) if isinstance(plan, str) else plan).check()
     refused = ""
     if not STRATEGIES[plan.dp.strategy].synchronous:
         refused = f"dp with '{plan.dp.strategy}'"
@@ -33,13 +38,14 @@ def check_open(plan: Plan) -> None:
             f"plan '{plan}': {refused} updates inside its step, and this loop clips and steps by "
             "itself after a whole gradient; choose another for this axis, or train with plait.fit"
         )
+    return plan
 
 
 class OpenStep:
     """The step of an engine, part by part. Every method is collective."""
 
     def __init__(self, engine: Engine) -> None:
-        check_open(engine.plan)
+        open_plan(engine.plan)
         self._engine = engine
         self._calls = 0
         self._is_summed = False

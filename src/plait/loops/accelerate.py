@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from plait.engine.build import Options
-from plait.engine.open_step import check_open
+from plait.engine.open_step import open_plan
 from plait.errors import ModelError, PlanError
 from plait.loops.batches import shared
 from plait.loops.calls import LossOfScript, calls_of
@@ -54,9 +54,7 @@ class PlanAccelerator(accelerate.Accelerator):
         `loss`: (output, targets) -> (sum, count) or a mean, for models that compute none.
         `options`: of `plait.build`.
         """
-        self.plan = Plan.parse(plan) if isinstance(plan, str) else plan
-        self.plan.check()
-        check_open(self.plan)
+        self.plan = open_plan(plan)
         super().__init__(*args, **settings)
         self._check_settings()
         self.loss = loss

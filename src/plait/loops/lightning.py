@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from plait.engine.build import Options
-from plait.engine.open_step import check_open
+from plait.engine.open_step import open_plan
 from plait.errors import CheckpointError, ModelError, PlanError
 from plait.loops.batches import seeded, shared
 from plait.loops.calls import LossOfScript, calls_of
@@ -55,9 +55,7 @@ class TrainerStrategy(DDPStrategy):
         `options`: of `plait.build`.
         """
         super().__init__(**settings)
-        self.plan = Plan.parse(plan) if isinstance(plan, str) else plan
-        self.plan.check()
-        check_open(self.plan)
+        self.plan = open_plan(plan)
         self._loss = loss
         self._options = options
         self._accumulates = False

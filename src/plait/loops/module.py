@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from plait.engine.build import Options, build
 from plait.engine.engine import Engine
 from plait.engine.loss import MetricSum
-from plait.engine.open_step import OpenStep, check_open
+from plait.engine.open_step import OpenStep, open_plan
 from plait.engine.optimizer_like import like
 from plait.errors import ModelError
 from plait.loops.calls import Calls
@@ -273,9 +273,7 @@ def make_module(
     acts: Callable[[], bool] = lambda: True,
 ) -> tuple[EngineModule, EngineOptimizer]:
     """A module and an optimizer that train `calls.model` under a plan. Collective."""
-    plan = Plan.parse(plan) if isinstance(plan, str) else plan
-    plan.check()
-    check_open(plan)
+    plan = open_plan(plan)
     make = like(optimizer, calls.model, follows_schedule=True)
     engine = build(calls.model, plan, loss=calls.loss, optimizer=make, options=options)
     module = EngineModule(engine, calls, more)

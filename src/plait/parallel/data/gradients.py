@@ -20,8 +20,10 @@ from plait.parallel.data.bucket import Bucket
 
 @dataclass
 class BucketState:
-    """One bucket during a step: which gradients have come, and the flat buffer that holds them
-    while there is one.
+    """One bucket during a step: which gradients have come, and the flat buffer that holds them.
+
+    Without a buffer (`grad` is None) gradients lie in `param.grad`, and belong to autograd. From
+    `attach` to `detach` the buffer holds them, and belongs to this bucket alone.
     """
 
     bucket: Bucket

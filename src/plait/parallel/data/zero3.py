@@ -7,116 +7,35 @@ They are an all-gather before forward, another before backward, and a reduce-sca
     forward     gather u0 | gather u1, F u0, free u0 | gather u2, F u1, free u1 | ...
     backward    gather un | gather un-1, B un, reduce and free un | ...
 
-A freed unit keeps its tensor objects and only its storage shrinks to nothing. Autograd still refers
-to its saved parameters, and finds them again once the storage has been filled.
+Here hooks say when a unit is wanted. Its states and their owners of memory are `UnitState`.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from plait.comm import Work
 from plait.mesh import Shard
-from plait.parallel.data.bucket import Bucket
 from plait.parallel.data.gradients import BucketState, Reducer
+from plait.parallel.data.sharded_unit import (
+    GatheredBucket,
+    ShardedUnit,
+    TakenParameters,
+    UnitState,
+)
 from plait.parallel.data.shards import MasterShards, ShardedGradients
 from plait.parallel.data.strategy import (
     DataGroup,
     DataStrategy,
     Replicas,
-    bind,
     make_states,
 )
 from plait.parallel.data.units import Unit
 from plait.torch_internals import in_backward, no_dispatch_modes
-
-
-class GatheredBucket:
-    """A bucket's parameters: always as a shard, and as the full flat buffer between `unshard` and
-    `reshard`.
-    """
-
-    def __init__(self, bucket: Bucket, group: DataGroup) -> None:
-        self.bucket = bucket
-        self._axis = group.shard
-        self.shard = group.shard.empty(bucket.shard_numel, group.param_dtype).zero_()
-        self._full = torch.empty(bucket.padded_numel, dtype=group.param_dtype, device=group.device)
-        self._bytes = self._full.untyped_storage().nbytes()
-        self._work: Work | None = None
-        self.whole = True
-        for slot, view in zip(bucket.slots, bucket.views(self._full), strict=True):
-            bind(slot.param, view)
-        self.reshard()
-
-    def prefetch(self) -> None:
-        """Start to gather, if that has not begun."""
-        if not self.whole and self._work is None:
-            self._full.untyped_storage().resize_(self._bytes)
-            self._work = self._axis.all_gather(self._full, self.shard, padding=self.bucket.padding)
-
-    def unshard(self) -> None:
-        """Have the whole parameters."""
-        self.prefetch()
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
-            self.whole = True
-
-    def reshard(self) -> None:
-        """Free the whole parameters."""
-        if self._work is not None:  # gathered ahead of a use that did not come
-            self.unshard()
-        if self.whole:
-            self._full.untyped_storage().resize_(0)
-            self.whole = False
-
-
-class TakenParameters(dict[str, Any]):
-    """The parameters of a module, which tells when one is taken.
-
-    Code may do so without a call of the module: a parent may multiply by the weight of a child.
-    """
-
-    def __init__(self, params: Mapping[str, Any], taken: Callable[[Tensor], None]) -> None:
-        super().__init__(params)
-        self._taken = taken
-
-    def __getitem__(self, key: str) -> Any:
-        param = super().__getitem__(key)
-        if param is not None:
-            self._taken(param)
-        return param
-
-
-class ShardedUnit:
-    """The buckets of one unit (trainable, frozen) and how far its backward has come."""
-
-    def __init__(self, unit: Unit, index: int) -> None:
-        self.unit = unit
-        self.index = index
-        self.buckets: list[GatheredBucket] = []
-        self.frozen = bool(unit.frozen)
-
-    @property
-    def whole(self) -> bool:
-        return all(bucket.whole for bucket in self.buckets)
-
-    def prefetch(self) -> None:
-        for bucket in self.buckets:
-            bucket.prefetch()
-
-    def unshard(self) -> None:
-        for bucket in self.buckets:
-            bucket.unshard()
-
-    def reshard(self) -> None:
-        for bucket in self.buckets:
-            bucket.reshard()
 
 
 class Zero3(DataStrategy):
@@ -141,17 +60,16 @@ class Zero3(DataStrategy):
         self._current: set[ShardedUnit] = set()
         self._running: list[set[ShardedUnit]] = []
         self._forward = False
-        self._taken: set[ShardedUnit] = set()
         self._install_hooks()
 
     # -- layout
     # ------------------------------------------------------------------------------------------
 
     def _make_units(self, units: Sequence[Unit]) -> list[ShardedUnit]:
-        by_name = {unit.name: ShardedUnit(unit, index) for index, unit in enumerate(units)}
+        buckets = defaultdict[str, list[GatheredBucket]](list)
         for bucket in (*self._gathered, *self._gathered_frozen):
-            by_name[bucket.bucket.name].buckets.append(bucket)
-        return list(by_name.values())
+            buckets[bucket.bucket.name].append(bucket)
+        return [ShardedUnit(unit, index, buckets[unit.name]) for index, unit in enumerate(units)]
 
     def load(self, state: BucketState, index: int, value: Tensor) -> None:
         if any(state is frozen for frozen in self.frozen_states):
@@ -191,29 +109,28 @@ class Zero3(DataStrategy):
 
         def taken(param: Tensor) -> None:
             unit = owner.get(id(param))
-            if unit is None or unit.whole or not (self._forward or in_backward()):
+            if unit is None or unit.state in (UnitState.WHOLE, UnitState.TAKEN):
                 return
-            with no_dispatch_modes():
-                unit.unshard()
-            self._taken.add(unit)
+            if self._forward or in_backward():
+                with no_dispatch_modes():
+                    unit.take()
 
         return taken
 
     def _before_forward(self, unit: ShardedUnit, needed: set[ShardedUnit]) -> Callable[..., None]:
         def after_backward(grad: Tensor) -> None:
-            self._reshard([unit])
+            unit.reshard()
 
         def hook(module: nn.Module, args: object) -> None:
-            if (
-                self._backward
-            ):  # a recomputed forward: a block is whole already, a module inside of it may not be
-                # selective recomputation counts operations, and the first forward had no need to
-                # gather
+            if self._backward:
+                # A recomputed forward: a block is whole already, a module inside of it may not be.
+                # Selective recomputation counts operations, and the first forward had no need to
+                # gather.
                 with no_dispatch_modes():
                     for other in in_order(needed):
                         other.unshard()
                 return
-            in_use = needed.union(*self._running, self._taken)
+            in_use = needed.union(*self._running)
             for previous in in_order(self._current - in_use):
                 previous.reshard()
             self._current = self._current & in_use | needed
@@ -246,22 +163,16 @@ class Zero3(DataStrategy):
     def _launch(self, state: BucketState) -> None:
         self._gradients.launch(state)
         unit = self._unit_of_bucket[id(state.bucket)]
-        if (
-            not unit.frozen
-        ):  # frozen parameters may still be wanted for the gradient of the unit's input
-            self._reshard([unit])
+        if not unit.frozen:  # frozen ones may still be wanted for the gradient of the unit's input
+            unit.reshard()
 
-    def _reshard(self, units: Iterable[ShardedUnit]) -> None:
-        """Free units, but for those that code has taken in this step."""
-        for unit in units:
-            if unit not in self._taken:
-                unit.reshard()
+    def _reshard(self) -> None:
+        for unit in self._units:
+            unit.reshard()
 
     def _release(self) -> None:
-        """Free what code has taken."""
-        for unit in in_order(self._taken):
-            unit.reshard()
-        self._taken.clear()
+        for unit in self._units:
+            unit.release()
 
     # -- the moments of a step
     # ------------------------------------------------------------------------------------
@@ -280,13 +191,13 @@ class Zero3(DataStrategy):
         self._forward = False
         if not torch.is_grad_enabled():
             self._release()
-        self._reshard(self._units)
+        self._reshard()
         self._current = set()
         self._backward = True
 
     def after_backward(self, *, weight_grads: bool = True) -> None:
         super().after_backward(weight_grads=weight_grads)
-        self._reshard(self._units)
+        self._reshard()
 
     def reduce(self) -> None:
         self._gradients.finish()
@@ -294,10 +205,7 @@ class Zero3(DataStrategy):
 
     def publish(self) -> None:
         self._release()
-        for unit in (
-            self._units
-        ):  # a module that another stage of this rank runs too has had its unit gathered for that
-            unit.reshard()
+        self._reshard()  # another stage of this rank may run a module too, and gather its unit
         self._masters.publish()
 
     @property

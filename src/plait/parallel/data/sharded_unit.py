@@ -1,0 +1,141 @@
+"""The life of a unit's parameters under ZeRO-3: gathered from all ranks, used, and freed again.
+
+A freed unit keeps its tensor objects and only its storage shrinks to nothing. Autograd still refers
+to its saved parameters, and finds them again once the storage has been filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.comm import Work
+from plait.parallel.data.bucket import Bucket
+from plait.parallel.data.strategy import DataGroup, bind
+from plait.parallel.data.units import Unit
+
+
+class UnitState(Enum):
+    """The states of a unit, and the owner of its full buffer in each.
+
+    The parameters of the unit are views of that buffer all the time. This rank's shard is memory of
+    its own, which belongs to the optimizer in every state.
+
+        SHARDED    no owner: the buffer has no bytes, and no parameter may be read
+        GATHERING  the collective: an all-gather fills the buffer, and nothing else may touch it
+        WHOLE      the modules of the unit, and the autograd graph that saved their parameters
+        TAKEN      code that took a parameter outside of its module's call, until the step ends
+
+    The verbs of `ShardedUnit` are the arrows, and what is not listed changes nothing:
+
+        prefetch   SHARDED -> GATHERING
+        unshard    SHARDED or GATHERING -> WHOLE
+        take       SHARDED or GATHERING -> TAKEN
+        reshard    GATHERING or WHOLE -> SHARDED
+        release    TAKEN -> SHARDED
+    """
+
+    SHARDED = "sharded"
+    GATHERING = "gathering"
+    WHOLE = "whole"
+    TAKEN = "taken"
+
+
+class GatheredBucket:
+    """The memory of one bucket: its shard, and the full flat buffer that comes and goes."""
+
+    def __init__(self, bucket: Bucket, group: DataGroup) -> None:
+        self.bucket = bucket
+        self._axis = group.shard
+        self.shard = group.shard.empty(bucket.shard_numel, group.param_dtype).zero_()
+        self._full = torch.empty(bucket.padded_numel, dtype=group.param_dtype, device=group.device)
+        self._bytes = self._full.untyped_storage().nbytes()
+        self._work: Work | None = None
+        for slot, view in zip(bucket.slots, bucket.views(self._full), strict=True):
+            bind(slot.param, view)
+        self.free()
+
+    def gather(self) -> None:
+        """Give the buffer its bytes, and start the all-gather that fills them."""
+        self._full.untyped_storage().resize_(self._bytes)
+        self._work = self._axis.all_gather(self._full, self.shard, padding=self.bucket.padding)
+
+    def wait(self) -> None:
+        """Have the buffer filled, after `gather`."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+    def free(self) -> None:
+        """Give the bytes back; views of the buffer stay."""
+        self._full.untyped_storage().resize_(0)
+
+
+class ShardedUnit:
+    """The buckets of one unit (trainable, frozen), which are gathered and freed together."""
+
+    def __init__(self, unit: Unit, index: int, buckets: Sequence[GatheredBucket]) -> None:
+        self.unit = unit
+        self.index = index
+        self.buckets = tuple(buckets)
+        self.frozen = bool(unit.frozen)
+        self.state = UnitState.SHARDED
+
+    def prefetch(self) -> None:
+        """Start to gather, if that has not begun."""
+        if self.state is UnitState.SHARDED:
+            for bucket in self.buckets:
+                bucket.gather()
+            self.state = UnitState.GATHERING
+
+    def unshard(self) -> None:
+        """Have the whole parameters."""
+        self.prefetch()
+        if self.state is UnitState.GATHERING:
+            for bucket in self.buckets:
+                bucket.wait()
+            self.state = UnitState.WHOLE
+
+    def take(self) -> None:
+        """Have the whole parameters until `release`, unless they are whole already."""
+        if self.state in (UnitState.SHARDED, UnitState.GATHERING):
+            self.unshard()
+            self.state = UnitState.TAKEN
+
+    def reshard(self) -> None:
+        """Free the whole parameters, but for those that code has taken in this step."""
+        if self.state is UnitState.GATHERING:  # ahead of a use that did not come
+            self.unshard()
+        if self.state is UnitState.WHOLE:
+            self._free()
+
+    def release(self) -> None:
+        """Free what code has taken."""
+        if self.state is UnitState.TAKEN:
+            self._free()
+
+    def _free(self) -> None:
+        for bucket in self.buckets:
+            bucket.free()
+        self.state = UnitState.SHARDED
+
+
+class TakenParameters(dict[str, Any]):
+    """The parameters of a module, which tells when one is taken.
+
+    Code may do so without a call of the module: a parent may multiply by the weight of a child.
+    """
+
+    def __init__(self, params: Mapping[str, Any], taken: Callable[[Tensor], None]) -> None:
+        super().__init__(params)
+        self._taken = taken
+
+    def __getitem__(self, key: str) -> Any:
+        param = super().__getitem__(key)
+        if param is not None:
+            self._taken(param)
+        return param
