@@ -26,6 +26,7 @@ TEXTS = {
     ("pipeline.md", "name mine"): "test_the_schedule_of_the_page_is_one",
     ("verify.md", "def test_my_step"): "tests/parity/test_pytest_plugin.py",
     ("architecture.md", " cli/"): "tests/architecture/test_imports.py",
+    ("architecture.md", " parameters"): "tests/unit/parallel/data/test_sharded_unit.py",
 }
 """Blocks that are no code of ours: what they show, and where it is held."""
 

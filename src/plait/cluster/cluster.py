@@ -62,7 +62,9 @@ class Cluster:
         return self.device.price_per_hour * self.num_devices
 
     def with_num_devices(self, num_devices: int) -> Cluster:
-        """Another number of devices of this kind."""
+        """The cluster with so many devices of the same kind. Raises `ClusterError` for none or too
+        many.
+        """
         if num_devices < 1:
             raise ClusterError(
                 f"{self.name}: a cluster needs at least one device, not {num_devices}"

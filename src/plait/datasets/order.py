@@ -31,7 +31,7 @@ class Order(Protocol):
     num_samples: int
 
     def at(self, epoch: int, start: int, stop: int) -> Tensor:
-        """The samples at the places start .. stop - 1 of an epoch."""
+        """The samples (int64, [stop - start]) at the places start .. stop - 1 of an epoch."""
 
 
 class Shuffled:
@@ -43,7 +43,7 @@ class Shuffled:
         self._made: tuple[int, Tensor] | None = None
 
     def at(self, epoch: int, start: int, stop: int) -> Tensor:
-        """A part of the list."""
+        """Samples (int64, [stop - start]) at these places of the shuffled list of an epoch."""
         made = self._made
         if made is None or made[0] != epoch:
             generator = torch.Generator().manual_seed(seed_of(self._seed, epoch))
@@ -66,7 +66,7 @@ class Keyed:
         self._stretch: tuple[int, int, Tensor] | None = None
 
     def at(self, epoch: int, start: int, stop: int) -> Tensor:
-        """The permutation of a range."""
+        """Samples (int64) at these places of an epoch's permutation, at most to its end."""
         stop = min(stop, self.num_samples)
         number = start // STRETCH
         if stop > (number + 1) * STRETCH:
@@ -94,7 +94,7 @@ class AsDrawn:
     num_samples = ENDLESS
 
     def at(self, epoch: int, start: int, stop: int) -> Tensor:
-        """The places themselves."""
+        """The places start .. stop - 1 themselves (int64), in every epoch."""
         return torch.arange(start, stop)
 
 

@@ -100,7 +100,7 @@ class FileRows:
 
     @property
     def name(self) -> str:
-        """The first file, and how many follow."""
+        """The path of the first file, and the number of those that follow."""
         more = len(self.files) - 1
         return f"{str(self.files[0])!r}" + (f" and {more} more" if more else "")
 

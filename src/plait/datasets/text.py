@@ -119,7 +119,7 @@ def contents_of(files: Sequence[str | Path]) -> list[bytes]:
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a file that has some."""
+    """The bytes of a file. Raises `DataError` for one that is empty or cannot be read."""
     try:
         content = path.read_bytes()
     except OSError as failure:

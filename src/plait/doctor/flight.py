@@ -244,7 +244,7 @@ class FlightRecorder:
         return now
 
     def ended(self, entry: int, began: float) -> None:
-        """The wait, which began at that moment, is over."""
+        """The wait for communication `entry` is over; it began at `began`, in seconds."""
         now = _clock()
         self._waited += now - began
         at = ENTRIES_AT + entry % NUM_ENTRIES * ENTRY.size

@@ -33,11 +33,11 @@ class Pulse:
         self._thread = threading.Thread(target=self._live, name="plait-pulse", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Begin to beat, in a thread of this process."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End, soon."""
+        """Tell the thread to end; it does within `BEAT_SECONDS`, and nobody waits for it."""
         self._ended.set()
 
     def _live(self) -> None:

@@ -64,7 +64,7 @@ class HangLimits:
 
 
 def kill(view: RankSnapshot, finding: Symptom) -> None:
-    """End the rank at fault."""
+    """End the process of the rank of `view` at once; one that has gone already is no error."""
     with contextlib.suppress(OSError):
         os.kill(view.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
 

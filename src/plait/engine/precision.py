@@ -93,7 +93,11 @@ class NoLossScale:
 
 
 class LossScale:
-    """The dynamic scale: `value` multiplies the loss sum of the step under way."""
+    """The dynamic scale of float16 (Micikevicius et al., arXiv 1710.03740, section 3.2).
+
+    `value` multiplies the loss sum of a step. A gradient without a finite norm halves it and drops
+    the step; after `growth_interval` good steps it doubles.
+    """
 
     LEAST = 2.0**-20
 

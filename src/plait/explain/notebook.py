@@ -35,7 +35,7 @@ class Place:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Place:
-        """From the first element to the end of the last, where they lie close together."""
+        """The bytes of a contiguous tensor, which the place keeps alive."""
         start = tensor.data_ptr()
         num_bytes = tensor.numel() * tensor.element_size()
         return cls(start, start + num_bytes, tensor.detach())
@@ -159,7 +159,7 @@ class Notebook(FlightRecorder):
         return entry
 
     def multiplied(self, left: Tensor, right: Tensor, product: Tensor, name: str) -> None:
-        """A product was computed."""
+        """Note a product: its two operands, its result, and the name of torch's operation."""
         note = self._new("attention" if ATTENTION in name else "multiply")
         note.operands = [self.given(left), self.given(right)]
         note.results = [self.noted(product)]
@@ -184,7 +184,7 @@ class Notebook(FlightRecorder):
         return NotedTensor(name, values, place, _is_transposed(tensor))
 
     def settle(self) -> None:
-        """Name what was learned only after it had been noted."""
+        """Give notes the names of tensors that became known after them."""
         for note in self.notes:
             for each in (*note.operands, *note.results):
                 each.name = each.name or self._name_at(each.place, self._learned)

@@ -55,7 +55,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one product, by round, of both libraries."""
+    """Seconds of one product with either library, one number a round."""
 
     torch: Sequence[float]
     onednn: Sequence[float]

@@ -108,7 +108,7 @@ class Control:
 
     @staticmethod
     def num_bytes(size: int) -> int:
-        """How large it is."""
+        """Bytes of the control block of `size` ranks."""
         return sum(Control._part_bytes(size))
 
     @staticmethod
@@ -265,11 +265,11 @@ class SharedFabric(Fabric):
         return tensor.numel() == 0 or self._memory.place(tensor) is not None
 
     def stage(self, numel: int, dtype: torch.dtype) -> Staged:
-        """From the staging ring."""
+        """Staging memory of (numel,) elements: the next place of this rank's ring."""
         return self._staging.lend(numel, dtype)
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """From this rank's readable memory."""
+        """Uninitialised (numel,) in the memory of this rank that its peers can read."""
         return self._memory.empty(numel, dtype)
 
     def is_full(self, to: int) -> bool:

@@ -21,7 +21,7 @@ _REST = struct.Struct("<qqq")
 
 @dataclass(frozen=True)
 class Head:
-    """The first bytes of a file."""
+    """The first bytes of a snapshot file: its step, and where its list of tensors lies."""
 
     step: int
     list_place: int = 0

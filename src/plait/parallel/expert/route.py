@@ -48,11 +48,11 @@ class AllToAllRoute(ABC):
 
     @abstractmethod
     def start(self, rows: Tensor) -> Tensor:
-        """Start; the result may only be given to `wait`."""
+        """Let rows [R, ...] start; the result may only be given to `wait`."""
 
     @abstractmethod
     def wait(self, waiting: Tensor) -> Tensor:
-        """The rows that have come, sorted by the rank that sent them."""
+        """The rows [received.sum(), ...] that have come, sorted by the rank that sent them."""
 
     @abstractmethod
     def undo(self, rows: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def _read(received: Tensor, *exchanged: Tensor) -> tuple[list[int], ...]:
 
 
 class DirectRoute(AllToAllRoute):
-    """One all-to-all of uneven parts."""
+    """A route of one all-to-all, with uneven parts, between all ranks of the expert axis."""
 
     def __init__(self, axis: Axis, sent: Tensor) -> None:
         sent = sent.contiguous()
@@ -107,7 +107,7 @@ class DirectRoute(AllToAllRoute):
 
 
 class HierarchicalRoute(AllToAllRoute):
-    """Two of them: inside the node, then between the ranks of equal place in their nodes."""
+    """A route of two all-to-alls: in the node, then between ranks of equal place in their nodes."""
 
     def __init__(self, inside: Axis, across: Axis, sent: Tensor) -> None:
         counts = sent.view(across.size, inside.size, -1)

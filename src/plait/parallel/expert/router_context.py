@@ -20,12 +20,12 @@ from plait.values import AutogradContext
 
 
 class SequenceCut(Protocol):
-    """How sequences are cut over an axis."""
+    """The cut of sequences over an axis: which positions lie on which rank."""
 
     axis: Axis
 
     def positions(self, rank: int | None = None) -> Tensor:
-        """The places of a rank's tokens in the whole sequence."""
+        """Positions (int64) of a rank's tokens in the whole sequence; of this rank without one."""
         ...
 
     def order(self) -> Tensor:

@@ -30,7 +30,7 @@ class PanelMove:
     dim: int
 
     def gather(self, part: Tensor) -> Tensor:
-        """All parts."""
+        """The parts of all ranks side by side: dimension `dim` is `axis.size` times as long."""
         return transition(part, self.axis, Sharded(self.dim), REPLICATED)
 
     def scatter(self, partial: Tensor) -> Tensor:

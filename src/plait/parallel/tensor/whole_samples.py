@@ -22,7 +22,10 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class WholeSamples:
-    """The way to the samples of all ranks, and back. Rows that fill up are left out between."""
+    """The way from this rank's samples to those of all ranks, and back.
+
+    Rows that only fill up a rank's part are left out between.
+    """
 
     def __init__(self, axis: Axis, context: ForwardContext) -> None:
         self._axis = axis
@@ -92,7 +95,7 @@ class _BufferWatch:
 
 
 class WholeSequences:
-    """The way to whole sequences, and back."""
+    """The way from this rank's positions [B, S / ranks, D] to whole sequences, and back."""
 
     def __init__(self, axis: Axis) -> None:
         self._axis = axis
