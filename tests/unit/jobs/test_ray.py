@@ -72,6 +72,26 @@ def test_a_lost_machine_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     assert json.loads((folder / "summary.json").read_text())["steps"] == 400
 
 
+@pytest.mark.long
+def test_a_machine_that_shuts_down_saves_and_the_run_goes_on(tmp_path: Path) -> None:
+    """Its programs get SIGTERM before Ray sees that it is gone."""
+    pytest.importorskip("ray")
+    script, folder, environment = written(tmp_path, steps=400)
+    process = started(script, environment)
+    end = time.monotonic() + LIMIT_SECONDS
+    while not (folder / "checkpoints" / "latest").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    inside = psutil.Process(process.pid).children(recursive=True)
+    (agent,) = [one for one in inside if "torch.distributed.run" in one.cmdline()]
+    agent.terminate()
+    output, _ = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 0, output
+    assert "SIGTERM: ended after step" in output
+    assert "from step-" in output
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").open()]
+    assert steps == list(range(1, 401))
+
+
 def machines_of(driver: int) -> list[psutil.Process]:
     """The processes of the actors; Ray's own processes are children of the driver."""
     inside = psutil.Process(driver).children(recursive=True)

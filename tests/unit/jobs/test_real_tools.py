@@ -38,6 +38,8 @@ def test_skypilot_reads_the_task(
     path.write_text(script_for("skypilot", replace(JOB, gpus=gpus)).text)
     task = sky.Task.from_yaml(str(path))
     assert task.num_nodes == 2
+    (resources,) = task.resources
+    assert resources.job_recovery["recover_on_exit_codes"] == [143, 138]
     path.write_text(path.read_text().replace("num_nodes:", "num_nodez:"))
     with pytest.raises(ValueError, match="num_nodez"):
         sky.Task.from_yaml(str(path))
