@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from plait.comm import World
-from plait.errors import PlanError
+from plait.errors import ModelError, PlanError
+from plait.plan import Plan
 from tests.loops import gpt2
+from tests.loops.five_loops import model_of
 from tests.loops.test_transformers import same
 
 pytest.importorskip("transformers")
@@ -91,6 +93,35 @@ def test_ten_steps_are_those_of_one_device(ranks: Callable[..., list[Any]], tmp_
     plan = "pp2 tp2 dp2:zero1"
     for found in ranks(8, run, str(tmp_path / "eight"), plan, plan=plan):
         same(found, wanted)
+
+
+def routers(world: World, out: str) -> str:
+    """TRL adds a loss of the routers unless it is told not to."""
+    from plait.loops.trl import SFTTrainer
+
+    with gpt2.as_rank(0, 1), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        told = settings(out, 1)
+        parts: dict[str, Any] = {"train_dataset": texts(), "processing_class": tokenizer()}
+        with pytest.raises(ModelError) as refused:
+            SFTTrainer(model_of("mixtral"), told, plan="dp1", **parts)
+        return str(refused.value)
+
+
+def test_a_loss_of_routers_is_refused(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+    (sentence,) = ranks(1, routers, str(tmp_path))
+    assert "its loss has a part of all routers' logits" in sentence
+    assert "SFTConfig(router_aux_loss_coef=0.0)" in sentence
+
+
+@pytest.mark.parametrize(
+    ("plan", "parts"),
+    [("dp2", 1), ("cp2:ring", 4), ("cp2:ulysses", 2), ("tp3:1d,sp", 3), ("tp2", 1)],
+)
+def test_rows_are_padded_to_what_a_plan_can_cut(plan: str, parts: int) -> None:
+    from plait.loops.trl import parts_of_sequence
+
+    assert parts_of_sequence(Plan.parse(plan)) == parts
 
 
 def test_what_a_plan_cannot_be_joined_with_is_said(tmp_path: Path) -> None:

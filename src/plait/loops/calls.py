@@ -79,6 +79,7 @@ class LibraryCalls(Calls):
     def __init__(self, model: nn.Module, loss: LossOfLoop | None = None) -> None:
         """Take a model of the library, and a loss of `Trainer`'s form in place of its own."""
         self._task = task_of(model)
+        check_routers(model)
         self.model = WRAPPERS[self._task](model)
         self.loss = cross_entropy if loss is None else _counted(loss)
         self._shifts = self._task == CAUSAL and loss is None
@@ -155,6 +156,17 @@ def task_of(model: nn.Module) -> str:
         f"{name} is no causal, masked or image model of transformers, and its loss is not known "
         "outside it; train it with plait.build and a loss function"
     )
+
+
+def check_routers(model: nn.Module) -> None:
+    """Refuse a model whose loss has a part that is computed outside its layers."""
+    config: PyTree = model.config
+    if getattr(getattr(config, "text_config", config), "output_router_logits", False):
+        raise ModelError(
+            f"{type(model).__name__} has output_router_logits = True, so its loss has a part of "
+            "all routers' logits, which are on no one rank; set it to False (in TRL: "
+            "SFTConfig(router_aux_loss_coef=0.0))"
+        )
 
 
 def _is_of_library(model: nn.Module) -> bool:

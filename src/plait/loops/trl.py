@@ -5,12 +5,15 @@ Data sets, templates, collators and logs stay the library's; the loss is that of
 
 from __future__ import annotations
 
+from math import lcm
 from typing import Any, Final, NoReturn
 
 import trl
 
 from plait.errors import PlanError
+from plait.loops.calls import check_routers
 from plait.loops.transformers import PlanLoop
+from plait.plan import Plan
 
 REFUSED: Final = (
     ("packing", "use plait train with [data] packing = true, whose documents keep apart"),
@@ -24,8 +27,14 @@ REFUSED: Final = (
 class SFTTrainer(PlanLoop, trl.SFTTrainer):
     """`trl.SFTTrainer` whose model is split, trained and saved under a plan."""
 
-    def __init__(self, model: Any, args: Any = None, *others: Any, **named: Any) -> None:
-        """Take a plan beside what TRL takes. Recomputation, on by default there, is the plan's."""
+    def __init__(
+        self, model: Any, args: Any = None, *others: Any, plan: Plan | str, **named: Any
+    ) -> None:
+        """Take a plan beside what TRL takes. Recomputation, on by default there, is the plan's.
+
+        Rows are padded to a length that the plan can cut, where `args` does not say one.
+        """
+        plan = Plan.parse(plan) if isinstance(plan, str) else plan
         args = args or trl.SFTConfig()
         args.activation_checkpointing = False
         args.gradient_checkpointing = False
@@ -37,7 +46,16 @@ class SFTTrainer(PlanLoop, trl.SFTTrainer):
                 f"SFTConfig(loss_type='{args.loss_type}') weighs labels by their probability, "
                 "which TRL computes on one rank; leave it out"
             )
-        super().__init__(model, args, *others, **named)
+        if args.pad_to_multiple_of in (None, "auto") and (parts := parts_of_sequence(plan)) > 1:
+            args.pad_to_multiple_of = parts
+        super().__init__(model, args, *others, plan=plan, **named)
+        check_routers(self.model)
+
+
+def parts_of_sequence(plan: Plan) -> int:
+    """The number that a length must divide by: ring attention cuts twice as often as its size."""
+    chunks = plan.cp.size * (2 if plan.cp.size > 1 and plan.cp.strategy == "ring" else 1)
+    return lcm(chunks, plan.tp.size if plan.tp.sequence_parallel else 1)
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -100,6 +100,17 @@ def test_a_second_backward_without_a_word_on_accumulating_is_refused() -> None:
         model(*batches()[1])
 
 
+def test_a_loss_of_routers_is_refused() -> None:
+    transformers = pytest.importorskip("transformers")
+    from tests.loops.five_loops import MOE
+
+    config = transformers.MixtralConfig(**MOE)
+    calls_of(transformers.MixtralForCausalLM(config))
+    config.output_router_logits = True
+    with pytest.raises(ModelError, match="its loss has a part of all routers' logits"):
+        calls_of(transformers.MixtralForCausalLM(config))
+
+
 def test_what_a_prepared_model_lacks_is_said() -> None:
     model, _ = under("dp1")
     with pytest.raises(ModelError, match="save_pretrained"):
