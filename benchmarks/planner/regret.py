@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from benchmarks.machine import announce
+from plait.cluster import Cluster
 from plait.errors import PlanError
 from plait.plan import DataAxis, PipelineAxis, Plan, check_batch, check_config
 from plait.plan.axes import REMATS
@@ -29,17 +30,31 @@ from plait.predict.planner.choose import NothingFits, decide
 from plait.predict.planner.search import SearchSettings, time_floor
 from plait.predict.planner.space import Degrees, degrees, divisors
 
-CONFIG = {
-    "model": {
-        "name": "gpt",
-        "num_hidden_layers": 24,
-        "hidden_size": 2048,
-        "num_attention_heads": 16,
-        "vocab_size": 50304,
+CONFIGS = {
+    "1.3B": {
+        "model": {
+            "name": "gpt",
+            "num_hidden_layers": 24,
+            "hidden_size": 2048,
+            "num_attention_heads": 16,
+            "vocab_size": 50304,
+        },
+        "data": {"seq_len": 2048},
+        "train": {"global_batch": 64},
     },
-    "data": {"seq_len": 2048},
-    "train": {"global_batch": 64},
+    "13B": {
+        "model": {
+            "name": "gpt",
+            "num_hidden_layers": 40,
+            "hidden_size": 5120,
+            "num_attention_heads": 40,
+            "vocab_size": 50304,
+        },
+        "data": {"seq_len": 2048},
+        "train": {"global_batch": 16},
+    },
 }
+"""A model that fits everywhere, and one whose states and few samples ask for other axes."""
 MARGIN = 1.2
 """Plans whose rough time is so many times the best full one are not priced in full."""
 
@@ -123,34 +138,36 @@ def main() -> None:
     parser.add_argument("--devices", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--frameworks", nargs="+", default=list(FRAMEWORKS))
     parser.add_argument("--device", default="a100-40gb")
+    parser.add_argument("--models", nargs="+", default=list(CONFIGS))
     parser.add_argument("--bounded", action="store_true")
     arguments = parser.parse_args()
     announce()
-    print("| framework | devices | chosen | best of all | plans | regret | processor seconds |")
-    print("|---|---|---|---|---|---|---|")
+    print("| framework | model | devices | chosen | best of all | plans | regret | seconds |")
+    print("|---|---|---|---|---|---|---|---|")
     for name in arguments.frameworks:
-        for size in arguments.devices:
-            print(row(name, size, arguments.device, bounded=arguments.bounded), flush=True)
+        for model in arguments.models:
+            for size in arguments.devices:
+                cells = row(name, model, f"{arguments.device}x{size}", bounded=arguments.bounded)
+                print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
-def row(name: str, size: int, device: str, *, bounded: bool) -> str:
-    """One line of the table."""
+def row(name: str, model: str, cluster: str, *, bounded: bool) -> tuple[object, ...]:
+    """The cells of one line; the last are the processor seconds of the enumeration."""
+    size = Cluster.parse(cluster).num_devices
     try:
-        choice = decide(CONFIG, f"{device}x{size}", framework=name)
-    except NothingFits as reason:
-        return f"| {name} | {size} | {reason} | | | | |"
+        choice = decide(CONFIGS[model], cluster, framework=name)
+    except NothingFits:
+        return (name, model, size, "nothing fits", "", "", "", "")
     settings = SearchSettings(framework=FRAMEWORKS[name])
     began = time.process_time()
     best, looked = exhaustive(choice.job, choice.machine, size, settings, bounded=bounded)
-    spent = time.process_time() - began
+    spent = f"{time.process_time() - began:.0f}"
     ours = choice.plans[0]
     if best is None:
-        return f"| {name} | {size} | `{ours.plan}` | none | {looked:,} | | {spent:.0f} |"
-    regret = ours.step_seconds / best.step_seconds - 1
-    return (
-        f"| {name} | {size} | `{text(ours)}` | `{text(best)}` | {looked:,} | {regret:.1%} | "
-        f"{spent:.0f} |"
-    )
+        return (name, model, size, f"`{text(ours)}`", "none", f"{looked:,}", "", spent)
+    regret = f"{ours.step_seconds / best.step_seconds - 1:.1%}"
+    both = (f"`{text(ours)}`", f"`{text(best)}`")
+    return (name, model, size, *both, f"{looked:,}", regret, spent)
 
 
 def text(one: Estimate) -> str:

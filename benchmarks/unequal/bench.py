@@ -1,10 +1,12 @@
 """Whether shares reach the rate of all ranks together, where one rank is slower.
 
-    python -m benchmarks.unequal.bench [--steps 30] [--ratio 3] [--plan dp2]
+    python -m benchmarks.unequal.bench [--steps 30] [--ratio 3] [--plan dp2] [--processor]
 
 The second rank is throttled: another process stops and continues it, so that it runs one part in
 `ratio` of the time. A row has the samples a second, and their fraction of what both ranks reach
-alone, added up. A busy machine makes all of it noise.
+alone, added up. A busy machine makes all of it noise. `--processor` throttles nothing and counts
+each rank's processor time instead, the slow rank's `ratio` times; a step lasts as long as the
+slowest rank. That is the division of work alone, without waiting for messages.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.machine import announce
@@ -66,31 +69,51 @@ def throttled(ratio: float) -> Iterator[None]:
         throttle.wait()
 
 
-def train(config: Mapping[str, Any], plan: str, steps: int, ratios: tuple[float, ...]) -> float:
-    """The median seconds of a step, where this rank is throttled by its ratio."""
+def train(
+    config: Mapping[str, Any],
+    plan: str,
+    steps: int,
+    ratios: tuple[float, ...],
+    processor: bool = False,
+) -> float:
+    """The median seconds of a step, where this rank is throttled by its ratio. `processor`: its
+    processor time, times its ratio.
+    """
+    clock = time.process_time if processor else time.perf_counter
     world = join_world(Plan.parse(plan))
     training = assemble(load(config), Plan.parse(plan), world)
     seconds = []
-    with throttled(ratios[world.rank]):
+    ratio = ratios[world.rank]
+    with throttled(1.0 if processor else ratio):
         for _ in range(steps + WARMUP_STEPS):
-            began = time.perf_counter()
+            began = clock()
             training.engine.step(next(training.loader), trace=False)
-            seconds.append(time.perf_counter() - began)
+            seconds.append(clock() - began)
     world.close()
-    return statistics.median(seconds[WARMUP_STEPS:])
+    return statistics.median(seconds[WARMUP_STEPS:]) * (ratio if processor else 1.0)
 
 
-def rate(plan: str, steps: int, ratios: tuple[float, ...], shares: tuple[float, ...] = ()) -> float:
-    """Samples a second of a plan."""
-    batch = 16
+@dataclass(frozen=True)
+class Measure:
+    """How rates are measured: steps, samples of one, and whether by processor time."""
+
+    steps: int
+    batch: int
+    processor: bool
+
+
+def rate(
+    plan: str, measure: Measure, ratios: tuple[float, ...], **keys: tuple[float, ...]
+) -> float:
+    """Samples a second of a plan; `keys` are `shares` or `counts` of `[plan]`."""
     config = {
         "model": MODEL,
         "data": {"name": "random", "seq_len": 128},
-        "train": {"global_batch": batch},
-        "plan": {"shares": list(shares)},
+        "train": {"global_batch": measure.batch},
+        "plan": {key: list(numbers) for key, numbers in keys.items()},
     }
-    found = launch(train, config, plan, steps, ratios, nproc=len(ratios))
-    return batch / max(found)
+    found = launch(train, config, plan, measure.steps, ratios, measure.processor, nproc=len(ratios))
+    return measure.batch / max(found)
 
 
 def main() -> None:
@@ -99,20 +122,26 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--ratio", type=int, default=3)
     parser.add_argument("--plan", default="dp2")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--processor", action="store_true")
     arguments = parser.parse_args()
     announce()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     ratio = float(arguments.ratio)
-    fast = rate("dp1", arguments.steps, (1.0,))
-    slow = rate("dp1", arguments.steps, (ratio,))
+    measure = Measure(arguments.steps, arguments.batch, arguments.processor)
+    fast = rate("dp1", measure, (1.0,))
+    slow = rate("dp1", measure, (ratio,))
     both = (1.0, ratio)
+    plan = arguments.plan
+    key, parts = ("shares", (ratio, 1.0))
+    if plan.startswith("pp"):
+        layers = MODEL["num_hidden_layers"]
+        key, parts = ("counts", (layers - round(layers / (ratio + 1)), round(layers / (ratio + 1))))
     rows = {
         "fast rank alone": fast,
         "slow rank alone": slow,
-        f"{arguments.plan}, equal shares": rate(arguments.plan, arguments.steps, both),
-        f"{arguments.plan}, shares [{arguments.ratio}, 1]": rate(
-            arguments.plan, arguments.steps, both, (ratio, 1.0)
-        ),
+        f"{plan}, equal parts": rate(plan, measure, both),
+        f"{plan}, {key} {list(map(int, parts))}": rate(plan, measure, both, **{key: parts}),
     }
     print(f"{'':28} samples/s   of both together")
     for name, samples in rows.items():

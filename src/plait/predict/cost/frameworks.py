@@ -149,7 +149,6 @@ NANOTRON = Framework(
         overlap_sends=False,
         keep_gathered=True,
         skew_seconds=SKEW,
-        passing_stages=True,
         whole_gradient_bytes=2.0,
     ),
     schedules=schedules_of("nanotron"),
@@ -158,9 +157,7 @@ NANOTRON = Framework(
     contexts=(),
     experts=False,
 )
-"""Stages by `build_model` (`models/base.py`). bf16 gradients of a whole backward are added to those
-in float32 (`FP32GradientAccumulator`).
-"""
+"""bf16 gradients of a whole backward are added to those in float32 (`FP32GradientAccumulator`)."""
 TORCHTITAN = Framework(
     "torchtitan",
     behaviour(2.0, repeated_products=0.5),

@@ -65,9 +65,8 @@ def lay_out(job: Job, plan: Plan) -> PlanLayout:
     """The stages of a plan and what each rank holds."""
     samples = job.largest_micro_batch(plan)
     shard = sharding(plan, job.model.seq_len, float(samples), job.runtime)
-    runtime = job.runtime
-    cut = (runtime.balanced_stages, runtime.passing_stages, job.counts_of(plan))
-    stages = split_model(job.model, plan.pp.num_stages, *cut)
+    counts = job.counts_of(plan)
+    stages = split_model(job.model, plan.pp.num_stages, job.runtime.balanced_stages, counts)
     live, placement = live_micro_batches(
         plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual
     )

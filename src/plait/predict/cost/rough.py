@@ -51,10 +51,10 @@ def kinds(
     model: Model,
     schedule: str,
     sizes: tuple[int, int, int],
-    cut: tuple[bool, bool, tuple[int, ...]],
+    cut: tuple[bool, tuple[int, ...]],
 ) -> tuple[RankKind, ...]:
     """The kinds of ranks of a pipeline; `sizes` is (ranks, stages of a rank, micro-batches),
-    `cut` is (`Runtime.balanced_stages`, `Runtime.passing_stages`, `Job.counts`).
+    `cut` is (`Runtime.balanced_stages`, `Job.counts`).
     """
     num_ranks, virtual, micro_batches = sizes
     stages = split_model(model, num_ranks * virtual, *cut)
@@ -104,8 +104,7 @@ class RoughPlan:
             shown = min(shown, 4 * pp.size)
         inner = _inner(plan.dp, plan.tp, plan.cp, pp.size, plan.ep, plan.precision)
         sizes = (pp.size, pp.virtual, shown)
-        runtime = self.job.runtime
-        cut = (runtime.balanced_stages, runtime.passing_stages, self.job.counts_of(plan))
+        cut = (self.job.runtime.balanced_stages, self.job.counts_of(plan))
         found = kinds(self.job.model, pp.schedule, sizes, cut)
         return tuple((kind, rank_state(kind.stages, inner, self.job)) for kind in found)
 

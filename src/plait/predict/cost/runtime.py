@@ -48,8 +48,6 @@ class Runtime:
     """
     balanced_stages: bool = True
     """Stages are cut by cost, not by equal numbers of layers."""
-    passing_stages: bool = False
-    """A stage takes each block until their weights pass its share, as nanotron cuts."""
     expert_imbalance: float = 1.0
     """Tokens of the busiest expert rank over the mean: a step waits for it, and it receives as many
     more.

@@ -36,12 +36,10 @@ def split_model(
     model: Model,
     num_stages: int,
     balanced: bool = True,
-    passing: bool = False,
     counts: tuple[int, ...] = (),
 ) -> tuple[StageBlocks, ...]:
     """`num_stages` stages in order: of nearly equal flops, or (not balanced) of nearly equal
-    numbers of layers. `passing` is the cut of nanotron (see `_passing_ends`). `counts` are the
-    layers of each stage, or all its blocks.
+    numbers of layers. `counts` are the layers of each stage, or all its blocks.
 
     Raises `PlanError` when there are more stages than layers.
     """
@@ -56,8 +54,6 @@ def split_model(
         )
     if counts:
         ends = _counted_ends(counts, len(blocks), model)
-    elif passing:
-        ends = _passing_ends(blocks, num_stages)
     elif balanced:
         ends = _balanced_ends([block.flops(model.seq_len) for block in blocks], num_stages)
     elif inner % num_stages and len(blocks) % num_stages == 0:
@@ -87,25 +83,6 @@ def _counted_ends(counts: tuple[int, ...], num_blocks: int, model: Model) -> lis
             f"{num_blocks - 2} layers, and {num_blocks} with embedding and head, at least 1 a stage"
         )
     return list(accumulate(sizes))
-
-
-def _passing_ends(blocks: list[Block], num_stages: int) -> list[int]:
-    """The end of each stage where a stage takes each block until their weights pass its share.
-
-    The block that passes is the stage's own. An embedding costs nothing (`build_model` of
-    nanotron's `models/base.py`). A stage that would be left without a block is given one.
-    """
-    costs = [0.0 if block.name == "embedding" else float(block.parameters) for block in blocks]
-    share = sum(costs) / num_stages
-    ends: list[int] = []
-    total = 0.0
-    for index, cost in enumerate(costs):
-        total += cost
-        left = len(costs) - index - 1
-        waiting = num_stages - 1 - len(ends)
-        if waiting and (total > share * (len(ends) + 1) or left == waiting):
-            ends.append(index + 1)
-    return [*ends, len(costs)]
 
 
 def layer_shares(num_layers: int, num_stages: int) -> tuple[int, ...]:
