@@ -160,7 +160,7 @@ SCHEDULES: Final[Mapping[str, ScheduleFacts]] = MappingProxyType(
             bubble=1 / 3,
             live=_vee,
             searched=True,
-            elsewhere=frozenset({"torchtitan"}),
+            elsewhere=frozenset({"hai-llm", "torchtitan"}),
             torch_name="DualPipeV",
         ),
         "pipedream": ScheduleFacts(asynchronous=True),

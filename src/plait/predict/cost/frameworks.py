@@ -237,7 +237,7 @@ HAI_LLM = Framework(
         compute_share=112 / 132,
     ),
     attention="cudnn",
-    schedules=("dualpipev",),
+    schedules=schedules_of("hai-llm"),
     tensor_modes=(),
     data=("allreduce", ZERO[1]),
     contexts=(),
