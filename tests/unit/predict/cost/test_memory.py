@@ -122,3 +122,23 @@ def test_full_recomputation_keeps_the_inputs_of_blocks_and_one_block_at_work():
 def test_offloaded_state_leaves_the_device():
     plan = Plan.parse("dp2:zero1,offload precision:bf16")
     assert model_states(WeightBytes(1e6, 0.0, 0.0), plan, 2.0, 2).optimizer == 0
+
+
+def test_gradients_of_a_whole_backward_live_beside_other_micro_batches():
+    """nanotron's bf16 gradients: two bytes a weight of a stage, and none without a pipeline."""
+    sizes = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 64}
+    model = describe({"name": "llama", **sizes}, 32)
+    for text, expected in (("pp2 mb2 precision:bf16", True), ("dp2 mb2 precision:bf16", False)):
+        plan = Plan.parse(text)
+        buffers = [
+            estimate_job(
+                Job(model, 4, runtime=Runtime(whole_gradient_bytes=width)),
+                plan,
+                machine("a100-80gbx2"),
+            )
+            .stage_memory[0]
+            .buffers
+            for width in (0.0, 2.0)
+        ]
+        stage = lay_out(Job(model, 4), plan).ranks[0].weights.total
+        assert buffers[1] - buffers[0] == pytest.approx(2 * stage if expected else 0.0)
