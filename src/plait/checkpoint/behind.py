@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
+import sys
 import threading
 import time
 import weakref
@@ -23,6 +25,7 @@ import torch
 from torch import Tensor
 
 from plait.checkpoint.agreement import Agreement, Entries
+from plait.checkpoint.file import file_order
 from plait.checkpoint.write import (
     Prepared,
     WriteFailure,
@@ -39,6 +42,7 @@ Form = tuple[torch.dtype, int]
 LOOK_SECONDS = 0.02
 SILENT_SECONDS = 600.0
 TOKEN = "token"
+NICE = 10  # of a thread that writes, above that of its process
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class BackgroundSave:
 
     Attributes:
         failure: why it came to nothing; on the first rank for all.
-        processor_seconds: of the thread, once it has ended.
+        processor_seconds: of its threads, once they have ended.
     """
 
     def __init__(self, wanted: Wanted, then: Callable[[], None], memory: SaveMemory) -> None:
@@ -85,6 +89,7 @@ class BackgroundSave:
         self._agreement = memory.agreement
         self._room = memory.room
         self._owner = weakref.ref(memory)
+        self._polite = Polite()
         self._is_copied = threading.Event()
         self._then = then
         self._thread = threading.Thread(target=self._run, name="plait-checkpoint", daemon=True)
@@ -107,7 +112,7 @@ class BackgroundSave:
             bury(self._wanted.temporary)  # the others see it
         finally:
             self._is_copied.set()
-            self.processor_seconds = time.thread_time()
+            self.processor_seconds = time.thread_time() + self._polite.seconds
 
     def _write(self) -> None:
         wanted = self._wanted
@@ -116,7 +121,7 @@ class BackgroundSave:
         self._is_copied.set()
         self._make_folder()
         prepared = self._agreed(held, entries)
-        own = attempt(write_own_file, prepared)
+        own = attempt(write_own_file, prepared, self._polite)
         told = asdict(own) if isinstance(own, WriteFailure) else {"written": own}
         self._leave("written", wanted.rank, json.dumps(told))
         if wanted.rank == 0:
@@ -226,7 +231,10 @@ def bury(temporary: Path) -> None:
 
 
 class Room:
-    """Memory on the host for the copies of a run's saves, one after the other."""
+    """Memory on the host for the copies of a run's saves, one after the other.
+
+    Copies lie in it as their file has them, so that this is written in one piece.
+    """
 
     def __init__(self) -> None:
         self._forms: list[Form] = []
@@ -236,7 +244,7 @@ class Room:
         """Copies of these shards, in the memory of those before where they are alike."""
         forms = [(shard.values.dtype, shard.numel) for shard in shards]
         if forms != self._forms:
-            self._values = [torch.empty(numel, dtype=dtype) for dtype, numel in forms]
+            self._values = _rooms(forms)
             self._forms = forms
         if shards:
             with torch.no_grad():
@@ -245,6 +253,54 @@ class Room:
             replace(shard, values=values)
             for shard, values in zip(shards, self._values, strict=True)
         ]
+
+
+def _rooms(forms: Sequence[Form]) -> list[Tensor]:
+    """Room for tensors of these forms in one piece of memory, in the order of their file."""
+    memory = torch.empty(sum(dtype.itemsize * count for dtype, count in forms), dtype=torch.uint8)
+    rooms = [memory] * len(forms)
+    start = 0
+    for index in file_order([("", dtype, (count,)) for dtype, count in forms]):
+        dtype, count = forms[index]
+        end = start + dtype.itemsize * count
+        rooms[index] = memory[start:end].view(dtype)
+        start = end
+    return rooms
+
+
+class Polite:
+    """Does something in a thread that leaves the processors to training, where the system can.
+
+    Only work that leaves the interpreter alone is for it: whoever waits for the interpreter would
+    wait for this thread's turn.
+
+    Attributes:
+        seconds: of processor time, in all.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self, act: Callable[[], None]) -> None:
+        """Return when it is done. Raises its error."""
+        errors: list[Exception] = []
+        thread = threading.Thread(target=self._live, args=(act, errors), name="plait-write")
+        thread.daemon = True
+        thread.start()
+        thread.join()
+        if errors:
+            raise errors[0]
+
+    def _live(self, act: Callable[[], None], errors: list[Exception]) -> None:
+        if sys.platform == "linux":  # others know no priority of a thread
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), own + NICE)
+        try:
+            act()
+        except Exception as error:  # it is raised where it is waited for
+            errors.append(error)
+        self.seconds += time.thread_time()
 
 
 def remove_tombstones(folder: Path) -> None:

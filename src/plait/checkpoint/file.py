@@ -18,7 +18,8 @@ import math
 import mmap
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -42,6 +43,9 @@ FORMAT_DTYPES = {
 }  # fmt: skip
 FORMAT_NAMES = {dtype: name for name, dtype in FORMAT_DTYPES.items()}
 
+Do = Callable[[Callable[[], None]], None]
+"""The way in which something is done: here and now, or by another thread."""
+
 Declared = tuple[str, torch.dtype, tuple[int, ...]]  # a tensor before its values: name, type, shape
 
 
@@ -59,6 +63,44 @@ def file_order(declared: Sequence[Declared]) -> list[int]:
     aligned.
     """
     return sorted(range(len(declared)), key=lambda index: -declared[index][1].itemsize)
+
+
+def call(act: Callable[[], None]) -> None:
+    """Do something here and now."""
+    act()
+
+
+def runs(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """The tensors in their order; those that follow each other in one host memory stand together.
+
+    >>> both = torch.arange(6.0)
+    >>> [len(run) for run in runs([both[:2], both[2:], both[:2]])]
+    [2, 1]
+    """
+    found: list[list[Tensor]] = []
+    end: tuple[int, int] | None = None  # the memory, and where its part so far ends
+    for tensor in tensors:
+        if found and not tensor.numel():  # it has no place in memory, and no bytes
+            found[-1].append(tensor)
+            continue
+        is_plain = tensor.device.type == "cpu" and tensor.is_contiguous()
+        start = tensor.data_ptr()
+        memory = tensor.untyped_storage().data_ptr()
+        if is_plain and end == (memory, start):
+            found[-1].append(tensor)
+        else:
+            found.append([tensor])
+        end = (memory, start + tensor.nbytes) if is_plain else None
+    return found
+
+
+def memory_of(run: Sequence[Tensor]) -> memoryview:
+    """The bytes of tensors that follow each other in memory."""
+    storage = run[0].untyped_storage()
+    start = run[0].data_ptr() - storage.data_ptr()
+    count = sum(tensor.nbytes for tensor in run)
+    flat = torch.empty(0, dtype=torch.uint8).set_(storage, start, (count,), (1,))
+    return flat.numpy().data
 
 
 class FileWriter:
@@ -118,6 +160,32 @@ class FileWriter:
         """Write the next tensor's elements, from any device, without a second copy of them in
         memory.
         """
+        self._expect(tensor)
+        flat = tensor.detach().reshape(-1)
+        step = max(1, _HOST_BYTES // tensor.dtype.itemsize)
+        for start in range(0, flat.numel(), step):
+            part = flat[start : start + step].cpu().contiguous()
+            part = part.as_strided(
+                part.shape, (1,)
+            )  # one element counts as contiguous with any stride, but has no bytes
+            self._write_data(part.view(torch.uint8).numpy().data)
+
+    def write_all(self, tensors: Sequence[Tensor], do: Do = call) -> None:
+        """Write all tensors that are declared, in `file_order`. `do` does the work on the bytes.
+
+        Those that lie one after the other in the memory of the host are written as one.
+        """
+        for run in runs(tensors):
+            if len(run) == 1 or not run[0].numel():
+                for tensor in run:
+                    do(partial(self.write, tensor))
+                continue
+            for tensor in run:
+                self._expect(tensor)
+            do(partial(self._write_data, memory_of(run)))
+
+    def _expect(self, tensor: Tensor) -> None:
+        """Take a tensor for the next one. Errors: `CheckpointError` where it is another."""
         name, dtype, shape = self._expected[self._next]
         if tensor.dtype != dtype or tensor.numel() != torch.Size(shape).numel():
             raise CheckpointError(
@@ -125,14 +193,6 @@ class FileWriter:
                 f"{tuple(tensor.shape)}"
             )
         self._next += 1
-        flat = tensor.detach().reshape(-1)
-        step = max(1, _HOST_BYTES // dtype.itemsize)
-        for start in range(0, flat.numel(), step):
-            part = flat[start : start + step].cpu().contiguous()
-            part = part.as_strided(
-                part.shape, (1,)
-            )  # one element counts as contiguous with any stride, but has no bytes
-            self._write_data(part.view(torch.uint8).numpy().data)
 
     def _write_data(self, data: memoryview) -> None:
         self._write(data)

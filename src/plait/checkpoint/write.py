@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from plait.checkpoint.agreement import Agreement, listed
 from plait.checkpoint.entry import entry_of
-from plait.checkpoint.file import Declared, FileWriter, file_order, format_name
+from plait.checkpoint.file import Declared, Do, FileWriter, call, file_order, format_name
 from plait.checkpoint.folder import (
     LATEST,
     step_number,
@@ -124,10 +124,10 @@ def token_of_save(random: str, meta: JsonObject, agreement: Agreement) -> str:
     return token_of(random, meta, agreement.tensors_text, agreement.digests)
 
 
-def write_own_file(prepared: Prepared) -> JsonObject:
-    """Write this rank's file; returns its record in `checkpoint.json`."""
+def write_own_file(prepared: Prepared, do: Do = call) -> JsonObject:
+    """Write this rank's file; returns its record in `checkpoint.json`. `do` works on its bytes."""
     name = f"rank-{prepared.rank:05d}-of-{prepared.world_size:05d}.safetensors"
-    return _write_file(prepared.temporary / name, prepared.held, prepared.token)
+    return _write_file(prepared.temporary / name, prepared.held, prepared.token, do)
 
 
 def complete(prepared: Prepared, written: Sequence[JsonObject]) -> None:
@@ -199,7 +199,7 @@ def _make_folder(temporary: Path, final: Path) -> None:
     temporary.mkdir()
 
 
-def _write_file(path: Path, shards: Sequence[Shard], token: str) -> JsonObject:
+def _write_file(path: Path, shards: Sequence[Shard], token: str, do: Do) -> JsonObject:
     """Write one rank's file; returns its record in `checkpoint.json`."""
     declared: list[Declared] = [
         (f"{i:06d}/{p.name}", p.values.dtype, tuple(p.values.shape)) for i, p in enumerate(shards)
@@ -209,8 +209,7 @@ def _write_file(path: Path, shards: Sequence[Shard], token: str) -> JsonObject:
     text = listed([entry_of(shard) for shard in shards])
     metadata = {KEY: token, "format": "pt", "pieces": text}  # the token first: see `token_in`
     with FileWriter(path, declared, metadata) as file:
-        for index in file_order(declared):
-            file.write(shards[index].values)
+        file.write_all([shards[index].values for index in file_order(declared)], do)
     return {
         "name": path.name,
         "size_bytes": file.size_bytes,

@@ -86,10 +86,10 @@ def test_a_save_that_fails_is_one_line(
 ) -> None:
     write = behind.write_own_file
 
-    def failing(prepared: Any) -> Any:
+    def failing(prepared: Any, *words: Any) -> Any:
         if prepared.rank == 1 and prepared.meta["step"] == step:
             raise OSError("no space left on device")
-        return write(prepared)
+        return write(prepared, *words)
 
     monkeypatch.setattr(behind, "write_own_file", failing)
     threaded(2, trained, tmp_path, 3)
