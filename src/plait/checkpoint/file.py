@@ -195,13 +195,17 @@ class FileWriter:
         self._next += 1
 
     def _write_data(self, data: memoryview) -> None:
-        self._write(data)
-        while self._checksums and len(data):
+        """Write bytes block by block: the system takes ten times as long for tens of megabytes
+        at once, where its memory is in pieces. The checksum finds each block in the cache.
+        """
+        while len(data):
             part = data[: BLOCK_BYTES - self._data_bytes % BLOCK_BYTES]
-            self._block_crc = zlib.crc32(part, self._block_crc)
+            self._write(part)
+            if self._checksums:
+                self._block_crc = zlib.crc32(part, self._block_crc)
             self._data_bytes += len(part)
             data = data[len(part) :]
-            if self._data_bytes % BLOCK_BYTES == 0:
+            if self._checksums and self._data_bytes % BLOCK_BYTES == 0:
                 self._end_block()
 
     def _end_block(self) -> None:

@@ -53,6 +53,21 @@ def test_a_file_is_the_same_by_tensors_and_in_one_piece(
     assert sorted(pieces)[-1] == sum(shard.values.nbytes for shard in shards)
 
 
+def test_the_system_gets_a_block_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One write of tens of megabytes may take it ten times as long."""
+    sizes: list[int] = []
+    write = FileWriter._write
+
+    def counted(file: FileWriter, data: bytes | memoryview) -> None:
+        sizes.append(len(data))
+        write(file, data)
+
+    monkeypatch.setattr(FileWriter, "_write", counted)
+    shards = [Shard.whole("a", torch.randn(700_000)), Shard.whole("b", torch.randn(400_000))]
+    written(tmp_path / "file", Room().copy(shards))
+    assert [size for size in sizes if size >= 1 << 16] == [1 << 20] * 4 + [4_400_000 - (4 << 20)]
+
+
 def test_an_error_of_the_other_thread_is_raised_here() -> None:
     def fail() -> None:
         raise OSError("no space left on device")
