@@ -271,7 +271,7 @@ def _rooms(forms: Sequence[Form]) -> list[Tensor]:
 class Polite:
     """Does something in a thread that leaves the processors to training, where the system can.
 
-    Only work that leaves the interpreter alone is for it: whoever waits for the interpreter would
+    Only work that leaves the interpreter alone is for it. Whoever waits for the interpreter would
     wait for this thread's turn.
 
     Attributes:
