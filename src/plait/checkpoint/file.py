@@ -195,8 +195,9 @@ class FileWriter:
         self._next += 1
 
     def _write_data(self, data: memoryview) -> None:
-        """Write bytes block by block: the system takes ten times as long for tens of megabytes
-        at once, where its memory is in pieces. The checksum finds each block in the cache.
+        """Write bytes block by block. The checksum finds each block in the cache.
+
+        For tens of megabytes at once the system may take ten times as long.
         """
         while len(data):
             part = data[: BLOCK_BYTES - self._data_bytes % BLOCK_BYTES]
