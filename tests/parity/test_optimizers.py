@@ -243,6 +243,56 @@ def test_a_users_own_optimizer_of_whole_matrices(ranks: Run, plan: str) -> None:
         torch.testing.assert_close(values, one[name], rtol=TOLERANCE, atol=1e-12)
 
 
+class Slowing(torch.optim.Optimizer):
+    """Descent by a rate that falls with a count of steps, kept in the groups."""
+
+    def __init__(self, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(params, {"lr": 0.5})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            for param in group["params"]:
+                if param.grad is not None:
+                    param.add_(param.grad, alpha=-group["lr"] / group["step"])
+
+
+def slowing(params: Iterable[nn.Parameter]) -> Slowing:
+    return Slowing(params)
+
+
+@pytest.mark.parametrize("after", ["dp1", "dp2:zero3", "tp2", "pp2:1f1b mb2"])
+def test_a_checkpoint_holds_what_an_optimizer_counts_in_its_groups(
+    ranks: Run, tmp_path: Path, after: str
+) -> None:
+    own = replace_train(optimizer=f"{__name__}:slowing")
+    one = join(ranks(1, trained, "dp1", own, EVEN, plan="dp1"))
+    folder = tmp_path / "saved"
+    ranks(2, trained, "dp2:zero1", own, EVEN, folder, 0, plan="dp2")
+    size = Plan.parse(after).world_size
+    results = join(ranks(size, trained, after, own, EVEN, folder, 1, plan=after))
+    for name, values in results.items():
+        torch.testing.assert_close(values, one[name], rtol=TOLERANCE, atol=1e-12)
+
+
+class WithModes(torch.optim.SGD):
+    """An optimizer with two sets of weights, as schedule-free ones have."""
+
+    def train(self) -> None: ...
+
+    def eval(self) -> None: ...
+
+
+@pytest.mark.parametrize("plan", ["dp1", "dp2:zero1"])
+def test_an_optimizer_with_modes_is_refused(plan: str) -> None:
+    def modes(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return WithModes(params, lr=0.1)
+
+    with pytest.raises(OptimizerError, match=r"WithModes has train\(\) and eval\(\)"):
+        build(EVEN.model(), plan, loss=losses.cross_entropy, optimizer=modes)
+
+
 def test_an_optimizer_of_whole_tensors_that_does_not_say_so_is_refused_under_tp() -> None:
     def norms(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.Adafactor(params, lr=0.01)

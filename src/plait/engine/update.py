@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import Axis
+from plait.engine.group_counts import GroupCounts
 from plait.engine.loss import LossSum, LossTotals
 from plait.errors import OptimizerError
 from plait.models.parameters import OnWhole, Parameters
 from plait.outer import Change
-from plait.parallel.data import DataStrategy
+from plait.parallel.data import DataStrategy, refuse_modes
 from plait.parallel.data.gradients import BucketState
 from plait.parallel.tensor import TensorSplit
 from plait.torch_internals import takes_gradient_scale
@@ -36,6 +37,7 @@ class Update:
 
     Attributes:
         optimizer: the optimizer of this rank's pieces.
+        counts: the numbers that the optimizer changes in its groups.
         clip_grad_norm: the largest norm of the gradient; None does not clip.
         loss_copies: ranks of the tensor axis that compute each sample's loss.
     """
@@ -59,6 +61,7 @@ class Update:
         self.loss_copies = 1 if split is None else split.loss_copies
         self._weight = None if split is None else split.weight
         self.optimizer = optimizer
+        self.counts = GroupCounts(optimizer)
         self.clip_grad_norm = clip_grad_norm
         self._learning_rate = learning_rate
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
@@ -146,7 +149,7 @@ class Update:
             ]
             if grads and factor != 1.0:
                 torch._foreach_mul_(grads, factor)
-        optimizer.step()
+        self.counts.step()
 
 
 def partial_sums(strategy: DataStrategy, split: TensorSplit | None) -> list[Callable[[], None]]:
@@ -184,4 +187,5 @@ def make(
             "optimizer= must be a function that returns a torch.optim.Optimizer; it returned a "
             f"{type(optimizer).__name__}"
         )
+    refuse_modes(optimizer)
     return optimizer

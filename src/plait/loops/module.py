@@ -20,6 +20,7 @@ from plait.engine.engine import Engine
 from plait.engine.loss import MetricSum
 from plait.engine.open_step import OpenStep, open_plan
 from plait.engine.optimizer_like import like
+from plait.engine.update import Update
 from plait.errors import ModelError
 from plait.loops.calls import Calls
 from plait.loops.outputs import collected
@@ -225,7 +226,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         if not self._acts():
             return loss
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it
-        follow(self.module.engine.update.optimizer, self.optimizer)
+        follow(self.module.engine.update, self.optimizer)
         self.step_was_skipped = not self.module.update()
         return loss
 
@@ -255,11 +256,15 @@ def _settings_of(group: JsonMapping) -> JsonObject:
     return {key: value for key, value in group.items() if key != "params"}
 
 
-def follow(own: torch.optim.Optimizer, loops: torch.optim.Optimizer) -> None:
-    """Take the settings of the loop's groups, as a scheduler has left them."""
-    for group, told in zip(own.param_groups, loops.param_groups, strict=True):
+def follow(update: Update, loops: torch.optim.Optimizer) -> None:
+    """Take the settings of the loop's groups, as a scheduler has left them.
+
+    What a step counts in the engine's groups stays, as the loop's own optimizer makes no step.
+    """
+    kept = {"params", *update.counts.names}
+    for group, told in zip(update.optimizer.param_groups, loops.param_groups, strict=True):
         group.update(
-            {key: value for key, value in told.items() if key in group and key != "params"}
+            {key: value for key, value in told.items() if key in group and key not in kept}
         )
 
 

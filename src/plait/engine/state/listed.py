@@ -62,6 +62,7 @@ def _held(state: TrainingState) -> Iterator[object]:
     for piece in state.strategy.pieces:
         yield piece.value
         yield from kept.get(piece.value, {}).values()
+        yield from state.update.counts.of(piece.value).values()
         yield from state.driver.extra_state(piece).values()
     for parameter in state.holding.params.values():
         if not parameter.requires_grad:

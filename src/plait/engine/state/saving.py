@@ -3,6 +3,7 @@ other's checkpoint.
 
     <name>                     a parameter in master precision, or a buffer
     optimizer/<key>/<name>     what the optimizer keeps of it: `exp_avg`, `exp_avg_sq`, `step` ...
+    optimizer/group.<key>/<name>   what the optimizer counts in the group of it
     strategy/<key>/<name>      what the data strategy keeps of it: the momentum of an outer step
 
 Learning rate, dropout and data order are functions of the step, the seed and the loader's position.
@@ -23,6 +24,7 @@ from plait.checkpoint import Checkpoint
 from plait.checkpoint import save as save_shards
 from plait.checkpoint.hugging_face import ADAPTER, META
 from plait.engine.axes import data_axis
+from plait.engine.group_counts import Number
 from plait.engine.state.shards import buffer_shards, frozen_shards, optimizer_shards
 from plait.engine.state.training import TrainingState
 from plait.errors import CheckpointError
@@ -36,6 +38,7 @@ from plait.parallel.data import OptimizerShard, Replicas
 from plait.values import JsonMapping, JsonObject
 
 OPTIMIZER = "optimizer/"
+GROUP = "group."
 STRATEGY = "strategy/"
 
 
@@ -283,13 +286,8 @@ def saved_buffers(state: TrainingState) -> Iterator[Shard]:
 def _saved_optimizer(state: TrainingState) -> Iterator[Shard]:
     for piece, shard in _counted(state):
         replicas = piece.replicas
-        for key, value in state.update.optimizer.state.get(piece.value, {}).items():
+        for key, tensor in _kept_by_optimizer(state, piece):
             name = f"{OPTIMIZER}{key}/{piece.name}"
-            tensor = (
-                value
-                if isinstance(value, Tensor)
-                else torch.tensor(float(value), dtype=torch.float64)
-            )
             if tensor.shape == piece.value.shape and tensor.dim() > 0:
                 yield from _share(state, piece.name, shard.like(name, tensor), replicas)
             elif (
@@ -303,6 +301,16 @@ def _saved_optimizer(state: TrainingState) -> Iterator[Shard]:
                     f"elements of '{piece.name}'; "
                     "it is not known which elements those are, so it cannot be saved"
                 )
+
+
+def _kept_by_optimizer(state: TrainingState, piece: OptimizerShard) -> Iterator[tuple[str, Tensor]]:
+    """What the optimizer keeps of a parameter and in its group, by name; numbers as tensors."""
+    for key, value in state.update.optimizer.state.get(piece.value, {}).items():
+        is_tensor = isinstance(value, Tensor)
+        yield key, value if is_tensor else torch.tensor(float(value), dtype=torch.float64)
+    for key, number in state.update.counts.of(piece.value).items():
+        dtype = torch.float64 if isinstance(number, float) else None
+        yield f"{GROUP}{key}", torch.tensor(number, dtype=dtype)
 
 
 def _counted(state: TrainingState) -> Iterator[tuple[OptimizerShard, Shard]]:
@@ -324,12 +332,15 @@ def _load_optimizer_state(
     state: TrainingState, checkpoint: Checkpoint, piece: OptimizerShard, shard: Shard
 ) -> None:
     moments: JsonObject = {}
+    counts: dict[str, Number] = {}
     for name in checkpoint.names():
         prefix, _, rest = name.partition("/")
         key, _, param = rest.partition("/")
         if f"{prefix}/" != OPTIMIZER or param != piece.name:
             continue
-        if (
+        if key.startswith(GROUP):
+            counts[key.removeprefix(GROUP)] = checkpoint.tensor(name).item()
+        elif (
             checkpoint.global_shape(name) == state.holding.shapes[piece.name]
             and piece.value.dim() > 0
         ):
@@ -337,6 +348,7 @@ def _load_optimizer_state(
             _fill(checkpoint, shard.like(name, moments[key]))
         else:
             moments[key] = checkpoint.tensor(name)
+    state.update.counts.take(piece.value, counts)
     if moments:
         state.update.optimizer.state[piece.value] = moments
     else:  # saved before the first update

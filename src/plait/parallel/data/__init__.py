@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from plait.errors import PlanError, nearest
 from plait.parallel.data.composite import Composite
-from plait.parallel.data.elementwise import require_elementwise
+from plait.parallel.data.elementwise import refuse_modes, require_elementwise
 from plait.parallel.data.replicated import (
     ReplicatedParameters,
     all_reduce_strategy,
@@ -58,6 +58,7 @@ __all__ = [
     "find_blocks",
     "make",
     "match_blocks",
+    "refuse_modes",
     "require_elementwise",
     "split_units",
     "unreduced",

@@ -42,12 +42,15 @@ def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str) -> None:
         on_whole = make_optimizer([whole])
         on_halves = make_optimizer(halves)
         name = type(on_whole).__name__
+        refuse_modes(on_whole)
         for grad in grads:
             whole.grad = grad.clone()
             for half, part in zip(halves, _halves(grad), strict=True):
                 half.grad = part.clone()
             on_whole.step()
             on_halves.step()
+    except OptimizerError:
+        raise
     except Exception as error:
         raise OptimizerError(
             f"{plan_text} updates shards, which are one-dimensional ranges of elements, and {name} "
@@ -63,6 +66,17 @@ def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str) -> None:
             f"{plan_text} updates shards, which are ranges of elements, and {name} is not "
             "elementwise: it updates a matrix otherwise than the two halves of its elements. "
             f"{CURE}"
+        )
+
+
+def refuse_modes(optimizer: torch.optim.Optimizer) -> None:
+    """Raise `OptimizerError` for an optimizer that has other weights in evaluation."""
+    if callable(getattr(optimizer, "eval", None)):
+        name = type(optimizer).__name__
+        raise OptimizerError(
+            f"{name} has train() and eval(), which exchange the weights; plait evaluates and saves "
+            "the weights that are trained, and calls neither. Use an optimizer without modes, such "
+            "as AdamW with a schedule of the learning rate"
         )
 
 
