@@ -1,8 +1,8 @@
 """The numbers that an optimizer changes in its own groups, such as a count of steps.
 
 torch's optimizers keep all that they learn in `state`, by parameter. Others keep numbers beside the
-learning rate in `param_groups`. A checkpoint holds these, too, with each parameter of the group, so
-that a run can go on under a plan whose ranks have other groups.
+learning rate in `param_groups`. A checkpoint holds these with each parameter of the group. So a run
+can go on under a plan whose ranks have other groups.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Number: TypeAlias = bool | int | float
 
 
 class GroupCounts:
-    """What `step` changes in the groups of one optimizer.
+    """The numbers that `step` changes in the groups of one optimizer.
 
     Settings that somebody else changes, as a schedule does with `lr`, are not among them.
     """

@@ -304,7 +304,7 @@ def _saved_optimizer(state: TrainingState) -> Iterator[Shard]:
 
 
 def _kept_by_optimizer(state: TrainingState, piece: OptimizerShard) -> Iterator[tuple[str, Tensor]]:
-    """What the optimizer keeps of a parameter and in its group, by name; numbers as tensors."""
+    """The optimizer's state of a parameter and counts of its group, by name; numbers as tensors."""
     for key, value in state.update.optimizer.state.get(piece.value, {}).items():
         is_tensor = isinstance(value, Tensor)
         yield key, value if is_tensor else torch.tensor(float(value), dtype=torch.float64)
