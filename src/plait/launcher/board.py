@@ -58,7 +58,7 @@ class Files:
         os.close(self._open.pop(path))
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close every file; the memory of one stays while another process maps it."""
         for path in list(self._open):
             self.drop(path)
 
@@ -71,7 +71,7 @@ class Page:
     num_seats: int
 
     def open(self) -> Board:
-        """Map it."""
+        """Map the page into this process, as a board."""
         return Board(self.path, self.num_seats)
 
 
@@ -205,7 +205,7 @@ class Board:
         return self._get(seat, DONE)
 
     def close(self) -> None:
-        """Unmap it."""
+        """Unmap the page from this process."""
         self._words.release()
         self._map.close()
 

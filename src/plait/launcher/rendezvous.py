@@ -56,7 +56,7 @@ class LocalRendezvous(RendezvousHandler):
         return 0
 
     def get_run_id(self) -> str:
-        """The run's own name."""
+        """The name of the run, which torch's agent gives its ranks."""
         return self._run_id
 
     def shutdown(self) -> bool:

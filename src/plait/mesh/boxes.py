@@ -42,7 +42,7 @@ class Box:
 
     @property
     def end(self) -> tuple[int, ...]:
-        """One past the last index, in every dim."""
+        """The first index after the box in every dim, as Python's slices count."""
         return tuple(map(add, self.offset, self.extent))
 
     def fits(self, shape: Sequence[int]) -> bool:

@@ -59,12 +59,12 @@ class Move:
 
 
 def gathered(axis: str, dim: int) -> Move:
-    """All parts along a dimension."""
+    """The move from parts along `dim` to all parts on every rank."""
     return Move(axis, Sharded(dim), REPLICATED)
 
 
 def scattered(axis: str, dim: int) -> Move:
-    """A part of the sum."""
+    """The move from partial sums to this rank's part of the sum, cut along `dim`."""
     return Move(axis, PARTIAL, Sharded(dim))
 
 

@@ -49,7 +49,7 @@ class AdapterSettings:
 
     @property
     def scale(self) -> float:
-        """The factor of B A."""
+        """The factor of the product of an adapter's matrices B and A."""
         return 1.0 if self.alpha is None else self.alpha / self.rank
 
     def check(self) -> None:

@@ -60,7 +60,7 @@ class SpectralConvolution(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Computed in float32 at least."""
+        """[B, H, W, D] -> [B, H, W, D], computed in float32 at least."""
         height, width = x.shape[1:3]
         if 2 * self.modes > height or self.modes > width // 2 + 1:
             raise ModelError(
@@ -101,7 +101,7 @@ class Project(nn.Module):
         self.linear = nn.Linear(hidden_size, out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Channels are moved back."""
+        """[B, H, W, D] -> [B, out, H, W]: channels are moved back to the front."""
         return self.linear(x).permute(0, 3, 1, 2)
 
 

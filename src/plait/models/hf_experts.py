@@ -47,7 +47,7 @@ class FusedExperts(ExpertWeights):
         return self.gate_up_proj
 
     def reset_parameters(self) -> None:
-        """Normal, as the library has it."""
+        """Draw both weights from a normal law of deviation `std`, as the library does."""
         nn.init.normal_(self.gate_up_proj, std=self.std)
         nn.init.normal_(self.down_proj, std=self.std)
 

@@ -57,7 +57,7 @@ class ScaledEmbedding(nn.Embedding):
         self.scale = scale
 
     def forward(self, input: Tensor) -> Tensor:
-        """Vectors of token numbers."""
+        """Token numbers [...] -> vectors [..., D], times the scale."""
         return super().forward(input) * torch.tensor(
             self.scale, dtype=self.weight.dtype, device=self.weight.device
         )

@@ -23,7 +23,7 @@ class Tee(io.TextIOBase):
         self._log = log
 
     def write(self, text: str) -> int:
-        """Write to both."""
+        """Write text to the stream and to the file; the number of characters."""
         if not self._log.closed:
             self._log.write(text)
         return self.terminal.write(text)

@@ -112,7 +112,7 @@ class CommBegin(FileRecord):
 
 
 class CommEnd(FileRecord):
-    """The end of its wait."""
+    """The end of the wait for a communication, as a line of the trace has it."""
 
     ph: Literal["e"]
     id: Whole

@@ -46,7 +46,7 @@ class Reply:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the vectors."""
+        """Bytes of the reply's vectors."""
         return sum(
             vector.numel() * vector.element_size() for vector in (self.change, *self.extra.values())
         )

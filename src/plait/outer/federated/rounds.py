@@ -24,7 +24,7 @@ from plait.outer.federated.strategies import Strategy
 
 
 class Fleet(Protocol):
-    """The clients."""
+    """The clients of a federation, as the server asks them."""
 
     num_clients: int
 

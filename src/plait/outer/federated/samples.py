@@ -29,7 +29,7 @@ class Subset:
         return self._dataset[int(self._indices[index])]
 
     def batch(self, indices: Tensor) -> PyTree:
-        """The pairs stacked."""
+        """Samples [B] -> (inputs [B, ...], targets [B, ...]), of the samples of this part."""
         return collate(self._dataset, self._indices[indices])
 
 

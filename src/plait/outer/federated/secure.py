@@ -135,7 +135,7 @@ class SecureClient:
         self._channels: dict[int, bytes] = {}
 
     def advertise(self) -> PublicKeys:
-        """Step 1."""
+        """Step 1 of the protocol: this client's two public keys, for all others."""
         return PublicKeys(
             pow(GENERATOR, self._mask_key, PRIME), pow(GENERATOR, self._channel_key, PRIME)
         )

@@ -46,7 +46,7 @@ def pack(head: JsonMapping, vectors: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def send(line: socket.socket, head: JsonMapping, vectors: Mapping[str, NDArray[Any]]) -> None:
-    """Write a statement."""
+    """Write one statement: the head as JSON, then the vectors, without pickle."""
     line.sendall(pack(head, vectors))
 
 

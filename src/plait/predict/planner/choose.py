@@ -41,7 +41,7 @@ class NothingFits(PlanError):
 
 @dataclass(frozen=True)
 class Choice:
-    """Plans best first, and what the search saw."""
+    """The answer of a search: its plans, best first, and the numbers of those that it looked at."""
 
     plans: list[Estimate]
     found: Found

@@ -42,7 +42,7 @@ class RankMemory:
 
     @property
     def total(self) -> float:
-        """All parts."""
+        """Bytes of all parts together."""
         return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
 
     def as_dict(self) -> dict[str, float]:

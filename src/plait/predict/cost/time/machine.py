@@ -154,7 +154,7 @@ class Machine(ABC):
 
     @property
     def memory_bytes(self) -> float:
-        """Memory of one device."""
+        """Bytes of memory of one device."""
         return self.memory.total_bytes
 
     def matmul_rate(self, precision: str) -> float:

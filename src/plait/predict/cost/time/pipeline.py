@@ -36,7 +36,7 @@ class StageSeconds:
 
     @property
     def backward(self) -> float:
-        """The whole backward."""
+        """Seconds of the whole backward: input gradients and weight gradients."""
         return self.input_grad + self.weight_grad
 
     @property

@@ -46,7 +46,7 @@ class Measured(Protocol):
 
     @property
     def cores(self) -> int:
-        """Ranks that compute at once."""
+        """Cores of the measured machine: the ranks that compute at once."""
         ...
 
     @property
