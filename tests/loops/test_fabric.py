@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ def under(world: World, plan: str, saved: Path | None, resume: Path | None) -> A
 
     from plait.loops.fabric import PlanStrategy
 
-    with gpt2.as_rank(world.rank, world.size):
+    with gpt2.as_rank(world.rank, world.size), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Lightning says of its own, as where Slurm is there
         os.environ["GROUP_RANK"] = "0"
         strategy = PlanStrategy(plan)
         fabric = Fabric(accelerator="cpu", devices=world.size, strategy=strategy)
@@ -85,7 +87,8 @@ def refusals(world: World) -> None:
 
     from plait.loops.fabric import PlanStrategy
 
-    with gpt2.as_rank(world.rank, world.size):
+    with gpt2.as_rank(world.rank, world.size), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Lightning says of its own, as where Slurm is there
         os.environ["GROUP_RANK"] = "0"
         with pytest.raises(PlanError, match="say devices=4"):
             Fabric(accelerator="cpu", devices=2, strategy=PlanStrategy("dp4")).launch()

@@ -7,6 +7,7 @@ import difflib
 import io
 import os
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ def losses(path: Path) -> list[float]:
 
 
 def under(world: World, name: str) -> list[float]:
-    with gpt2.as_rank(world.rank, world.size):
+    with gpt2.as_rank(world.rank, world.size), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Lightning says of its own, as where Slurm is there
         os.environ["GROUP_RANK"] = "0"
         return losses(FOLDER / f"{name}_with_plait.py")
 

@@ -19,7 +19,7 @@ class Net(nn.Module):
         """Make the layers."""
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
-        self.scale = nn.Parameter(torch.ones(()))
+        self.scale = nn.Parameter(torch.ones(1))  # 0.19.8 cannot begin with a scalar
         self.register_buffer("shift", torch.tensor([0.5, 0.25, 0.125]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
