@@ -8,6 +8,7 @@ milliseconds and is said once, not once a rank.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from dataclasses import replace
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from plait.cluster import Cluster
     from plait.config import Config
+    from plait.predict.cost.campaign import MeasuredCosts
 
 ALL = 1_000_000
 
@@ -97,7 +99,7 @@ def add_framework(parser: argparse.ArgumentParser) -> None:
 
 
 def add_campaign(parser: argparse.ArgumentParser) -> None:
-    """Declare `--tokens` and `--mtbf`."""
+    """Declare `--tokens`, `--mtbf` and `--costs`."""
     parser.add_argument(
         "--tokens",
         type=float,
@@ -111,6 +113,30 @@ def add_campaign(parser: argparse.ArgumentParser) -> None:
         help="hours between two failures of one device, such as 40000: the useful part of the "
         "time, and how often to keep the state",
     )
+    parser.add_argument(
+        "--costs",
+        type=Path,
+        metavar="RUN_DIR",
+        help="a run that has measured what a snapshot, a checkpoint and a recovery cost: with "
+        "--mtbf",
+    )
+
+
+def costs_of(arguments: argparse.Namespace) -> MeasuredCosts | None:
+    """The costs that the run of `--costs` has measured; None without. Errors: `ConfigError`."""
+    from plait.predict.cost.campaign import MeasuredCosts
+
+    if arguments.costs is None:
+        return None
+    if arguments.mtbf is None:
+        raise UsageError("--costs says what failures cost; say how often they come: --mtbf HOURS")
+    path = arguments.costs / "summary.json"
+    try:
+        return MeasuredCosts.of(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} is no summary of a run ({error}); name a run that has ended"
+        ) from None
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:

@@ -67,7 +67,7 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     open_keys = assumed(tables, job.global_batch, job.model.seq_len)
     data = {
         **guess.as_dict(),
-        **campaign(guess, arguments.tokens, arguments.mtbf),
+        **campaign(guess, arguments.tokens, arguments.mtbf, common.costs_of(arguments)),
         "framework": runs.name,
         "notes": [
             *notes(job.model, guess.plan, runs),
@@ -93,7 +93,7 @@ def _mixed_answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     guess = estimate(tables, arguments.plan, arguments.cluster, framework=arguments.framework)
     data = {
         **guess.as_dict(),
-        **campaign(guess, arguments.tokens, arguments.mtbf),
+        **campaign(guess, arguments.tokens, arguments.mtbf, common.costs_of(arguments)),
         "framework": framework_of(arguments.framework).name,
         "notes": [],
     }
@@ -239,6 +239,8 @@ def campaign_lines(data: Json) -> list[str]:
                 f"({kept['interval_steps']:,} steps), {seconds_text(kept['seconds'])} each: "
                 f"{kept['useful_fraction']:.1%}"
             )
+        if failures["measured"]:
+            lines.append(f"           measured: {', '.join(failures['measured'])}")
     return lines
 
 

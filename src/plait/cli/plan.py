@@ -100,7 +100,10 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
         cluster = cluster.with_num_devices(arguments.gpus)
     for plan in named:
         check_size(plan, cluster)
+    costs = common.costs_of(arguments)
     is_budget = plan_questions.is_budget(arguments)
+    if costs is not None and (is_budget or arguments.sweep is not None):
+        raise UsageError("--costs is for plans; leave it out of budgets and sweeps")
     if arguments.svg is not None and arguments.sweep is None:
         raise UsageError("--svg draws a sweep: say --sweep devices=8..1024")
     if arguments.sweep is not None:
@@ -126,7 +129,7 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     except NothingFits as reason:
         return Answer({"plans": [], "reason": str(reason)}, str(reason), ok=False)
     plans = [
-        {**estimate.as_dict(), **campaign(estimate, arguments.tokens, arguments.mtbf)}
+        {**estimate.as_dict(), **campaign(estimate, arguments.tokens, arguments.mtbf, costs)}
         for estimate in different(choice.plans, arguments.top)
     ]
     data: Json = {
@@ -181,7 +184,7 @@ def mixed_answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     plans = [
         {
             **one.as_dict(),
-            **campaign(one, arguments.tokens, arguments.mtbf),
+            **campaign(one, arguments.tokens, arguments.mtbf, common.costs_of(arguments)),
             "num_devices": one.num_devices,
         }
         for one in different(found, arguments.top)

@@ -10,12 +10,14 @@ estimate of the optimum checkpoint interval for restart dumps", 2006).
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from plait.errors import ConfigError
 from plait.predict.cost.records import Estimate
-from plait.values import JsonObject
+from plait.values import JsonMapping, JsonObject
 
 STORAGE_BANDWIDTH: Final = 1e9
 """Bytes a second to storage from a node: 2 TB/s for the 16,000 devices of "The Llama 3 Herd of
@@ -27,7 +29,54 @@ and test the nodes (Jiang et al., "MegaScale", 2024).
 """
 REJOIN_SECONDS: Final = 60.0
 """Seconds until ranks that kept their snapshots compute again with a spare one; an assumption."""
+SHORTEST_SECONDS: Final = 1e-6
 DAY: Final = 86400.0
+
+
+@dataclass(frozen=True)
+class MeasuredCosts:
+    """The cost of keeping state as a run has measured it, in seconds; None for what it has not.
+
+    Attributes:
+        snapshot: that a step waits for one; `checkpoint` likewise.
+        rejoin: from the loss of a rank to the next finished step, from a snapshot.
+        restart: the same, from a checkpoint.
+    """
+
+    snapshot: float | None = None
+    checkpoint: float | None = None
+    rejoin: float | None = None
+    restart: float | None = None
+
+    @staticmethod
+    def of(summary: JsonMapping) -> MeasuredCosts:
+        """The costs in the `summary.json` of a run."""
+        recoveries = summary.get("recoveries", [])
+        return MeasuredCosts(
+            _each(summary.get("snapshots", {})),
+            _each(summary.get("checkpoints", {})),
+            _middle(recoveries, ("snapshot", "replica")),
+            _middle(recoveries, ("checkpoint",)),
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """The names of what was measured."""
+        return [name for name in self.__dataclass_fields__ if getattr(self, name) is not None]
+
+
+def _each(cost: JsonMapping) -> float | None:
+    return float(cost["seconds"]) / cost["count"] if cost.get("count") else None
+
+
+def _middle(recoveries: Sequence[JsonMapping], sources: Sequence[str]) -> float | None:
+    """The median seconds of the recoveries from these sources that came to a step."""
+    known = [
+        float(one["seconds"])
+        for one in recoveries
+        if one.get("source") in sources and one.get("seconds") is not None
+    ]
+    return statistics.median(known) if known else None
 
 
 @dataclass(frozen=True)
@@ -75,20 +124,34 @@ def keeping(
     return Keeping(seconds, restart_seconds, steps * step, steps, fraction)
 
 
-def goodput(estimate: Estimate, mtbf_hours: float) -> JsonObject:
+def goodput(
+    estimate: Estimate, mtbf_hours: float, costs: MeasuredCosts | None = None
+) -> JsonObject:
     """The cost of failures for a run whose devices each fail once in `mtbf_hours`. State is kept in
-    the memory of other nodes (snapshots) or in storage (checkpoints). Raises `ConfigError` for
-    hours that cannot be.
+    the memory of other nodes (snapshots) or in storage (checkpoints). What `costs` has measured
+    takes the place of what is assumed. Raises `ConfigError` for hours that cannot be.
     """
+    costs = costs or MeasuredCosts()
     if not (mtbf_hours > 0 and math.isfinite(mtbf_hours)):
         raise ConfigError(f"mtbf = {mtbf_hours:g}: a device fails once in so many hours, as 40000")
     failure_seconds = mtbf_hours * 3600 / estimate.num_devices
     nodes = -(-estimate.num_devices // estimate.devices_per_node)
     write = estimate.state_bytes / (nodes * STORAGE_BANDWIDTH)
     copy = estimate.state_bytes / estimate.num_devices / estimate.network_bandwidth
-    snapshots = keeping(estimate, copy, REJOIN_SECONDS + copy, failure_seconds)
-    checkpoints = keeping(estimate, write, RESTART_SECONDS + write, failure_seconds)
+    snapshots = keeping(
+        estimate,
+        _first(costs.snapshot, copy),
+        _first(costs.rejoin, REJOIN_SECONDS + copy),
+        failure_seconds,
+    )
+    checkpoints = keeping(
+        estimate,
+        _first(costs.checkpoint, write),
+        _first(costs.restart, RESTART_SECONDS + write),
+        failure_seconds,
+    )
     return {
+        "measured": costs.names,
         "mtbf_hours": mtbf_hours,
         "failures_per_day": DAY / failure_seconds,
         "useful_fraction": max(snapshots.useful_fraction, checkpoints.useful_fraction),
@@ -97,8 +160,16 @@ def goodput(estimate: Estimate, mtbf_hours: float) -> JsonObject:
     }
 
 
+def _first(measured: float | None, assumed: float) -> float:
+    """The measured seconds, else those assumed. No wait at all counts as a microsecond."""
+    return assumed if measured is None else max(measured, SHORTEST_SECONDS)
+
+
 def campaign(
-    estimate: Estimate, tokens: float | None = None, mtbf_hours: float | None = None
+    estimate: Estimate,
+    tokens: float | None = None,
+    mtbf_hours: float | None = None,
+    costs: MeasuredCosts | None = None,
 ) -> JsonObject:
     """The run over so many tokens: `days`, `device_hours`, `price`, `energy_kwh` (None where the
     board's power is unknown), and `goodput` where failures are asked about. Days and what follows
@@ -107,7 +178,7 @@ def campaign(
     answer: JsonObject = {}
     useful = 1.0
     if mtbf_hours is not None:
-        answer["goodput"] = goodput(estimate, mtbf_hours)
+        answer["goodput"] = goodput(estimate, mtbf_hours, costs)
         useful = answer["goodput"]["useful_fraction"]
     if tokens is None:
         return answer

@@ -8,7 +8,7 @@ import pytest
 
 import plait
 from plait.errors import ConfigError
-from plait.predict.cost.campaign import best_interval, campaign, useful_fraction
+from plait.predict.cost.campaign import MeasuredCosts, best_interval, campaign, useful_fraction
 from tests.unit.predict.cost.shapes import LLAMA_8B, config
 
 GUESS = plait.estimate(
@@ -71,6 +71,41 @@ def test_failures_make_a_run_longer() -> None:
     plain = campaign(GUESS, tokens=1e12)
     failing = campaign(GUESS, tokens=1e12, mtbf_hours=1000.0)
     assert failing["days"] == pytest.approx(plain["days"] / failing["goodput"]["useful_fraction"])
+
+
+SUMMARY = {
+    "snapshots": {"count": 40, "seconds": 0.8},
+    "checkpoints": {"count": 4, "seconds": 0.2},
+    "recoveries": [
+        {"source": "snapshot", "seconds": 2.0},
+        {"source": "replica", "seconds": 3.0},
+        {"source": "snapshot", "seconds": None},
+        {"source": "snapshot", "seconds": 9.0},
+        {"source": "start", "seconds": 500.0},
+    ],
+}
+
+
+def test_what_a_run_has_measured_takes_the_place_of_what_is_assumed() -> None:
+    costs = MeasuredCosts.of(SUMMARY)
+    assert costs == MeasuredCosts(snapshot=0.02, checkpoint=0.05, rejoin=3.0, restart=None)
+    assumed = campaign(GUESS, mtbf_hours=10.0)["goodput"]
+    found = campaign(GUESS, mtbf_hours=10.0, costs=costs)["goodput"]
+    assert (assumed["measured"], found["measured"]) == ([], ["snapshot", "checkpoint", "rejoin"])
+    assert (found["snapshots"]["seconds"], found["snapshots"]["restart_seconds"]) == (0.02, 3.0)
+    assert found["checkpoints"]["seconds"] == 0.05
+    kept = "restart_seconds"  # no recovery of the run came from a checkpoint
+    assert found["checkpoints"][kept] == assumed["checkpoints"][kept]
+    step = GUESS.step_seconds
+    steps = max(1, round(best_interval(0.02, 10.0 * 3600 / 16) / step))
+    assert found["snapshots"]["interval_steps"] == steps
+    assert found["useful_fraction"] == pytest.approx(
+        useful_fraction(steps * step, 0.02, 3.0, 10.0 * 3600 / 16)
+    )
+
+
+def test_a_run_without_snapshots_has_measured_none() -> None:
+    assert MeasuredCosts.of({"snapshots": {"count": 0, "seconds": 0.0}}).names == []
 
 
 @pytest.mark.parametrize("numbers", [{"tokens": 0.0}, {"tokens": math.inf}, {"mtbf_hours": -1.0}])

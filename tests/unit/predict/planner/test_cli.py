@@ -86,6 +86,26 @@ def test_questions_of_a_whole_run(capsys, path):
     assert code == 2 and "15e12" in data["error"]
 
 
+def test_the_costs_of_failures_are_those_of_a_run(capsys, path, tmp_path):
+    one = {"count": 10, "seconds": 0.5}
+    (tmp_path / "summary.json").write_text(json.dumps({"snapshots": one, "recoveries": []}))
+    asked = ("--cluster", "h100x8", "--mtbf", "40000", "--costs", str(tmp_path))
+    _, data = answer(capsys, "plan", path, *asked, "--top", "2")
+    assert all(one["goodput"]["snapshots"]["seconds"] == 0.05 for one in data["plans"])
+    estimate = ("estimate", path, "--plan", "dp8:zero1 mb2", *asked)
+    _, data = answer(capsys, *estimate)
+    assert data["goodput"]["measured"] == ["snapshot"]
+    assert main([*estimate]) == 0
+    assert "measured: snapshot" in capsys.readouterr().out
+    code, data = answer(capsys, "plan", path, *asked[:2], "--costs", str(tmp_path))
+    assert code == 2 and "--mtbf HOURS" in data["error"]
+    code, data = answer(capsys, "plan", path, *asked, "--tokens", "1e9", "--sweep", "devices=8..16")
+    assert code == 2 and "--costs" in data["error"]
+    (tmp_path / "summary.json").write_text("[]")
+    code, data = answer(capsys, *estimate)
+    assert code == 2 and "is no summary of a run" in data["error"]
+
+
 @pytest.mark.parametrize("verb", ["train", "compare", "verify"])
 def test_verbs_that_run_refuse_eight_bits_in_one_sentence(capsys, path, verb):
     plan = "dp1 precision:fp8"
