@@ -30,6 +30,7 @@ from plait.values import JsonObject, PyTree
 from plait.verify.asynchronous import is_asynchronous
 from plait.verify.problem import Problem
 from plait.verify.ranks import in_new_world, make_engine
+from plait.verify.record.gathered import on_first_rank
 from plait.verify.record.observation import Record
 from plait.verify.record.observe import RankRecord, join, record_rank
 from plait.verify.reference.one_device import (
@@ -162,7 +163,7 @@ def in_world(world: World, task: DriftTask) -> DriftReport:
     """The drift of a plan on the ranks of `world`; every rank returns an equal report.
     Collective.
     """
-    records = world.axis("world").gather_objects(observe(world, task))
+    records = on_first_rank(world, observe(world, task))
     taken = world.axis("world").gather_objects(world.paths.taken())
     report: DriftReport | None = None
     if world.rank == 0:

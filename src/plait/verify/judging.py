@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -32,6 +32,7 @@ from plait.verify.reference.one_device import (
     Batch,
     Recipe,
     Slice,
+    num_samples,
     pooled_losses,
     run_reference,
     slicing_reasons,
@@ -45,7 +46,7 @@ MOST = TOLERANCE[torch.float32]  # a bound above this proves nothing: the answer
 @dataclass(frozen=True)
 class Asked:
     """A question for the evaluation: a problem under a plan. `tolerance` None: the precision's
-    own.
+    own. `reasons` are those for slices, of models that were asked before in this proof.
     """
 
     problem: Problem
@@ -53,6 +54,15 @@ class Asked:
     steps: int
     tolerance: float | None
     mesh: Mesh
+    reasons: dict[str, list[str]] = field(default_factory=dict)
+
+    def slicing_reasons(self, model: nn.Module, batch: Batch) -> list[str]:
+        """Why one device runs slices; a model is tried once for all probes that share it."""
+        about = (self.problem.model, self.problem.data, self.problem.idle, num_samples(batch))
+        key = repr((*about, self.dtype))
+        if key not in self.reasons:
+            self.reasons[key] = slicing_reasons(model, batch)
+        return list(self.reasons[key])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -119,7 +129,7 @@ def judge_record(
     plan = asked.plan
     model = problem.make_whole_model(asked.dtype)
     batches = problem.batches(asked.steps, asked.dtype)
-    notes = slicing_reasons(model, batches[0])
+    notes = asked.slicing_reasons(model, batches[0])
     pooled = pooled_losses(model) if plan.micro_batches > 1 and not notes else []
     how = {"by_slice": bool(notes), "by_micro_batch": bool(pooled)}
 

@@ -26,6 +26,7 @@ from plait.verify.problem import Problem, with_keys
 from plait.verify.progress import Clock
 from plait.verify.ranks import in_new_world, make_engine
 from plait.verify.record.compare import Difference, differences
+from plait.verify.record.gathered import on_first_rank
 from plait.verify.record.observation import Record
 from plait.verify.record.observe import RankRecord, join, record_rank
 from plait.verify.reference.one_device import Batch, Slice
@@ -124,7 +125,7 @@ def _second_leg(world: World, leg: Leg) -> Report:
     meta = engine.load(leg.folder)
     loader.load_state_dict(meta["loader"], meta["step"])
     own = record_rank(engine, islice(loader, leg.steps), leg.steps)
-    records = world.axis("world").gather_objects(own)
+    records = on_first_rank(world, own)
     report = judged(world, leg, plan, join(records)) if world.rank == 0 else None
     told: Report = world.axis("world").gather_objects(report)[0]
     return told

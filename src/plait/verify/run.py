@@ -35,6 +35,7 @@ from plait.verify.problem import Problem, plan_dtype
 from plait.verify.progress import Clock, predicted_seconds, step_seconds
 from plait.verify.ranks import in_new_world, make_engine
 from plait.verify.record.compare import TOLERANCE
+from plait.verify.record.gathered import on_first_rank
 from plait.verify.record.observe import record_rank
 from plait.verify.report import Report
 from plait.verify.resumed import resumed
@@ -220,6 +221,7 @@ def in_world(world: World, task: VerifyTask) -> Report:
     skipped = []
     parts: list[Report] = []
     left: list[str] = []
+    reasons: dict[str, list[str]] = {}
     clock = replace(task.clock, speaks=task.clock.speaks and world.rank == 0, begun=time.time())
     count = len(task.probes) + bool(task.training)
     for number, name in enumerate(task.probes, start=1):
@@ -234,9 +236,8 @@ def in_world(world: World, task: VerifyTask) -> Report:
         if isinstance(changed, str):
             skipped.append(f"probe {name} does not apply: {changed}")
         else:
-            part = replace(
-                _compare(world, changed[0], plan if task.final else changed[1], task), title=name
-            )
+            under = plan if task.final else changed[1]
+            part = replace(_compare(world, changed[0], under, task, reasons), title=name)
             if not part.ok and not task.final and all(earlier.ok for earlier in parts):
                 part = _with_module(world, part, *changed)
             parts.append(replace(part, seconds=_seconds_since(world, begun)))
@@ -297,7 +298,13 @@ def _why(name: str) -> str:
     return PROBES[name].why if name in PROBES else "the precision and the update of training"
 
 
-def _compare(world: World, problem: Problem, plan: Plan, task: VerifyTask) -> Report:
+def _compare(
+    world: World,
+    problem: Problem,
+    plan: Plan,
+    task: VerifyTask,
+    reasons: dict[str, list[str]],
+) -> Report:
     """One problem under one plan against one device; the first rank does the reference and tells
     the others.
     """
@@ -306,9 +313,9 @@ def _compare(world: World, problem: Problem, plan: Plan, task: VerifyTask) -> Re
     axis = world.axis("dp")
     record = record_stream if is_asynchronous(plan) else record_rank
     own = record(engine, problem.loader(axis.rank, axis.size), task.steps)
-    records = world.axis("world").gather_objects(own)
+    records = on_first_rank(world, own)
     prove = judge_stream if is_asynchronous(plan) else judge_steps
-    asked = Asked(problem, plan, task.steps, task.tolerance, world.mesh)
+    asked = Asked(problem, plan, task.steps, task.tolerance, world.mesh, reasons)
     report = prove(asked, records) if world.rank == 0 else None
     told: Report = world.axis("world").gather_objects(report)[0]
     return told

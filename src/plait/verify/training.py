@@ -24,6 +24,7 @@ from plait.verify.probes import with_optimizer
 from plait.verify.problem import Problem
 from plait.verify.ranks import make_engine
 from plait.verify.record.compare import Difference, differences
+from plait.verify.record.gathered import on_first_rank
 from plait.verify.record.observation import Record
 from plait.verify.record.observe import RankRecord, join, record_rank
 from plait.verify.reference.lowered import LowPrecision
@@ -62,7 +63,7 @@ def prove(world: World, problem: Problem, plan: Plan, steps: int) -> Report:
         engine = make_engine(own_problem, plan, world)
         axis = world.axis("dp")
         own = record_rank(engine, own_problem.loader(axis.rank, axis.size), steps)
-        records = world.axis("world").gather_objects(own)
+        records = on_first_rank(world, own)
         if world.rank == 0:
             differences += judged(own_problem, plan, steps, records)
     world.paths.limits = {}

@@ -231,7 +231,8 @@ class Initializer:
             module._parameters[key] = fresh
         try:
             with _DRAWING, torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
-                torch.manual_seed(derive_seed(self._seed, "parameters", name))
+                # torch.manual_seed asks every kind of device; values are drawn on the host alone.
+                torch.default_generator.manual_seed(derive_seed(self._seed, "parameters", name))
                 reset()
             values = {key: fresh.detach() for key, fresh in scratch.items()}
             _check_written(name, module, values)

@@ -29,6 +29,7 @@ from plait.verify.outside.rows import keys_of, rows_of, samples_in_a_row
 from plait.verify.outside.source import LOOP, PAIR, Functions
 from plait.verify.outside.task import DTYPES, Made, Trial
 from plait.verify.outside.watch import ObservedUpdate, StepWatch, group_is_there
+from plait.verify.record.gathered import on_first_rank
 from plait.verify.record.observation import Observation
 from plait.verify.report import Report
 
@@ -78,7 +79,7 @@ def _on_ranks(world: World, trial: Trial) -> Report:
     problem_made = _made(functions, DTYPES[trial.dtype], trial.steps)
     plain = copy.deepcopy(problem_made.model)
     own = _run(functions, problem_made)
-    ranks = world.axis("world").gather_objects(own)
+    ranks = on_first_rank(world, own)
     answer: Report | Exception | None = None
     if world.rank == 0:
         try:

@@ -61,14 +61,17 @@ def tolerance_of(record: Record) -> float:
     return max((TOLERANCE.get(dtype, 1e-4) for dtype in dtypes), default=TOLERANCE[torch.float64])
 
 
+def peak(value: Tensor) -> float:
+    """The largest absolute element of a tensor that has some; NaN where one is."""
+    if value.is_floating_point():
+        return float(torch.linalg.vector_norm(value, ord=math.inf))
+    return float(value.abs().max())
+
+
 def largest(tensors: Mapping[str, Tensor | None]) -> float:
     """The largest absolute element over all tensors; 0 when there is none."""
     return max(
-        (
-            float(value.abs().max())
-            for value in tensors.values()
-            if value is not None and value.numel()
-        ),
+        (peak(value) for value in tensors.values() if value is not None and value.numel()),
         default=0.0,
     )
 
@@ -89,10 +92,10 @@ def relative_error(value: Tensor | None, truth: Tensor | None, scale: float = 0.
         return math.inf
     if truth.numel() == 0:
         return 0.0
-    gap = float((value.double() - truth.double()).abs().max())
+    gap = peak(value.double() - truth.double())
     if gap == 0.0:
         return 0.0
-    size = max(float(truth.abs().max()), FLOOR * scale)
+    size = max(peak(truth), FLOOR * scale)
     error = gap / size if size > 0 else math.inf
     return error if math.isfinite(error) else math.inf
 

@@ -19,7 +19,14 @@ from plait.engine.engine import Engine
 from plait.engine.state.shards import gradient_shards, module_shards
 from plait.mesh import Shard
 from plait.values import PyTree
-from plait.verify.record.observation import Observation, RankView, Record, Shards, Tensors
+from plait.verify.record.observation import (
+    Observation,
+    RankView,
+    Record,
+    Shards,
+    Tensors,
+    same_memory,
+)
 from plait.verify.record.samples import Samples, samples_of
 
 
@@ -102,14 +109,25 @@ def buffers_of(engine: Engine) -> Tensors:
 
 
 def _replicas(engine: Engine) -> list[Shard]:
-    """The parameters as the module has them; ZeRO-3 keeps none between steps."""
+    """The parameters as the module has them; ZeRO-3 keeps none between steps.
+
+    Those whose memory is the masters' own are left out: they are the same numbers.
+    """
     masters = {piece.name: piece.value.dtype for piece in engine.strategy.pieces}
+    known = {_memory(shard) for shard in engine.local_parameters()}
     shards = module_shards(engine.holding)
     return [
         _copy(shard)
         for shard in shards
         if masters.get(shard.name, shard.values.dtype) == shard.values.dtype
+        and _memory(shard) not in known
     ]
+
+
+def _memory(shard: Shard) -> tuple[str, int, int, torch.dtype]:
+    """The memory of a shard's values."""
+    values = shard.values
+    return shard.name, values.data_ptr(), values.numel(), values.dtype
 
 
 def _published(engine: Engine) -> list[Shard]:
@@ -200,14 +218,24 @@ def _if_split(shards: Shards, grads: Tensors) -> Shards:
 
 
 def assembled(ranks: Sequence[Sequence[Shard]]) -> dict[str, Tensor]:
-    """Whole tensors, each element from the first rank that has it; NaN where none has."""
+    """Whole tensors, each element from the first rank that has it; NaN where none has.
+
+    Where the first has all of it, the tensor is that rank's own.
+    """
     whole: dict[str, Tensor] = {}
     known: dict[str, Tensor] = {}
+    complete: set[str] = set()
     for shards in ranks:
         for shard in shards:
+            if shard.name in complete:
+                continue
             index = shard.index()
+            size = torch.Size(shard.global_shape).numel()
+            if shard.name not in whole and _is_all(index, size):
+                whole[shard.name] = shard.values
+                complete.add(shard.name)
+                continue
             if shard.name not in whole:
-                size = torch.Size(shard.global_shape).numel()
                 whole[shard.name] = torch.full((size,), float("nan"), dtype=shard.values.dtype)
                 known[shard.name] = torch.zeros(size, dtype=torch.bool)
             new = ~known[shard.name][index]
@@ -217,15 +245,24 @@ def assembled(ranks: Sequence[Sequence[Shard]]) -> dict[str, Tensor]:
     return {name: value.view(shapes[name]) for name, value in whole.items()}
 
 
+def _is_all(index: slice | Tensor, size: int) -> bool:
+    return isinstance(index, slice) and (index.start, index.stop) == (0, size)
+
+
+def _agrees(shard: Shard, agreed: Tensor) -> bool:
+    """Whether a shard is its part of the whole tensor, or the same memory."""
+    whole = agreed.reshape(-1)
+    if shard.values.numel() == whole.numel() and same_memory(shard.values, whole):
+        return True
+    return torch.equal(shard.values, whole[shard.index()])
+
+
 def _views(ranks: Sequence[Sequence[Shard]], agreed: Tensors) -> dict[int, dict[str, Tensor]]:
     """The values of every rank for the names on which ranks do not agree. The result is empty where
     all agree.
     """
     odd = {
-        shard.name
-        for shards in ranks
-        for shard in shards
-        if not torch.equal(shard.values, agreed[shard.name].reshape(-1)[shard.index()])
+        shard.name for shards in ranks for shard in shards if not _agrees(shard, agreed[shard.name])
     }
     views: dict[int, dict[str, Tensor]] = {}
     for rank, shards in enumerate(ranks):
