@@ -35,7 +35,9 @@ def test_gradients_of_a_closure_are_those_after_it(ranks) -> None:
     assert report.error("grad") < 1e-13
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "tensor", "pipelining", "modules", "own_engine"])
+@pytest.mark.parametrize(
+    "name", ["ddp", "frozen", "fsdp2", "tensor", "pipelining", "modules", "own_engine"]
+)
 def test_a_right_step_is_equal(ranks, name: str) -> None:
     report = report_of(ranks, f"{name}.py")
     assert report.ok, report.text()

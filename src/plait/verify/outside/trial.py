@@ -181,7 +181,7 @@ def _run(functions: Functions, made: Made) -> RankSteps:
             sketches.extend(watch.sketches.found)
         update = watch.take()
         norm = update.norms[-1][1] if update.norms else None
-        params = watch.params(set(update.settings) | set(update.grads))
+        params = watch.params(set(update.settings) | set(update.grads) | watch.frozen())
         observations.append(Observation(_number(loss), update.grads, params, norm))
         update.grads = {}
         updates.append(update)

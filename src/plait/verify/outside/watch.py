@@ -120,6 +120,10 @@ class StepWatch:
                     params.setdefault(known, parameter)
         return params
 
+    def frozen(self) -> set[str]:
+        """The names of parameters that do not train, which an optimizer need not hold."""
+        return {name for name, parameter in self.live().items() if not parameter.requires_grad}
+
     def params(self, names: set[str]) -> dict[str, Tensor]:
         """Whole values of these parameters. Collective where they are sharded."""
         known = {name: value for name, value in self.engines.params().items() if name in names}

@@ -1,0 +1,61 @@
+"""The walk: every feature of a group on ranks that are started once, and its answer."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+
+from atlas.features.feature import Feature
+from plait import comm
+from plait.comm import World
+from plait.launcher import joined_world, launch
+from plait.mesh import Mesh
+from plait.verify.outside.trial import TIMEOUT_SECONDS, on_ranks
+
+Row = tuple[str, str]
+
+
+def features_of(group: str) -> list[Feature]:
+    """The features of a group."""
+    found: list[Feature] = importlib.import_module(f"atlas.features.{group}").FEATURES
+    return found
+
+
+def judged(world: World, feature: Feature) -> str:
+    """The answer in one line. Collective."""
+    try:
+        report = on_ranks(world, feature.trial)
+    except Exception as error:  # every error of a framework is an answer
+        lines = str(error).strip().splitlines() or [""]
+        return f"{type(error).__name__}: {lines[0]}"
+    if report.ok:
+        return "equal"
+    first = report.findings[0].text if report.findings else report.text().splitlines()[0]
+    return f"not equal: {first}"
+
+
+def _rank_main(task: tuple[str, int]) -> list[Row]:
+    group, nproc = task
+    joined = joined_world()
+    assert joined is not None
+    warnings.simplefilter("ignore")
+    world = comm.init(
+        Mesh(dp=joined.world_size), backend="gloo", timeout_seconds=TIMEOUT_SECONDS, device="cpu"
+    )
+    rows = []
+    for feature in features_of(group):
+        if feature.nproc == nproc:
+            answers = world.axis("world").gather_objects(judged(world, feature))
+            rows.append((feature.name, next((one for one in answers if one != "equal"), "equal")))
+            if world.rank == 0:
+                print(f"{group:<10} {rows[-1][0]:<48} {rows[-1][1]}", flush=True)
+    world.close(together=True)
+    return rows
+
+
+def walked(group: str) -> list[Row]:
+    """Every feature of a group with its answer."""
+    rows: list[Row] = []
+    for nproc in sorted({one.nproc for one in features_of(group)}):
+        rows += launch(_rank_main, (group, nproc), nproc=nproc)[0]
+    return rows
