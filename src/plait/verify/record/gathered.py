@@ -11,7 +11,7 @@ import hashlib
 import io
 import pickle
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -53,10 +53,9 @@ def pack(item: object, known: set[bytes]) -> bytes:
     return stream.getvalue()
 
 
-def unpack(packed: bytes, table: Mapping[bytes, Tensor]) -> T:  # type: ignore[type-var]  # as packed
+def unpack(packed: bytes, table: Mapping[bytes, Tensor]) -> Any:
     """The inverse of `pack`. The bytes are of this run's own ranks."""
-    item: T = _Unpacker(io.BytesIO(packed), table).load()
-    return item
+    return _Unpacker(io.BytesIO(packed), table).load()
 
 
 class _Packer(pickle.Pickler):

@@ -83,7 +83,7 @@ def run_reference(
     start = _values(named)
     apart = BuffersApart(model)
     steps = []
-    before: Tensors | None = None
+    known = [start]
     for step, batch in enumerate(batches):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * recipe.lr_factor(step)
@@ -101,11 +101,10 @@ def run_reference(
             else [Slice(0, 0, batch)]
         )
         stale = (
-            _stale_gradients(_at(old, before, model), recipe, work, seeded=by_slice)
-            if old is not None and before
+            _stale_gradients(_at(old, known[step - 1], model), recipe, work, seeded=by_slice)
+            if old is not None and step
             else {}
         )
-        before = _values(named)
         total, count, auxiliary = _accumulate(
             model, recipe.loss, work, seeded=by_slice, apart=apart
         )
@@ -127,6 +126,7 @@ def run_reference(
             samples=[samples_of(batch)],
             auxiliary=besides,
         )
+        known.append(seen.params)
         steps.append(replace(seen, contributions=added, stale_grads=stale))
     return Record(start, steps)
 
