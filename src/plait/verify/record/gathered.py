@@ -54,7 +54,7 @@ def pack(item: object, known: set[bytes]) -> bytes:
 
 
 def unpack(packed: bytes, table: Mapping[bytes, Tensor]) -> Any:
-    """The inverse of `pack`. The bytes are of this run's own ranks."""
+    """The item whose bytes `pack` made. They come from this run's own ranks."""
     return _Unpacker(io.BytesIO(packed), table).load()
 
 
