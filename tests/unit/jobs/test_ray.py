@@ -88,7 +88,8 @@ def test_a_machine_that_shuts_down_saves_and_the_run_goes_on(tmp_path: Path) -> 
     assert process.returncode == 0, output
     assert "SIGTERM: ended after step" in output
     assert "from step-" in output
-    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").open()]
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
     assert steps == list(range(1, 401))
 
 
