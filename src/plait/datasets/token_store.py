@@ -1,12 +1,14 @@
 """Tokens of rows, made once and kept in files under a key of their content.
 
 The key follows from the files (size, time, first bytes), the tokenizer and the settings. A folder
-of tokens appears whole or not at all. Without a place to keep them the tokens stay in memory.
+of tokens appears whole or not at all. Without a folder to write to, the tokens stay in memory. A
+full disk ends the run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -27,7 +29,7 @@ import numpy as np
 from plait.datasets.documents import DocumentFacts, Documents, Numbers
 from plait.datasets.rows import Row, RowSource
 from plait.datasets.tokenizer import BadRow, Encoded, Tokenizer
-from plait.errors import DataError
+from plait.errors import DataError, RunError
 from plait.values import JsonObject
 
 CACHE: Final = Path("~/.cache/plait/tokens")
@@ -45,7 +47,15 @@ ENDS: Final = "ends.npy"
 
 
 class StoreFailed(Exception):
-    """The cache cannot be written; the reason is the system's."""
+    """The cache cannot be written; the reason is the system's.
+
+    Attributes:
+        is_full: there is a place to write, and no room.
+    """
+
+    def __init__(self, failure: OSError) -> None:
+        super().__init__(failure.strerror or str(failure))
+        self.is_full = failure.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,10 @@ class Making:
 
 
 def documents(making: Making, cache: Path | None = None) -> Documents:
-    """The documents of rows: those that are kept, else made and kept. Raises `DataError`."""
+    """The documents of rows: those that are kept, else made and kept.
+
+    Errors: `DataError` for bad rows, `RunError` for a full disk under the cache.
+    """
     folder = (cache or CACHE).expanduser()
     made_of_rows = folder / making.key
     if not (made_of_rows / FACTS).is_file():
@@ -77,6 +90,11 @@ def documents(making: Making, cache: Path | None = None) -> Documents:
                 if not (made_of_rows / FACTS).is_file():
                     _keep(making, made_of_rows)
         except StoreFailed as failure:
+            if failure.is_full:
+                raise RunError(
+                    f"tokens cannot be kept in {folder}: {failure}; free some, or name a folder "
+                    "with room by data.cache"
+                ) from failure
             print(
                 f"warning: tokens cannot be kept in {folder}: {failure}; they stay in memory, and "
                 "every process makes its own",
@@ -311,7 +329,7 @@ def _storing() -> Iterator[None]:
     try:
         yield
     except OSError as failure:
-        raise StoreFailed(failure.strerror or str(failure)) from failure
+        raise StoreFailed(failure) from failure
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import torch
 from plait import datasets
 from plait.datasets import token_store
 from plait.datasets.files import load_documents, load_sequences
-from plait.errors import DataError
+from plait.errors import DataError, RunError
 
 LLAMA = {"name": "llama", "vocab_size": 300}
 TEMPLATE = (
@@ -201,11 +201,8 @@ def test_tokenizing_tells_how_far_it_is(
     assert capsys.readouterr().err == ""
 
 
-def test_a_full_disk_is_said_and_tokens_stay_in_memory(
-    tmp_path: Path,
-    data: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_a_full_disk_ends_the_run(
+    tmp_path: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -213,11 +210,8 @@ def test_a_full_disk_is_said_and_tokens_stay_in_memory(
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     data["files"] = [str(tmp_path / "a.txt")]
     monkeypatch.setattr(np, "save", full)
-    assert texts_of(data) == ["one\n", "two\n"]
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "tokens cannot be kept in" in said
-    assert "No space left on device" in said
+    with pytest.raises(RunError, match=r"tokens cannot be kept in .*No space left on device; free"):
+        texts_of(data)
     assert list((tmp_path / "kept").iterdir()) == []
 
 
