@@ -134,10 +134,13 @@ def _report(problem: Problem, plan_text: str) -> Report:
     asked = VerifyTask(problem, str(plan), STEPS, None, ("sgd",), final=True)
 
     def rank(world: World) -> Report:
+        together = False  # a rank that fails leaves alone, so that its own error is seen
         try:
-            return in_world(world, asked)
+            report = in_world(world, asked)
+            together = True
+            return report
         finally:
-            world.close()
+            world.close(together=together)
 
     with one_generator():
         return simulate(Mesh.of(plan), rank, timeout_seconds=30.0)[0]

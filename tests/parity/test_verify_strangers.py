@@ -27,3 +27,27 @@ def test_a_mean_over_sequences_in_mappings_passes(ranks: Any, plan: str) -> None
     report = ranks(2, run_task, task, plan=plan)[0]
     assert report.ok, report.text()
     assert {part.title for part in report.parts} == {*probes, "training-float32"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "plan"),
+    [
+        *[("Scanner", plan) for plan in ("cp2:ring", "cp2:ulysses", "tp2", "dp2")],
+        *[("Turns", plan) for plan in ("tp2", "pp2:1f1b mb2")],
+    ],
+)
+def test_scans_objects_and_turns_pass(ranks: Any, kind: str, plan: str) -> None:
+    """A residual stream outside the blocks sees whole sequences; outputs may be objects or 0-dim;
+    a layer that reads what a rank has a part of is no column.
+    """
+    problem = problem_of(load(config(kind)))
+    task = VerifyTask(problem, f"{plan} precision:float64", 2, None, ("sgd",))
+    report = ranks(2, run_task, task, plan=plan)[0]
+    assert report.ok, report.text()
+
+
+def test_a_failure_on_one_device_is_told_by_every_rank(ranks: Any) -> None:
+    problem = problem_of(load(config("Nothing")))
+    task = VerifyTask(problem, "dp2 precision:float64", 2, None, ("sgd",))
+    with pytest.raises(Exception, match="a Hidden, in which no tensor is found"):
+        ranks(2, run_task, task, plan="dp2")

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from plait.comm import World
 from plait.engine.build import build, join_world
 from plait.engine.engine import Engine
+from plait.errors import PlaitError, RunError
 from plait.launcher import launch
 from plait.plan import Plan
 from plait.verify.problem import Problem
@@ -44,6 +45,33 @@ def make_engine(problem: Problem, plan: Plan, world: World) -> Engine:
     if world.is_simulated:  # threads share random numbers: nobody steps while others draw weights
         world.axis("world").barrier()
     return engine
+
+
+def by_first(world: World, judge: Callable[[], T]) -> T:
+    """What `judge()` returns on the first rank, on every rank. Collective.
+
+    Its failure is every rank's: its own error where it is one of plait's, else a `RunError`.
+    """
+    failure: Exception | None = None
+    told: tuple[T | None, tuple[type[PlaitError], str] | None] = (None, None)
+    if world.rank == 0:
+        try:
+            told = (judge(), None)
+        except PlaitError as error:
+            failure = error
+            told = (None, (type(error), str(error)))
+        except Exception as error:  # of the user's code, run on one device
+            failure = error
+            what = f"one device fails: {type(error).__name__}: {error}"
+            told = (None, (RunError, what))
+    found, refusal = world.axis("world").gather_objects(told)[0]
+    if failure is not None:
+        raise failure
+    if refusal is not None:
+        kind, words = refusal
+        raise kind(words)
+    assert found is not None
+    return found
 
 
 def in_new_world(in_world: Callable[[World, AnyTask], T], task: AnyTask) -> T:

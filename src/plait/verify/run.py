@@ -33,7 +33,7 @@ from plait.verify.judging import Asked, judge_steps, judge_stream
 from plait.verify.probes import PROBES
 from plait.verify.problem import Problem, plan_dtype
 from plait.verify.progress import Clock, predicted_seconds, step_seconds
-from plait.verify.ranks import in_new_world, make_engine
+from plait.verify.ranks import by_first, in_new_world, make_engine
 from plait.verify.record.compare import TOLERANCE
 from plait.verify.record.gathered import on_first_rank
 from plait.verify.record.observe import record_rank
@@ -316,9 +316,7 @@ def _compare(
     records = on_first_rank(world, own)
     prove = judge_stream if is_asynchronous(plan) else judge_steps
     asked = Asked(problem, plan, task.steps, task.tolerance, world.mesh, reasons)
-    report = prove(asked, records) if world.rank == 0 else None
-    told: Report = world.axis("world").gather_objects(report)[0]
-    return told
+    return by_first(world, lambda: prove(asked, records))
 
 
 def chosen(probes: Sequence[str] | None) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -22,7 +23,7 @@ from plait.verify.diagnosis.finding import Finding
 from plait.verify.drift import DriftTask, observe
 from plait.verify.probes import with_optimizer
 from plait.verify.problem import Problem
-from plait.verify.ranks import make_engine
+from plait.verify.ranks import by_first, make_engine
 from plait.verify.record.compare import Difference, differences
 from plait.verify.record.gathered import on_first_rank
 from plait.verify.record.observation import Record
@@ -64,13 +65,11 @@ def prove(world: World, problem: Problem, plan: Plan, steps: int) -> Report:
         axis = world.axis("dp")
         own = record_rank(engine, own_problem.loader(axis.rank, axis.size), steps)
         records = on_first_rank(world, own)
-        if world.rank == 0:
-            differences += judged(own_problem, plan, steps, records)
+        differences += by_first(world, partial(judged, own_problem, plan, steps, records))
     world.paths.limits = {}
-    told: list[Difference] = world.axis("world").gather_objects(differences)[0]
     tolerance = torch.finfo(torch.float32).eps
     title = f"training-{plan.precision}"
-    report = Report(told, [], [], tolerance, steps, str(plan), world.size, title)
+    report = Report(differences, [], [], tolerance, steps, str(plan), world.size, title)
     return replace(report, findings=_findings(report, plan))
 
 

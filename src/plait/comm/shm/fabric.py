@@ -70,7 +70,8 @@ class Header(NamedTuple):
             raise RunError(
                 f"the ranks of one axis called different operations: this rank {self._text()}, "
                 f"coordinate {peer} "
-                f"{other._text()}; all ranks of an axis call the same operations in the same order"
+                f"{other._text()}; all ranks of an axis call the same operations in the same order "
+                "(a forward that calls other layers on each rank does not, under zero3)"
             )
 
     def _text(self) -> str:

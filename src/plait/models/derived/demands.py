@@ -198,6 +198,7 @@ class Demand:
             if value in self._graph.results:
                 raise Misfit("the output of the model is cut")
             for node in value.users:
+                self._check_column(node, value)
                 known = self._known(node)
                 ends = node.kind == LINEAR and (
                     node.name in self._rows or node.name in self.region.columns
@@ -205,6 +206,12 @@ class Demand:
                 if node.index in self._alive and not known and not ends:
                     leaks[node.index] = node
         return [leaks[index] for index in sorted(leaks)]
+
+    def _check_column(self, node: GraphNode, value: Value) -> None:
+        """Raise `Misfit` for a column that reads features of which a rank has a part."""
+        is_column = node.kind == LINEAR and node.name in self.region.columns
+        if is_column and isinstance(self.region.wants[value], Cut):
+            raise Misfit(f"{node.name} needs the whole of a cut value")
 
     def _known(self, node: GraphNode) -> bool:
         """Whether a node is of the region: all that is used of a split's outputs is wanted."""

@@ -199,9 +199,12 @@ class Sizes:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module is a linear layer with the forward of its class, or GPT-2's Conv1D."""
+    """Whether a module is a linear layer with the forward of its class, or GPT-2's Conv1D.
+
+    One whose weight is computed from other parameters, as `weight_norm` does, is none.
+    """
     plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
-    return plain or type(module).__name__ == "Conv1D"
+    return (plain or type(module).__name__ == "Conv1D") and "weight" in module._parameters
 
 
 def owns_parameters(module: nn.Module) -> bool:

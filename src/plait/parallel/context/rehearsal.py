@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from functools import partial
 
 import torch
@@ -239,7 +239,7 @@ class _Stage:
         except Exception as failure:
             outcome.mixing.setdefault(stack[-1], f"{type(failure).__name__}: {failure}")
         else:
-            if not any(_is_cut(leaf, self._group) for leaf in tree_leaves(result)):
+            if not any(_is_cut(leaf, self._group) for leaf in _leaves(result)):
                 outcome.mixing.setdefault("", "its output is no part of a sequence")
         finally:
             if trunk.tail is not None:
@@ -249,6 +249,12 @@ class _Stage:
 
     def _call(self) -> PyTree:
         return self._run(partial(inputs_like, length=self._group.seq_len, device=self._device))
+
+
+def _leaves(result: PyTree) -> Iterator[PyTree]:
+    """The leaves of an output, and the attributes of a dataclass in it."""
+    for leaf in tree_leaves(result):
+        yield from _leaves(list(vars(leaf).values())) if is_dataclass(leaf) else (leaf,)
 
 
 def _is_cut(leaf: PyTree, group: LengthsOnly) -> bool:
@@ -274,6 +280,9 @@ def _give_whole(model: nn.Module, trunk: Trunk, name: str, why: str) -> None:
     while name in trunk.whole:
         name = name.rpartition(".")[0]
     if not _inside(name, trunk.blocks):
+        if trunk.tail is not None and not trunk.joined:
+            trunk.joined = {block: {} for block in trunk.blocks}
+            return
         if trunk.tail is not None:
             kind = type(model.get_submodule(name)).__name__
             where = f"'{name}' ({kind})" if name else f"the forward of {kind}"

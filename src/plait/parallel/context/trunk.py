@@ -4,8 +4,9 @@ What stands before the blocks (embeddings, masks, rotary tables) sees whole sequ
 So positions and masks are those of one device. At the door of each block this rank's positions are
 taken. Inside, `scaled_dot_product_attention` is shared by all ranks. A module that mixes positions
 in another way (a scan, a convolution) gets whole sequences, gathered. It gives back this rank's
-part. What comes after the blocks sees each position alone. All of it is the row S -> R of the table
-of layouts. Every gradient of a parameter is a partial sum.
+part. What comes after the blocks sees each position alone. Where code between the blocks needs
+whole sequences, as the sum of a block's output with its input does, blocks give whole ones back.
+All of it is the row S -> R of the table of layouts. Every gradient of a parameter is a partial sum.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class Trunk:
         last: the last block and the last module, in the order of their calls.
         tail: only where what comes between those two sees whole sequences. `inputs` are gathered
         behind the block, `outputs` are cut at the door of the module.
+        joined: only where what comes between the blocks sees whole sequences, as a sum with their
+        inputs. The outputs of every block are gathered then; the dims of what is gathered.
     """
 
     blocks: dict[str, Dims]
@@ -57,11 +60,13 @@ class Trunk:
     tail: WholeForm | None = None
     attention: set[str] = field(default_factory=set)
     whole: dict[str, WholeForm] = field(default_factory=dict)
+    joined: dict[str, Dims] = field(default_factory=dict)
 
     def forget(self) -> None:
         """Drop every dim that a rehearsal has found."""
         forms = [*self.whole.values(), *([] if self.tail is None else [self.tail])]
-        for dims in (*self.blocks.values(), *(form.inputs for form in forms)):
+        inputs = (form.inputs for form in forms)
+        for dims in (*self.blocks.values(), *self.joined.values(), *inputs):
             dims.clear()
         for form in forms:
             form.outputs.clear()
@@ -84,6 +89,8 @@ def install(
         wrap(name, functools.partial(_gathering, group, form, name))
     for name, dims in trunk.blocks.items():
         wrap(name, functools.partial(_cutting, group, dims))
+    for name, dims in trunk.joined.items():
+        wrap(name, functools.partial(_gathered, group, dims))
     if trunk.tail is not None:
         wrap(trunk.last[0], functools.partial(_gathered, group, trunk.tail.inputs))
     return functools.partial(_unwrap, wrapped)

@@ -111,7 +111,8 @@ class TensorSplit:
             rows = _first(targets).shape[0]
 
             def without_filling(leaf: PyTree) -> PyTree:
-                return leaf[:rows] if isinstance(leaf, Tensor) and leaf.shape[0] > rows else leaf
+                is_filled = isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] > rows
+                return leaf[:rows] if is_filled else leaf
 
             output = tree_map(without_filling, output)
             if not self.sharded_logits or axis is None or axis.size == 1:

@@ -262,7 +262,11 @@ def _views(ranks: Sequence[Sequence[Shard]], agreed: Tensors) -> dict[int, dict[
     all agree.
     """
     odd = {
-        shard.name for shards in ranks for shard in shards if not _agrees(shard, agreed[shard.name])
+        shard.name
+        for shards in ranks
+        for shard in shards
+        if shard.values.numel()  # one without elements may be of nobody
+        and not _agrees(shard, agreed[shard.name])
     }
     views: dict[int, dict[str, Tensor]] = {}
     for rank, shards in enumerate(ranks):

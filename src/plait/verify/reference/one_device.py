@@ -13,12 +13,14 @@ import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from plait.errors import ModelError
 from plait.models.parameters import Parameters
 from plait.values import PyTree
 from plait.verify.record.observation import Contribution, Observation, Record, Tensors
@@ -297,7 +299,12 @@ def random_from(seed: int, wanted: bool = True) -> Iterator[None]:
 
 
 def _tensors(tree: PyTree) -> Iterator[Tensor]:
-    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+    """All tensors of a tree, and those that are attributes of an object in it (a dataclass)."""
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif is_dataclass(leaf) or isinstance(leaf, SimpleNamespace):
+            yield from _tensors(list(vars(leaf).values()))
 
 
 def num_samples(batch: Batch) -> int:
@@ -377,7 +384,14 @@ def pooled_losses(model: nn.Module) -> list[str]:
 
 
 def _output(model: nn.Module, inputs: PyTree) -> Tensor:
-    return next(_tensors(call(model, inputs)))
+    output = call(model, inputs)
+    found = next(_tensors(output), None)
+    if found is None:
+        raise ModelError(
+            f"the model returned a {type(output).__name__}, in which no tensor is found; return "
+            "tensors, or tuples, dicts or dataclasses of them"
+        )
+    return found
 
 
 def _head(inputs: PyTree, count: int) -> PyTree:
