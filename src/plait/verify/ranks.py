@@ -48,9 +48,10 @@ def make_engine(problem: Problem, plan: Plan, world: World) -> Engine:
 
 
 def by_first(world: World, judge: Callable[[], T]) -> T:
-    """What `judge()` returns on the first rank, on every rank. Collective.
+    """The first rank's result of `judge()`, on every rank. Collective.
 
-    Its failure is every rank's: its own error where it is one of plait's, else a `RunError`.
+    A failure of `judge` is raised on every rank: the same error where it is one of plait's, else a
+    `RunError`.
     """
     failure: Exception | None = None
     told: tuple[T | None, tuple[type[PlaitError], str] | None] = (None, None)
