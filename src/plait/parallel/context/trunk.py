@@ -4,8 +4,8 @@ What stands before the blocks (embeddings, masks, rotary tables) sees whole sequ
 So positions and masks are those of one device. At the door of each block this rank's positions are
 taken. Inside, `scaled_dot_product_attention` is shared by all ranks. A module that mixes positions
 in another way (a scan, a convolution) gets whole sequences, gathered. It gives back this rank's
-part. What comes after the blocks sees each position alone. Where code between the blocks needs
-whole sequences, as the sum of a block's output with its input does, blocks give whole ones back.
+part. What comes after the blocks sees each position alone. Code between the blocks may need whole
+sequences, as `x + block(x)` does. Blocks then give whole ones back.
 All of it is the row S -> R of the table of layouts. Every gradient of a parameter is a partial sum.
 """
 
@@ -51,8 +51,8 @@ class Trunk:
         last: the last block and the last module, in the order of their calls.
         tail: only where what comes between those two sees whole sequences. `inputs` are gathered
         behind the block, `outputs` are cut at the door of the module.
-        joined: only where what comes between the blocks sees whole sequences, as a sum with their
-        inputs. The outputs of every block are gathered then; the dims of what is gathered.
+        joined: the dims of what each block gives, gathered behind it. Empty but where the code
+        between the blocks sees whole sequences.
     """
 
     blocks: dict[str, Dims]
