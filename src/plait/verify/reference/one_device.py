@@ -13,12 +13,11 @@ import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass, replace
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from plait.errors import ModelError
 from plait.models.parameters import Parameters
@@ -28,6 +27,7 @@ from plait.verify.record.samples import samples_of
 from plait.verify.reference.apart import BuffersApart, persistent_buffers
 from plait.verify.reference.auxiliary import Auxiliary, Pool
 from plait.verify.reference.lowered import LowPrecision
+from plait.verify.reference.tensors import tensors_in
 
 Batch = tuple[PyTree, PyTree]
 Loss = Callable[[PyTree, PyTree], PyTree]
@@ -172,7 +172,7 @@ def loss_sum(loss: Loss, output: PyTree, batch: Batch) -> tuple[Tensor, float]:
     """(sum, count) of one part: a loss that is one number is a mean over its samples."""
     result = loss(output, batch[1])
     if isinstance(result, Tensor):
-        samples = len(next(iter(_tensors(batch[0]))))
+        samples = len(next(iter(tensors_in(batch[0]))))
         return result * samples, float(samples)
     total, count = result
     return total, float(count)
@@ -298,18 +298,9 @@ def random_from(seed: int, wanted: bool = True) -> Iterator[None]:
         yield
 
 
-def _tensors(tree: PyTree) -> Iterator[Tensor]:
-    """All tensors of a tree, and those that are attributes of an object in it (a dataclass)."""
-    for leaf in tree_leaves(tree):
-        if isinstance(leaf, Tensor):
-            yield leaf
-        elif is_dataclass(leaf) or isinstance(leaf, SimpleNamespace):
-            yield from _tensors(list(vars(leaf).values()))
-
-
 def num_samples(batch: Batch) -> int:
     """The number of samples of a batch."""
-    return next((len(leaf) for leaf in _tensors(batch[0])), 0)
+    return next((len(leaf) for leaf in tensors_in(batch[0])), 0)
 
 
 def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
@@ -385,7 +376,7 @@ def pooled_losses(model: nn.Module) -> list[str]:
 
 def _output(model: nn.Module, inputs: PyTree) -> Tensor:
     output = call(model, inputs)
-    found = next(_tensors(output), None)
+    found = next(tensors_in(output), None)
     if found is None:
         raise ModelError(
             f"the model returned a {type(output).__name__}, in which no tensor is found; return "
