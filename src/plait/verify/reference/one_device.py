@@ -378,10 +378,8 @@ def _output(model: nn.Module, inputs: PyTree) -> Tensor:
     output = call(model, inputs)
     found = next(tensors_in(output), None)
     if found is None:
-        raise ModelError(
-            f"the model returned a {type(output).__name__}, in which no tensor is found; return "
-            "tensors, or tuples, dicts or dataclasses of them"
-        )
+        what = f"the model returned a {type(output).__name__}, in which no tensor is found"
+        raise ModelError(f"{what}; return tensors, or dicts or dataclasses of them")
     return found
 
 
