@@ -27,7 +27,8 @@ PLAIN = {torch.float64, torch.float32, torch.int64, torch.int32, torch.uint8, to
 def on_first_rank(world: World, own: T) -> list[T]:
     """The items of all ranks by rank, on the first rank; an empty list elsewhere. Collective.
 
-    A tensor that another rank has too, to the last bit, is one tensor in both items.
+    A tensor that another rank has too, to the last bit, is one tensor in both items. Equal tensors
+    of one item, as a frozen weight before and after a step, stay apart.
     """
     axis = world.axis("world")
     if world.is_simulated or world.size == 1:
@@ -87,14 +88,17 @@ class _Packer(pickle.Pickler):
 
 
 class _Unpacker(pickle.Unpickler):
-    """Finds tensors by their digest."""
+    """Finds tensors by their digest. Equal tensors of one item stay tensors of their own."""
 
     def __init__(self, stream: io.BytesIO, table: Mapping[bytes, Tensor]) -> None:
         super().__init__(stream)
         self._table = table
+        self._named: set[bytes] = set()
 
     def persistent_load(self, digest: bytes) -> Tensor:
-        return self._table[digest]
+        is_again = digest in self._named
+        self._named.add(digest)
+        return self._table[digest].clone() if is_again else self._table[digest]
 
 
 def _is_plain(value: Tensor) -> bool:

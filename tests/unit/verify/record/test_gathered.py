@@ -58,3 +58,12 @@ def test_a_whole_shard_is_the_tensor_and_later_ones_add_nothing() -> None:
     first = record(torch.randn(4))
     whole = assembled([first.start, record(torch.randn(4)).start])
     assert torch.equal(whole["w"], first.start[0].values)
+
+
+def test_equal_tensors_of_one_item_stay_apart() -> None:
+    """A frozen weight before and after a step; one memory for both reads as a view of it."""
+    value = torch.randn(8, dtype=torch.float64)
+    table = tensors_by_digest(value)
+    before, after = unpack(pack([value.clone(), value.clone()], set(table)), table)
+    assert torch.equal(before, after)
+    assert before.data_ptr() != after.data_ptr()
