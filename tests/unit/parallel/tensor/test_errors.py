@@ -35,7 +35,7 @@ def gpt(**keys: int) -> nn.Module:
 def refused(plan: str, model: nn.Module, roles: dict[str, str] | None = None) -> str:
     table = models.roles_for(model) if roles is None else roles
     with pytest.raises(ModelError) as caught:
-        run_ranks(plan, lambda world: apply(model, table, group_of(world, plan)))
+        run_ranks(plan, lambda world: apply(copy.deepcopy(model), table, group_of(world, plan)))
     return str(caught.value)
 
 
