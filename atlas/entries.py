@@ -29,7 +29,7 @@ class Entry:
 
     `wheels` are requirements that are put into a folder of their own, where the error is in another
     version than the installed one. `causes` are causes of which verify must name one, `words` must
-    stand in its findings.
+    stand in its findings. `dtype` is float32 for a package that computes updates in nothing else.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Entry:
     words: str
     nproc: int = 2
     wheels: tuple[str, ...] = ()
+    dtype: str = "float64"
 
     def source(self, function: str) -> FunctionSource:
         """The step `broken` or `fixed`: a function of `steps.py`, or a file of that name."""
@@ -109,8 +110,8 @@ def entries() -> list[Entry]:
 def verdict(entry: Entry, judge: Judge) -> Verdict:
     """Both steps of an entry, judged."""
     with entry.on_path():
-        broken = judge(Trial(entry.source("broken"), STEPS), entry.nproc)
-        fixed = judge(Trial(entry.source("fixed"), STEPS), entry.nproc)
+        broken = judge(Trial(entry.source("broken"), STEPS, entry.dtype), entry.nproc)
+        fixed = judge(Trial(entry.source("fixed"), STEPS, entry.dtype), entry.nproc)
     says = "; ".join(one.text for one in broken.findings[:2])
     named = [one for one in broken.findings if one.cause in entry.causes]
     if named and named[0] not in broken.findings[:2]:

@@ -8,6 +8,7 @@ import warnings
 from atlas.features.feature import Feature
 from plait import comm
 from plait.comm import World
+from plait.errors import PlaitError
 from plait.launcher import joined_world, launch
 from plait.mesh import Mesh
 from plait.verify.outside.trial import TIMEOUT_SECONDS, on_ranks
@@ -34,8 +35,7 @@ def judged(world: World, feature: Feature) -> str:
     return f"not equal: {first}"
 
 
-def _rank_main(task: tuple[str, int]) -> list[Row]:
-    group, nproc = task
+def _rank_main(group: str, names: list[str], nproc: int) -> list[Row]:
     joined = joined_world()
     assert joined is not None
     warnings.simplefilter("ignore")
@@ -44,7 +44,7 @@ def _rank_main(task: tuple[str, int]) -> list[Row]:
     )
     rows = []
     for feature in features_of(group):
-        if feature.nproc == nproc:
+        if feature.name in names:
             answers = world.axis("world").gather_objects(judged(world, feature))
             rows.append((feature.name, next((one for one in answers if one != "equal"), "equal")))
             if world.rank == 0:
@@ -53,9 +53,23 @@ def _rank_main(task: tuple[str, int]) -> list[Row]:
     return rows
 
 
-def walked(group: str) -> list[Row]:
-    """Every feature of a group with its answer."""
+def walked(group: str, words: str = "") -> list[Row]:
+    """Every feature of a group whose name has the words, with its answer.
+
+    A module with `FRESH` is of a package that keeps the world it has met first, so each of its
+    features has ranks of its own.
+    """
     rows: list[Row] = []
-    for nproc in sorted({one.nproc for one in features_of(group)}):
-        rows += launch(_rank_main, (group, nproc), nproc=nproc)[0]
+    features = [one for one in features_of(group) if words in one.name]
+    if getattr(importlib.import_module(f"atlas.features.{group}"), "FRESH", False):
+        for one in features:
+            try:
+                rows += launch(_rank_main, group, [one.name], one.nproc, nproc=one.nproc)[0]
+            except PlaitError as error:
+                rows.append((one.name, str(error).strip().splitlines()[0]))
+                print(f"{group:<10} {one.name:<48} {rows[-1][1]}", flush=True)
+        return rows
+    for nproc in sorted({one.nproc for one in features}):
+        names = [one.name for one in features if one.nproc == nproc]
+        rows += launch(_rank_main, group, names, nproc, nproc=nproc)[0]
     return rows

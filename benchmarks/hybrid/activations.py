@@ -49,7 +49,7 @@ def measure(text: str) -> dict[int, tuple[int, int, tuple[str, ...]]]:
     world = SUBJECT.join(text)
     engine = SUBJECT.engine(text, world)
     saved: dict[int, int] = {}
-    for number, part in engine._pipeline.parts.items():
+    for number, part in engine.pipeline.parts.items():
         part.stage.module.forward = _counting(
             part.stage.module.forward, saved, number, engine.model
         )  # type: ignore[method-assign]
@@ -57,7 +57,7 @@ def measure(text: str) -> dict[int, tuple[int, int, tuple[str, ...]]]:
     world.close()
     return {
         number: (saved[number], part.stage.peak_live, _links(part))
-        for number, part in engine._pipeline.parts.items()
+        for number, part in engine.pipeline.parts.items()
     }
 
 

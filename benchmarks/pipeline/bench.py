@@ -82,7 +82,7 @@ def measure(case_name: str, names: Sequence[str], rounds: int, size: int, produc
             if name.startswith("plait"):
                 (taken.traces if round_index >= WARM else taken.warm)[name].append(result.timeline)
             if name.startswith("plait") and name not in STREAMS and round_index >= WARM:
-                world.timeline = Timeline(enabled=False)  # that of the step has ended
+                world.begin_timeline(Timeline(enabled=False))  # that of the step has ended
                 world.barrier()
                 taken.probed[name].append(probe(step.engine, step.batch))
                 taken.messages[name].append(probe_messages(world.axis("pp"), step.engine))

@@ -143,15 +143,16 @@ class StampedTransport(Transport):
 
 def put_on_clock(engine: Any, cost: Cost) -> Clock:
     """Let an engine that has done no step yet keep time; all its ranks must."""
-    clock = Clock(engine._stages.rank, cost)
-    pipeline = engine._pipeline
+    clock = Clock(engine.world.axis("pp").rank, cost)
+    step = engine._training_step
+    pipeline = engine.pipeline
     pipeline.transport = StampedTransport.over(pipeline.transport, clock)
     table = {
-        **engine._handlers,
+        **step._handlers,
         **pipeline.handlers(),
-        Kind.REDUCE: engine._reduce,
-        Kind.UPDATE: engine._update,
+        Kind.REDUCE: step._reduce,
+        Kind.UPDATE: step._update,
     }
-    table = table if engine._delayed is None else engine._delayed.handlers(table)
-    engine._handlers = {kind: clock.timed(handler) for kind, handler in table.items()}
+    timed = step.timing.handlers(table)
+    step._handlers = {kind: clock.timed(handler) for kind, handler in timed.items()}
     return clock

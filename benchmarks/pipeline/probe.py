@@ -34,15 +34,14 @@ def probe(engine: Any, batch: Any) -> Draw:
     """One draw. The engine has done a step before; its next step forgets the gradients of this
     one.
     """
-    pipeline = engine._pipeline
+    pipeline = engine.pipeline
     draw = {}
-    engine.model.train()
-    pipeline.begin(engine._step_of(batch))
-    for action in engine._actions:
+    _, actions = engine.training_step(batch).begin(batch)
+    for action in actions:
         if action.kind is Kind.UNSHARD:
-            engine._handlers[action.kind](action)
+            engine._training_step._handlers[action.kind](action)
         elif action.kind in COMPUTE:
-            draw[action] = _timed(pipeline, engine._handlers[action.kind], action)
+            draw[action] = _timed(pipeline, engine._training_step._handlers[action.kind], action)
     pipeline.transport.clear()
     return draw
 
@@ -108,7 +107,7 @@ def probe_messages(axis: Axis, engine: Any, repeats: int = 8) -> Messages:
     Ranks exchange messages after different amounts of work: who has less must wait and wake up, who
     has more finds it there.
     """
-    form = next(iter(engine._pipeline.transport._forms.values())).tensors[0]
+    form = next(iter(engine.pipeline.transport._forms.values())).tensors[0]
     message = _made_up(form)
     weights = [
         param for param in engine.model.parameters() if param.dim() == 2 and not param.is_meta

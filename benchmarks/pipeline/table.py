@@ -28,6 +28,7 @@ from benchmarks.pipeline.systems import CASES
 from plait import comm, models
 from plait.comm import World
 from plait.engine.build import build
+from plait.engine.stages.delayed import DelayedUpdates
 from plait.launcher import launch
 from plait.mesh import Mesh
 from plait.models.losses import cross_entropy
@@ -104,8 +105,9 @@ def run_one(world: World, name: str, num_micro_batches: int, cpu: bool) -> Count
     for _ in range(WARM + STEPS):
         engine.step(batch, trace=False)
         steps.append(clock.take_step(restart=not SCHEDULES[name].facts.asynchronous))
-    live = {stage: part.stage.peak_live for stage, part in engine._pipeline.parts.items()}
-    versions = 1 if engine._delayed is None else engine._delayed.versions.peak
+    live = {stage: part.stage.peak_live for stage, part in engine.pipeline.parts.items()}
+    timing = engine._training_step.timing
+    versions = timing.versions.peak if isinstance(timing, DelayedUpdates) else 1
     engine.flush()
     return Counted(live, versions, steps if SCHEDULES[name].facts.asynchronous else steps[WARM:])
 

@@ -58,6 +58,13 @@ class Trained:
         """The median step."""
         return float(self.result["step_seconds_median"])
 
+    def seconds_of(self, num_steps: int) -> float:
+        """The seconds of a longer run, whose further steps take this one's mean."""
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        steps = [json.loads(line)["seconds"] for line in lines]
+        later = steps[len(steps) // 4 :]  # the first steps are slow for other reasons
+        return self.seconds + (num_steps - len(steps)) * statistics.fmean(later)
+
     def slowed(self) -> float:
         """The time by which steps after a checkpoint are longer, in all, as a share of a step.
 

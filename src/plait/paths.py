@@ -7,7 +7,8 @@ that a small model takes every way that a large one takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 
 class Paths:
@@ -17,16 +18,26 @@ class Paths:
     """
 
     def __init__(self, limits: Mapping[str, int] | None = None) -> None:
-        self.limits: Mapping[str, int] = dict(limits or {})
+        self._limits: Mapping[str, int] = dict(limits or {})
         self._taken: dict[str, set[bool]] = {}
+
+    @contextmanager
+    def limited(self, limits: Mapping[str, int]) -> Iterator[None]:
+        """Other limits, by name, inside."""
+        before = self._limits
+        self._limits = dict(limits)
+        try:
+            yield
+        finally:
+            self._limits = before
 
     def limit(self, name: str, default: int) -> int:
         """The largest amount that takes the first way; `default` is the code's own."""
-        return self.limits.get(name, default)
+        return self._limits.get(name, default)
 
     def beyond(self, name: str, amount: int, default: int) -> bool:
         """Whether an amount is above its limit, and so takes the second way."""
-        second = amount > self.limits.get(name, default)
+        second = amount > self._limits.get(name, default)
         self.note(name, second)
         return second
 

@@ -108,7 +108,11 @@ def test_a_run_from_before_takes_the_config_of_its_folder(
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_llama_of_this_project_is_one_of_the_library(tied: bool, tmp_path: Path) -> None:
-    """Grouped heads of a size of their own; the folder needs no config from anywhere else."""
+    """Grouped heads of a size of their own; the folder needs no config from anywhere else.
+
+    The library's norms and rotations are float32 in any model, and it adds in orders of its own:
+    a few last places of float32 may differ, which depend on the processor.
+    """
     run = tmp_path / "run"
     keys = {**OWN, "tie_word_embeddings": tied}
     expected = threaded(1, train_own, keys, run, plan="dp1")[0]
@@ -121,7 +125,8 @@ def test_a_llama_of_this_project_is_one_of_the_library(tied: bool, tmp_path: Pat
     assert not info["missing_keys"] and not info["unexpected_keys"]
     with torch.no_grad():
         logits = model.eval()(TOKENS).logits
-    assert torch.equal(logits, expected)
+    last_place = torch.finfo(torch.float32).eps * float(expected.abs().max())
+    torch.testing.assert_close(logits, expected, rtol=0.0, atol=8 * last_place)
 
 
 OWN = {

@@ -72,7 +72,7 @@ def test_the_timeline_records_what_happens_after_it_is_set():
     def run(world):
         axis = world.axis("dp")
         axis.all_reduce(torch.ones(4)).wait()
-        world.timeline = Timeline(world.rank)
+        world.begin_timeline(Timeline(world.rank))
         work = axis.all_gather(torch.empty(8), torch.ones(4))
         work.wait()
         work.wait()

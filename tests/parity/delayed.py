@@ -66,8 +66,8 @@ def train(engine: Engine, family: families.Family, flush_every: int = 0) -> dict
         for name, shape, _, value in parts
         if value.numel() == torch.Size(shape).numel()
     ]
-    versions = engine._timing.versions
-    stage = engine._pipeline.parts[world.axis("pp").rank].stage
+    versions = engine._training_step.timing.versions
+    stage = engine.pipeline.parts[world.axis("pp").rank].stage
     return {
         "losses": losses,
         "params": params,

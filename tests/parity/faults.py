@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from plait.datasets import Loader
-from plait.engine import engine, loss, update
+from plait.engine import loss, training_step, update
 from plait.engine.state import init
 from plait.parallel.data import gradients, replicated, server, shards, strategy
 
@@ -127,27 +127,34 @@ def mean_of_micro_batches() -> list[Any]:
         return add
 
     def divisor(self: Any) -> float:
-        return float(self.splitter.num_micro_batches)
+        return float(self._splitter.num_micro_batches)
 
-    return [wrap(loss.LossSum, "add", make), patch.object(engine.Engine, "_divisor", divisor)]
+    step = training_step.TrainingStep
+    return [wrap(loss.LossSum, "add", make), patch.object(step, "divisor", divisor)]
 
 
 def mean_of_ranks() -> list[Any]:
     return [
-        wrap(engine.Engine, "__init__", after(lambda self: setattr(self, "_mean_of_workers", True)))
+        wrap(
+            training_step.TrainingStep,
+            "__init__",
+            after(lambda self: setattr(self, "_mean_of_workers", True)),
+        )
     ]
 
 
 def local_divisor() -> list[Any]:
-    return [patch.object(engine.Engine, "_divisor", lambda self: float(self._pipeline.loss.count))]
+    return [
+        patch.object(training_step.TrainingStep, "divisor", lambda self: float(self.loss.count))
+    ]
 
 
 def micro_batches_too_large() -> list[Any]:
     return [
         patch.object(
-            engine.Engine,
-            "_divisor",
-            lambda self: self._totals.count / self.splitter.num_micro_batches,
+            training_step.TrainingStep,
+            "divisor",
+            lambda self: self.totals.count / self._splitter.num_micro_batches,
         )
     ]
 
@@ -241,7 +248,10 @@ def same_data_on_all_ranks() -> list[Any]:
 
 
 def same_dropout_everywhere() -> list[Any]:
-    return [patch.object(engine, "derive_seed", lambda *words: init.derive_seed(*words[:-1], 0))]
+    def seed(*words: Any) -> int:
+        return init.derive_seed(*words[:-1], 0)
+
+    return [patch.object(training_step, "derive_seed", seed)]
 
 
 # -- norm and clipping

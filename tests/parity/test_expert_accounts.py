@@ -44,11 +44,11 @@ def steps(world: World, plan: str, options: Options, num_steps: int) -> list[Any
         result = engine.step((tokens[:, :-1], tokens[:, 1:]), trace=False)
         assert (
             result.load is not None
-            and engine._balance is not None
-            and engine._balance.placer is not None
+            and engine.balance is not None
+            and engine.balance.placer is not None
         )
         found.append(
-            (result.load, result.ledger.bytes("ep"), dict(engine._balance.placer.placements))
+            (result.load, result.ledger.bytes("ep"), dict(engine.balance.placer.placements))
         )
     return found
 

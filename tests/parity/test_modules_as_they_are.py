@@ -114,6 +114,20 @@ class Taker(nn.Module):
         return self.head(x) + x @ self.embed.weight.t()
 
 
+class Encoder(nn.Module):
+    """Torch's own layers, which one fused operation computes in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(16, 32)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.encoder(self.embed(ids)))
+
+
 def sgd(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.1)
 
@@ -154,7 +168,7 @@ def on_rank(world: World, plan: str, model: nn.Module) -> Any:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("kind", [Tokens, Mixer, Taker])
+@pytest.mark.parametrize("kind", [Tokens, Mixer, Taker, Encoder])
 def test_a_module_without_a_table_equals_one_device(kind: Any, plan: str) -> None:
     torch.manual_seed(0)
     model = kind().double()
@@ -176,6 +190,16 @@ def test_what_cannot_be_split_is_left_whole_and_the_rest_is_split() -> None:
     table = followed_roles(Mixer(), cutting, 2)
     assert table.roles["blocks.*.down"] == "row" and table.roles["blocks.*.qkv"] == "replicated"
     assert "blocks.*.qkv is computed alike on every rank" in table.notes
+
+
+def test_torchs_own_encoder_layers_are_split_and_left_as_they_were() -> None:
+    model = Encoder().eval()
+    attention = model.encoder.layers[0].self_attn
+    attention.dropout = 0.5
+    roles = followed_roles(model, Cutting(example=batch()[0][:1]), 2).roles
+    assert roles["encoder.layers.*.linear1"] == "column"
+    assert roles["encoder.layers.*.linear2"] == "row"
+    assert attention.dropout == 0.5 and not any(one.training for one in model.modules())
 
 
 class Counting(nn.Module):

@@ -162,7 +162,8 @@ def with_own_schedule(world: World, plan: str, text: str) -> tuple[list[str], An
     )
     inputs, targets = families.family_of("gpt-deep")._batch(8, torch.Generator().manual_seed(3))
     losses = [engine.step((inputs, targets)).loss for _ in range(3)]
-    return [str(action) for action in engine._timing._actions if action.kind.value in "FB"], losses
+    actions = engine._training_step.timing._actions
+    return [str(action) for action in actions if action.kind.value in "FB"], losses
 
 
 def test_a_user_s_own_schedule_from_text_trains_like_the_others(ranks: Run) -> None:

@@ -63,8 +63,8 @@ def measured(world: World, plan: str) -> dict[str, Any]:
     for _ in range(2):
         result = engine.step(batch())
     spans = [span.name for span in result.timeline.spans if span.kind in ("F", "B", "I", "W")]
-    live = {stage: part.stage.peak_live for stage, part in engine._pipeline.parts.items()}
-    transport = engine._pipeline.transport
+    live = {stage: part.stage.peak_live for stage, part in engine.pipeline.parts.items()}
+    transport = engine.pipeline.transport
     return {
         "spans": spans,
         "live": live,
@@ -102,7 +102,7 @@ def test_shapes_are_agreed_once(ranks: Run) -> None:
 def varying(world: World) -> tuple[list[float], int]:
     engine = make_engine(world, "pp2:1f1b mb2")
     losses = [engine.step(batch(size), trace=False).loss for size in (16, 6, 16, 7)]
-    return losses, engine._pipeline.transport.num_forms_sent
+    return losses, engine.pipeline.transport.num_forms_sent
 
 
 def test_shapes_may_vary(ranks: Run) -> None:
@@ -248,8 +248,8 @@ def dies(world: World, plan: str, victim: int) -> tuple[float, str]:
     engine = make_engine(world, plan)
     engine.step(batch(), trace=False)
     if world.rank == victim:
-        backward = engine._handlers[Kind.BACKWARD]
-        engine._handlers[Kind.BACKWARD] = lambda action: (
+        backward = engine._training_step._handlers[Kind.BACKWARD]
+        engine._training_step._handlers[Kind.BACKWARD] = lambda action: (
             os._exit(7) if action.micro_batch == 2 else backward(action)
         )
     began = time.monotonic()

@@ -1,5 +1,8 @@
 """A save behind the run's back: a thread of each rank copies and writes, and no step waits for it.
 
+The thread is there before the first save. Whoever starts a thread waits for its first turn. That
+takes milliseconds where all processors are at work.
+
 No rank sends another anything, since training uses the connections meanwhile. Ranks agree by small
 files in the folder of the save, whose name all of them know beforehand. Each leaves the list of its
 shards. The first answers with the token, publishes when all have written, and removes these files.
@@ -20,6 +23,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 
 import torch
 from torch import Tensor
@@ -39,6 +43,7 @@ from plait.mesh import Shard
 from plait.values import JsonObject
 
 Form = tuple[torch.dtype, int]
+Task = Callable[[], None]
 LOOK_SECONDS = 0.02
 SILENT_SECONDS = 600.0
 TOKEN = "token"
@@ -63,14 +68,32 @@ class Wanted:
 
 
 class SaveMemory:
-    """The knowledge and the memory that the saves of one engine share, one after the other.
+    """The knowledge, the memory and the thread that the saves of one engine share, one after the
+    other.
 
-    A save comes to nothing once nobody else holds its `SaveMemory`.
+    A save comes to nothing once nobody else holds its `SaveMemory`, and then the thread ends.
     """
 
     def __init__(self) -> None:
         self.agreement = Agreement()
         self.room = Room()
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+        weakref.finalize(self, self._tasks.put, None).atexit = False
+        thread = threading.Thread(
+            target=_work_through, args=(self._tasks,), name="plait-checkpoint", daemon=True
+        )
+        thread.start()
+
+    def do(self, task: Task) -> None:
+        """Have the thread do it, after what it was given before."""
+        self._tasks.put(task)
+
+
+def _work_through(tasks: SimpleQueue[Task | None]) -> None:
+    """Do one task after the other, until there is `None`."""
+    while (task := tasks.get()) is not None:
+        task()
+        del task  # it holds a save, which nobody may want any more
 
 
 class BackgroundSave:
@@ -78,7 +101,7 @@ class BackgroundSave:
 
     Attributes:
         failure: why it came to nothing; on the first rank for all.
-        processor_seconds: of its threads, once they have ended.
+        processor_seconds: of its threads, once it has ended.
     """
 
     def __init__(self, wanted: Wanted, then: Callable[[], None], memory: SaveMemory) -> None:
@@ -91,19 +114,20 @@ class BackgroundSave:
         self._owner = weakref.ref(memory)
         self._polite = Polite()
         self._is_copied = threading.Event()
+        self._is_over = threading.Event()
         self._then = then
-        self._thread = threading.Thread(target=self._run, name="plait-checkpoint", daemon=True)
-        self._thread.start()
+        memory.do(self._run)
 
     def wait(self) -> None:
         """Return when this rank has done its part; the first one when the save is published."""
-        self._thread.join()
+        self._is_over.wait()
 
     def settle(self) -> None:
         """Return when the shards are copied, and the state may change."""
         self._is_copied.wait()
 
     def _run(self) -> None:
+        began = time.thread_time()
         try:
             self._write()
         except Exception as error:  # the run goes on without this checkpoint
@@ -112,7 +136,8 @@ class BackgroundSave:
             bury(self._wanted.temporary)  # the others see it
         finally:
             self._is_copied.set()
-            self.processor_seconds = time.thread_time() + self._polite.seconds
+            self.processor_seconds = time.thread_time() - began + self._polite.seconds
+            self._is_over.set()
 
     def _write(self) -> None:
         wanted = self._wanted

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from plait.cluster import Cluster
     from plait.config import Config
-    from plait.predict.cost.campaign import MeasuredCosts
+    from plait.predict.cost.campaign import KeepingRates, MeasuredCosts
 
 ALL = 1_000_000
 
@@ -122,12 +122,19 @@ def add_campaign(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def costs_of(arguments: argparse.Namespace) -> MeasuredCosts | None:
-    """The costs that the run of `--costs` has measured; None without. Errors: `ConfigError`."""
-    from plait.predict.cost.campaign import MeasuredCosts
+def costs_of(
+    arguments: argparse.Namespace, cluster: str | None = None
+) -> MeasuredCosts | KeepingRates | None:
+    """The costs that the run of `--costs` has measured, else the probe of cluster `local`; None
+    without. Errors: `ConfigError`.
+    """
+    from plait.cluster import read_probe
+    from plait.predict.cost.campaign import KeepingRates, MeasuredCosts
 
     if arguments.costs is None:
-        return None
+        is_local = cluster is not None and cluster.strip() == "local"
+        probe = read_probe() if is_local and arguments.mtbf is not None else None
+        return None if probe is None else KeepingRates.of_probe(probe)
     if arguments.mtbf is None:
         raise UsageError("--costs says what failures cost; say how often they come: --mtbf HOURS")
     path = arguments.costs / "summary.json"

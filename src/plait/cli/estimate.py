@@ -64,20 +64,21 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     job = job_of(
         tables, guess.plan, runs, num_devices=cluster_of(tables, arguments.cluster).num_devices
     )
+    machines = cluster_of(tables, arguments.cluster)
+    costs = common.costs_of(arguments, machines.name)
     open_keys = assumed(tables, job.global_batch, job.model.seq_len)
     data = {
         **guess.as_dict(),
-        **campaign(guess, arguments.tokens, arguments.mtbf, common.costs_of(arguments)),
+        **campaign(guess, arguments.tokens, arguments.mtbf, costs),
         "framework": runs.name,
         "notes": [
             *notes(job.model, guess.plan, runs),
-            *device_notes(guess.plan, cluster_of(tables, arguments.cluster)),
+            *device_notes(guess.plan, machines),
             *open_keys,
         ],
     }
     if not arguments.timeline:
         return Answer(data, _view(data), ok=guess.fits)
-    machines = cluster_of(tables, arguments.cluster)
     drawn, data["timeline"] = timeline(job, guess.plan, machines)
     return Answer(data, f"{_view(data)}\n\n{drawn}", ok=guess.fits)
 

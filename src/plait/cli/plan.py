@@ -100,9 +100,9 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
         cluster = cluster.with_num_devices(arguments.gpus)
     for plan in named:
         check_size(plan, cluster)
-    costs = common.costs_of(arguments)
+    costs = common.costs_of(arguments, cluster.name)
     is_budget = plan_questions.is_budget(arguments)
-    if costs is not None and (is_budget or arguments.sweep is not None):
+    if arguments.costs is not None and (is_budget or arguments.sweep is not None):
         raise UsageError("--costs is for plans; leave it out of budgets and sweeps")
     if arguments.svg is not None and arguments.sweep is None:
         raise UsageError("--svg draws a sweep: say --sweep devices=8..1024")

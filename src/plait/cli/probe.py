@@ -18,6 +18,8 @@ from plait.predict.probe.kept import check_writable
 from plait.predict.probe.measure import measure_here, num_devices
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import RenderableType
 
 
@@ -87,18 +89,34 @@ def view(result: Json, out: Path) -> RenderableType:
     return Group(
         "\n".join(lines),
         table,
-        *_products(result),
+        *_parts(result, "keeping", _keeping),
+        *_parts(result, "host", _products),
         f"written to {out}" + (": what cluster 'local' means" if is_local else ""),
     )
 
 
-def _products(result: Json) -> list[RenderableType]:
+def _parts(
+    result: Json, key: str, show: Callable[[Json], list[RenderableType]]
+) -> list[RenderableType]:
+    """One part of a probe as `show` draws it; nothing where that was not measured."""
+    return show(result[key]) if key in result else []
+
+
+def _keeping(found: Json) -> list[RenderableType]:
+    """The line of what keeping a run's state takes."""
+    parts = [f"copied at {found['copy_bytes_per_second'] / 1e9:,.2f} GB/s a rank"]
+    if "write_bytes_per_second" in found:
+        parts.append(f"written at {found['write_bytes_per_second'] / 1e9:,.2f} GB/s in all")
+    parts.append(f"a rank joins in {found['start_seconds'] * 1e3:,.0f} ms")
+    if "recovery_seconds" in found:
+        parts.append(f"a lost one is replaced in {found['recovery_seconds']:.1f} s")
+    return [f"state           {', '.join(parts)}"]
+
+
+def _products(host: Json) -> list[RenderableType]:
     """The table of products of a processor, under a line that says what its numbers are."""
     from plait.cli.probe_products import product_view
 
-    host = result.get("host")
-    if host is None:
-        return []
     found = table_of_probe(host)
     if not found.ratios:
         return ["\nfloat32 products: torch's own, as the machine was busy; run plait probe again"]

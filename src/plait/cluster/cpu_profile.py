@@ -90,13 +90,8 @@ class CpuProfile:
     met_at_once: float = 1.0
 
 
-def profile_of_probe(probe: JsonMapping) -> CpuProfile | None:
-    """The `host` of a probe file, None where it has none. Raises `ClusterError` with every wrong
-    number.
-    """
-    host = probe.get("host")
-    if host is None:
-        return None
+def profile_of_host(host: JsonValue) -> CpuProfile:
+    """The profile that a probe file calls `host`. Raises `ClusterError` with every wrong number."""
     if isinstance(host, Mapping) and host.get("version") != VERSION:
         raise ClusterError(
             "cluster 'local': it was measured by another version of plait; run plait probe again"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from plait.cluster.bounds import Bounds, number_faults
-from plait.cluster.cpu_profile import profile_of_probe
+from plait.cluster.cpu_profile import profile_of_host
 from plait.cluster.hardware import Device, Hardware, Network, Node
 from plait.cluster.products import MEASUREMENTS
 from plait.errors import ClusterError
@@ -53,6 +53,7 @@ def hardware_of_probe(probe: JsonMapping | None) -> Hardware:
                 ["cluster 'local': the measurements are wrong; run plait probe again", *wrong]
             )
         )
+    known = {key: value for key, value in probe.items() if value is not None}
     link = float(probe["link_bandwidth"])
     latency = float(probe["link_latency_seconds"])
     return Hardware(
@@ -68,5 +69,5 @@ def hardware_of_probe(probe: JsonMapping | None) -> Hardware:
         node=Node(probe["num_devices"], link, latency),
         network=Network(link, latency),
         num_devices=probe["num_devices"],
-        profile=profile_of_probe(probe),
+        profile=profile_of_host(known["host"]) if "host" in known else None,
     )

@@ -106,6 +106,10 @@ class Ledger:
         gone = {key: count - earlier.counts.get(key, Count()) for key, count in self.counts.items()}
         return Ledger({key: count for key, count in gone.items() if count.num})
 
+    def restore(self, earlier: Ledger) -> None:
+        """Count no more than `earlier`, a copy of this ledger: what came since was no traffic."""
+        self.counts = dict(earlier.counts)
+
     def clear(self) -> None:
         """Forget everything."""
         self.counts.clear()

@@ -84,6 +84,10 @@ class Membership:
         self.joined_late = False  # whether others had met before this rank's first round
         self.saved_step = -1  # of the newest checkpoint that this rank took part in
 
+    def note_save(self, step: int) -> None:
+        """This rank took part in the checkpoint of a step."""
+        self.saved_step = step
+
     def announce(self) -> None:
         """Have others wait for this rank when they meet."""
         self._known().announce()

@@ -63,7 +63,7 @@ def probe_links(
         for axis in lines
         if axis.size > 1
     }
-    world.ledger.counts = counted.counts  # what is measured here is no traffic of the run
+    world.ledger.restore(counted)  # what is measured here is no traffic of the run
     return links
 
 

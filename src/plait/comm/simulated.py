@@ -71,6 +71,5 @@ def _world(mesh: Mesh, rank: int, hub: Hub, wrap: Wrap | None) -> World:
         backend = Threads(ThreadFabric(hub, (name, line), line.index(rank), len(line)))
         return backend if wrap is None else wrap(world, backend)
 
-    world = World(mesh, rank, torch.device("cpu"), connect, lambda: None)
-    world.is_simulated = True
+    world = World(mesh, rank, torch.device("cpu"), connect, lambda: None, is_simulated=True)
     return world

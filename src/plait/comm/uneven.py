@@ -25,7 +25,7 @@ class UnevenAllToAll:
         self.sent = sent
         self.received = received
         self._work: Work | None = None
-        self.gradient: Tensor | None = None
+        self._gradient: Tensor | None = None
 
     def start(self, rows: Tensor) -> Tensor:
         """Start; the result may only be given to `wait`."""
@@ -46,6 +46,16 @@ class UnevenAllToAll:
         self._work = self._axis.all_to_all(out, rows.contiguous(), received, sent)
         return out
 
+    def _start_gradient(self, grad: Tensor) -> None:
+        """Send a gradient back; `_take_gradient` waits for what comes."""
+        self._gradient = self._issue(grad, self.received, self.sent)
+
+    def _take_gradient(self) -> Tensor | None:
+        self._wait()
+        gradient = self._gradient
+        self._gradient = None
+        return gradient
+
     def _wait(self) -> None:
         assert self._work is not None  # issued by the other half
         self._work.wait()
@@ -60,10 +70,7 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         exchange = ctx.exchange
-        exchange._wait()
-        gradient = exchange.gradient
-        exchange.gradient = None
-        return gradient, None
+        return exchange._take_gradient(), None
 
 
 class _Wait(torch.autograd.Function):
@@ -76,7 +83,7 @@ class _Wait(torch.autograd.Function):
     @staticmethod
     def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         exchange = ctx.exchange
-        exchange.gradient = exchange._issue(grads[0], exchange.received, exchange.sent)
+        exchange._start_gradient(grads[0])
         # A gradient of the shape that autograd expects; `_Start` puts the received one in its
         # place.
         return grads[0], None

@@ -33,6 +33,11 @@ class Recorder:
     timeline: Timeline = field(default_factory=lambda: Timeline(enabled=False))
     paths: Paths = field(default_factory=Paths)
 
+    def note_by(self, flight: FlightRecorder, ledger: Ledger) -> None:
+        """Have others told of what this rank does; before any axis is used."""
+        self.flight = flight
+        self.ledger = ledger
+
 
 @dataclass(frozen=True)
 class Label:

@@ -62,18 +62,20 @@ class World:
         leave: Callable[[], None],
         *,
         measurements: Path | None = None,
+        is_simulated: bool = False,
+        membership: Membership | None = None,
     ) -> None:
         self.mesh = mesh
         self.rank = rank
         self.device = device
         self.measurements = measurements
-        self.is_simulated = False
+        self.is_simulated = is_simulated
         self.recorder = Recorder(rank, FlightRecorder(rank, mesh.size))
         self._pulse = Pulse(lambda: self.recorder.flight, self._speaks)
         self._connect = connect
         self._leave = leave
         self._axes: dict[AxisName, Axis] = {}
-        self.membership: Membership | None = None  # where ranks come and go
+        self.membership = membership
         self._closings: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
     @property
@@ -96,8 +98,8 @@ class World:
         """Where communication is recorded; disabled until one is set."""
         return self.recorder.timeline
 
-    @timeline.setter
-    def timeline(self, timeline: Timeline) -> None:
+    def begin_timeline(self, timeline: Timeline) -> None:
+        """Record what comes in a timeline."""
         self.recorder.timeline = timeline
 
     def axis(self, name: AxisName) -> Axis:
@@ -209,9 +211,7 @@ class World:
         closings = self._closings
         self._closings = []
         if together and self._axes:
-            with contextlib.suppress(
-                RankFailed
-            ):  # a peer that is gone already need not be waited for
+            with contextlib.suppress(RankFailed):  # a peer that is gone need not be waited for
                 for before, _ in closings:
                     before()
                 self.barrier()
@@ -331,8 +331,10 @@ def _apart(
         )
 
     membership = Membership(place, timeout_seconds, regroup)
-    world = World(Mesh(), place.worker, device, alone, membership.close, measurements=measurements)
-    world.membership = membership
+    leave = membership.close
+    world = World(
+        Mesh(), place.worker, device, alone, leave, measurements=measurements, membership=membership
+    )
     world.watch()
     return world
 

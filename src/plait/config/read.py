@@ -182,6 +182,8 @@ def _sentence(
     kind = details[0]["type"]
     if kind == "extra_forbidden":
         return f"unknown key {path}; {_where_is(section, key, schema)}"
+    if value is None and schema is HuggingFaceConfig and key == "config":
+        return f"{path} is missing; give the path of a config.json, or a table of its keys"
     if value is None:
         return f"{path} is missing"
     shown = repr(value)
@@ -203,12 +205,14 @@ def _where_is(section: str, key: str, schema: type[BaseModel]) -> str:
     for other, known in SCHEMAS.items():
         if other != section and key in known.model_fields:
             return f"it belongs to [{other}]"
+    if schema in _TABLES:
+        return _TABLES[schema].replace("KEY", key)
     families = [name for name, known in MODELS.items() if key in known.model_fields]
-    if families and section != "model":
-        return "it belongs to [model]"
-    if families:
-        return f"it is a key of {', '.join(families)}"
-    return near
+    if not families:
+        return near
+    return (
+        f"it is a key of {', '.join(families)}" if section == "model" else "it belongs to [model]"
+    )
 
 
 def nearest_key(section: str, key: str, known: Iterable[str]) -> str:
@@ -218,6 +222,11 @@ def nearest_key(section: str, key: str, known: Iterable[str]) -> str:
     return ELSEWHERE[found[0]] if found and found[0] in ELSEWHERE else nearest(key, own)
 
 
+_TABLES: Final[dict[type[BaseModel], str]] = {
+    Python: "what the function takes goes into arguments = { KEY = ... }",
+    HuggingFaceConfig: "a key of the library's config goes into config = { KEY = ... }",
+}
+"""Models whose own keys stand in a table inside `[model]`: where a key belongs."""
 _LISTS: Final = {
     "betas": "a list of two numbers from 0 to below 1",
     "files": "a list of paths",

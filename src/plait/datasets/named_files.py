@@ -11,7 +11,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Final
 
 MOST_PARTS: Final = 100_000
@@ -75,14 +75,14 @@ def _inside(part: object) -> list[object]:
     if isinstance(part, functools.partial):
         return [part.func, part.args, part.keywords]
     if isinstance(part, FunctionType):
-        cells = [one.cell_contents for one in part.__closure__ or () if _is_filled(one)]
-        return [*cells, part.__defaults__, part.__kwdefaults__]
+        contents = [held for cell in part.__closure__ or () for held in _contents(cell)]
+        return [*contents, part.__defaults__, part.__kwdefaults__]
     return list(getattr(part, "__dict__", {}).values())
 
 
-def _is_filled(cell: object) -> bool:
+def _contents(cell: CellType) -> list[object]:
+    """The value of a closure's cell; nothing where it has none yet."""
     try:
-        cell.cell_contents  # type: ignore[attr-defined]  # noqa: B018
+        return [cell.cell_contents]
     except ValueError:
-        return False
-    return True
+        return []

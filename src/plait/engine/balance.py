@@ -104,13 +104,13 @@ class Balance(MicroBatchContext):
         self._tokens, self._stages = axes
         self._router_context = RankRouterContext(self._tokens, sequence)
         for router in self.routers.values():
-            router.context = self._router_context
+            router.route_in(self._router_context)
         self._count = getattr(loss, "count", None)
         self.placer = settings.placer
         self.load: Load | None = None
         layers = mixtures(model)
         for layer in layers.values():
-            layer.experts.products = settings.products
+            layer.experts.multiply_with(settings.products)
         product.fix(list(layers.values()), settings.grouped_product)
         measures = settings.grouped_product == product.MEASURE
         self._to_measure: dict[str, MixtureOfExperts] = layers if measures else {}
@@ -178,8 +178,7 @@ class Balance(MicroBatchContext):
             self.routers.values(), loads_here, together.split(sizes), strict=True
         ):
             if own is not None:
-                router.load = load
-                router.after_update()
+                router.balance(load)
         self._stages.all_reduce(together, control=True).wait()
         loads = dict(
             zip(self.routers, (load.tolist() for load in together.split(sizes)), strict=True)

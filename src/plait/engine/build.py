@@ -21,11 +21,12 @@ from plait.engine import choosing, compiling, update
 from plait.engine.around import contexts_of, make_balance, make_splitter
 from plait.engine.balance import has_routers
 from plait.engine.composition import check_composition, check_delayed
-from plait.engine.engine import Engine, EngineParts, Uncut
+from plait.engine.engine import Engine
 from plait.engine.guard import Guard, make_guard
 from plait.engine.loss import LossFunction
 from plait.engine.optimizer_like import like
 from plait.engine.options import Options
+from plait.engine.parts import EngineParts, Uncut
 from plait.engine.precision import Precision
 from plait.engine.splitting import (
     block_names,

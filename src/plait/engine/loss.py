@@ -171,6 +171,16 @@ class LossSum:
         """
         self.loss_sum += total.to(self.loss_sum.device)
 
+    def copy(self) -> LossSum:
+        """The sums so far, which `reset` leaves as they are."""
+        other = LossSum(self._device)
+        other.join(self)
+        return other
+
+    def add_count(self, count: Tensor) -> None:
+        """Count what another stage has computed a loss of."""
+        self.count += count
+
     def join(self, earlier: LossSum) -> None:
         """Take the sums of earlier micro-batches of one step."""
         self.loss_sum += earlier.loss_sum

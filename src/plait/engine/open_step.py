@@ -7,12 +7,13 @@ update, which waits until the loop wants it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from plait.doctor.flight import Phase
 from plait.engine.engine import Engine
-from plait.engine.explain import explained, memory_error, token_error
-from plait.engine.loss import LossSum, MetricSum, summed
+from plait.engine.loss import MetricSum
+from plait.engine.training_step import TrainingStep
 from plait.errors import ModelError, PlanError
 from plait.parallel.pipeline.actions import Action, Kind
 from plait.plan import Plan
@@ -44,55 +45,46 @@ def open_plan(plan: str | Plan) -> Plan:
 class OpenStep:
     """The step of an engine, part by part. Every method is collective."""
 
-    def __init__(self, engine: Engine) -> None:
-        open_plan(engine.plan)
-        self._engine = engine
+    def __init__(self, step_of: Callable[[PyTree], TrainingStep]) -> None:
+        """`step_of` gives the training step that a batch belongs to: of one engine, always one."""
+        self._step_of = step_of
+        self._step: TrainingStep | None = None
+        self._timeline = Timeline(enabled=False)
         self._calls = 0
         self._is_summed = False
+
+    @classmethod
+    def of(cls, engine: Engine) -> OpenStep:
+        """The step of an engine. Errors: `PlanError` where nothing comes between gradient and
+        update.
+        """
+        open_plan(engine.plan)
+        return cls(engine.training_step)
 
     def forward_backward(self, batch: PyTree, *, more: bool = False) -> MetricSum:
         """Add the gradients of this rank's share of a batch; the loss of all ranks' shares.
 
         `more` says that another call adds to them before the update.
         """
-        engine = self._engine
         if self._is_summed:
             raise ModelError(
                 "a backward came after one whose gradients are summed over the ranks already; say "
                 "that gradients accumulate (accelerator.accumulate(model), "
                 "fabric.no_backward_sync(model)), or call optimizer.step() between them"
             )
-        engine._cut_by(batch)
-        engine.model.train()
-        if not self._calls:
-            engine.guard.begin(engine.model)
-            engine._loss_scale = engine._scale.value
-            engine.driver.before_step()
-        pipeline = engine._pipeline
-        earlier = pipeline.loss
-        pipeline.loss = LossSum(engine.world.device)
-        step, actions = engine._timing.begin(engine._step_of(batch, self._calls), engine.step_index)
-        pipeline.begin(step)
-        name = f"step {engine.step_index + 1}"
-        engine.world.recorder.flight.enter(Phase.STEPPING)
-        with (
-            torch.enable_grad(),
-            explained(
-                memory_error(engine.world.rank, name),
-                *engine._explainers,
-                token_error(engine.model, step.pairs(), name),
-            ),
-        ):
-            wanted = [action for action in actions if self._belongs(action, more=more)]
-            engine._execute(wanted, Timeline(engine.world.rank, enabled=False))
-        axes = (engine._everyone, engine._stages)
-        measured = summed([pipeline.loss], engine.update.loss_copies, axes)[0]
+        self._step = training_step = self._step_of(batch)
+        earlier = training_step.loss.copy()
+        step, actions = training_step.begin(batch, self._calls)
+        wanted = [action for action in actions if self._belongs(action, more=more)]
+        with torch.enable_grad():
+            training_step.execute(wanted, self._timeline, step)
+        measured = training_step.over_ranks([training_step.loss])[0]
         if self._calls:
-            pipeline.loss.join(earlier)
+            training_step.loss.join(earlier)
         self._calls += 1
         self._is_summed = not more
         if self._is_summed:
-            engine._sum_gradients()
+            training_step.sum_gradients()
         return measured
 
     def _belongs(self, action: Action, *, more: bool) -> bool:
@@ -104,11 +96,6 @@ class OpenStep:
         return action.kind is not Kind.UPDATE
 
     @property
-    def is_cut(self) -> bool:
-        """Whether the model is cut into its stages, for which some plans need a batch."""
-        return self._engine._uncut is None
-
-    @property
     def is_summed(self) -> bool:
         """Whether the gradients of all ranks are summed, and wait for the update."""
         return self._is_summed
@@ -116,22 +103,21 @@ class OpenStep:
     @property
     def norm(self) -> float:
         """The global norm of the gradient of the mean loss; 0 before it is known."""
-        return self._engine._grad_norm() if self._is_summed else 0.0
+        if self._step is None or not self._is_summed:
+            return 0.0
+        return self._step.grad_norm()
 
-    def update(self, scale: float = 1.0) -> bool:
-        """One update by the gradient times `scale`; whether it was made."""
-        engine = self._engine
-        if not self._is_summed:
+    def update(self, factor: float = 1.0) -> bool:
+        """One update by the gradient times `factor`; whether it was made."""
+        if self._step is None or not self._is_summed:
             raise ModelError(
                 "optimizer.step() came before the last backward of its step: gradients still "
                 "accumulate"
             )
-        engine._apply(scale)
-        engine.step_index += 1
-        engine._scale.adapt()
-        engine.world.recorder.flight.step_done(engine.step_index)
+        self._step.update(factor)
+        skipped = self._step.finish()
         self.drop()
-        return not (engine._scale.skipped or engine.guard.skipped)
+        return not skipped
 
     def drop(self) -> None:
         """Forget the gradients; the next forward begins a step."""

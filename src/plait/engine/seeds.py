@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,8 +18,12 @@ def derive_seed(*words: object) -> int:
 
 @contextmanager
 def own_random_state(device: torch.device) -> Iterator[None]:
-    """Leave the user's random state unchanged. A step has its own, so that dropout is the same
-    under every plan.
+    """Leave the user's random state unchanged, Python's too. A step has its own, so that dropout is
+    the same under every plan.
     """
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
+    pythons = random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(pythons)

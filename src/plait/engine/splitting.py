@@ -25,7 +25,7 @@ from plait.engine.options import Options
 from plait.engine.stages.cut import Cutting, example_inputs, is_without_example
 from plait.engine.state.buffers import unmoved
 from plait.engine.with_experts import expert_groups, placements
-from plait.errors import ModelError, PlanError
+from plait.errors import ModelError, NotAvailable, PlanError
 from plait.models.derived.table import Table, derive_or_leave
 from plait.models.losses import IGNORE, cross_entropy
 from plait.parallel import context, data, expert, tensor
@@ -219,8 +219,25 @@ def _roles(model: nn.Module, options: Options, tp: TensorAxis | None = None) -> 
     is_grid = tp.mode != "1d"
     size = max(tp.q, 2) if is_grid else tp.size
     if is_without_table(model, options):
-        return followed_roles(model, options.cutting, size).roles
+        table = followed_roles(model, options.cutting, size)
+        if is_grid:
+            _check_draws(model, table, options.cutting, tp)
+        return table.roles
     return models.roles_for(model, size, is_grid=is_grid)
+
+
+def _check_draws(model: nn.Module, table: Table, cutting: Cutting, tp: TensorAxis) -> None:
+    """Refuse modules that draw random numbers for samples of which each rank has others."""
+    leaves = tree_leaves(example_inputs(model, cutting))
+    samples = next(len(one) for one in leaves if isinstance(one, Tensor) and one.dim())
+    for owner, operation, shape in table.draws:
+        if samples in shape:
+            kind = type(model.get_submodule(owner)).__name__
+            where = f"'{owner}' ({kind})" if owner else f"the forward of {kind}"
+            raise NotAvailable(
+                f"{where} draws random numbers ({operation}) for its samples, and {tp} gives "
+                f"ranks other samples; use tp{tp.size}:1d, or set its dropout or noise to 0"
+            )
 
 
 def block_names(model: nn.Module, pattern: str | None) -> list[str]:

@@ -115,7 +115,7 @@ class Notebook(FlightRecorder):
         self.notes: list[NotedOperation] = []
         self.actions: list[tuple[int, str]] = []
         self.step = 0
-        self.held: Callable[[], Iterable[tuple[str, Tensor]]] = tuple
+        self._state: Callable[[], Iterable[tuple[str, Tensor]]] = tuple
         self._learned: list[tuple[str, Place]] = []
         self._inputs: list[tuple[str, Tensor]] = []
         self._action = BEFORE
@@ -126,6 +126,10 @@ class Notebook(FlightRecorder):
         super().action(text)
         self._action = text
         self.actions.append((self.step, text))
+
+    def name_from(self, state: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+        """Name operands that lie in the tensors of `state()`."""
+        self._state = state
 
     def begin_step(self, step: int) -> None:
         """A step of training begins."""
@@ -214,7 +218,7 @@ class Notebook(FlightRecorder):
         return ""
 
     def _held(self) -> Iterator[tuple[str, Place]]:
-        for name, tensor in self.held():
+        for name, tensor in self._state():
             yield name, Place.of(tensor)
 
     def _new(self, operation: str) -> NotedOperation:

@@ -159,8 +159,7 @@ def notebook_of(world: World) -> Notebook:
 def note_world(world: World) -> Notebook:
     """Give a world a notebook, before any of its axes exists."""
     notebook = Notebook(world)
-    world.recorder.flight = notebook
-    world.recorder.ledger = NotedLedger(notebook)
+    world.recorder.note_by(notebook, NotedLedger(notebook))
     return notebook
 
 

@@ -83,8 +83,12 @@ def record(case: Case) -> list[RankRecording]:
 
 def _rank(world: World, case: Case, models: list[nn.Module]) -> RankRecording:
     notebook = note_world(world)
-    world.paths.limits = case.limits
-    model = models[world.rank]
+    with world.paths.limited(case.limits):
+        return _recorded(world, notebook, case, models[world.rank])
+
+
+def _recorded(world: World, notebook: Notebook, case: Case, model: nn.Module) -> RankRecording:
+    """The steps of a case on one rank, noted. Collective."""
     has_blocks = case.plan.pp.size == 1
     engine = build(
         model,
@@ -96,7 +100,7 @@ def _rank(world: World, case: Case, models: list[nn.Module]) -> RankRecording:
         ),
         world=world,
     )
-    notebook.held = partial(_held, engine)
+    notebook.name_from(partial(_held, engine))
     _learn_activations(model, notebook)
     routed = _routed(model)
     axis = world.axis("dp")

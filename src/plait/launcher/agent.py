@@ -16,7 +16,6 @@ import signal
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,12 +77,7 @@ def run_ranks(
             "logs_specs": DefaultLogsSpecs(log_dir=str(folder / "agent")),
             "shutdown_timeout": SHUTDOWN_SECONDS,
         }
-        known = {
-            field.name for field in fields(LaunchConfig)
-        }  # shutdown_timeout is younger than torch 2.6
-        agent = elastic_launch(
-            LaunchConfig(**{key: value for key, value in config.items() if key in known}), run_rank
-        )
+        agent = elastic_launch(LaunchConfig(**config), run_rank)
         settings = RankSettings(failures, num_threads(nproc), free_environment())
         try:
             return dict(agent(settings, main, args))

@@ -119,6 +119,10 @@ class PlanAccelerator(accelerate.Accelerator):
         self._models.append(module)
         self._optimizers.append(optimizer)
 
+    def train_with(self, loss: LossOfScript | None) -> None:
+        """Train models that compute no loss with this one."""
+        self.loss = loss
+
     def _prepared(self, one: object) -> object:
         if isinstance(one, nn.Module):
             return self._module
@@ -274,7 +278,7 @@ class PlanAccelerator(accelerate.Accelerator):
 
     def cut_by_loader(self) -> None:
         """Cut a model that only a batch shows how to cut, by the first loader. Collective."""
-        if self._dataloaders and not self.module.step.is_cut:
+        if self._dataloaders and not self.module.engine.is_cut:
             with torch.random.fork_rng():
                 batch = next(iter(self._dataloaders[0].base_dataloader))
             self.module.prepare(batch)

@@ -59,6 +59,15 @@ class PlanStrategy(DDPStrategy):
         self._loaders: list[DataLoader[PyTree]] = []
         self._backward_sync_control = _Accumulation(self)
 
+    @contextmanager
+    def accumulating(self, enabled: bool) -> Iterator[None]:
+        """Gradients of calls inside add up, where `enabled`."""
+        self._accumulates = enabled
+        try:
+            yield
+        finally:
+            self._accumulates = False
+
     def setup_environment(self) -> None:
         """Join Fabric's ranks, as many as the plan needs."""
         super().setup_environment()
@@ -149,7 +158,7 @@ class PlanStrategy(DDPStrategy):
                 "fabric.load needs the state to fill under a plan: {'model': model, ...}"
             )
         module, others = _parted(state)
-        if not module.step.is_cut and self._loaders:
+        if not module.engine.is_cut and self._loaders:
             with torch.random.fork_rng():
                 module.prepare(next(iter(self._loaders[0])))
         module.engine.load(folder / ENGINE)
@@ -170,15 +179,7 @@ class _Accumulation:
 
     def no_backward_sync(self, module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
         """A context in which further calls add to the gradients, where `enabled`."""
-        return self._within(enabled)
-
-    @contextmanager
-    def _within(self, enabled: bool) -> Iterator[None]:
-        self._strategy._accumulates = enabled
-        try:
-            yield
-        finally:
-            self._strategy._accumulates = False
+        return self._strategy.accumulating(enabled)
 
 
 def _parted(state: JsonObject) -> tuple[EngineModule, JsonObject]:

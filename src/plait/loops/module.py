@@ -66,7 +66,7 @@ class EngineModule(nn.Module):
         """Drive `engine`; `more` says whether gradients accumulate after a call."""
         super().__init__()
         self.engine = engine
-        self.step = OpenStep(engine)
+        self.step = OpenStep.of(engine)
         self.gradient = nn.Parameter(torch.zeros((), device=engine.world.device))
         self._calls = calls
         self._more = more
@@ -130,7 +130,7 @@ class EngineModule(nn.Module):
 
     def load_when_cut(self, path: Path) -> None:
         """Load a checkpoint now, or at the next call where a batch must show the cut."""
-        if self.step.is_cut:
+        if self.engine.is_cut:
             self.engine.load(path)
         else:
             self._awaited = path

@@ -94,7 +94,7 @@ class PlanLoop:
         """The model under the plan, which is built when it is first needed. Collective."""
         if isinstance(self.model_wrapped, EngineModule):
             return self.model_wrapped
-        self.accelerator.loss = self.compute_loss_func
+        self.accelerator.train_with(self.compute_loss_func)
         self.create_optimizer()  # type: ignore[attr-defined]
         module: EngineModule
         module, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)

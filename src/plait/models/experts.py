@@ -73,6 +73,18 @@ class ExpertWeights(nn.Module, ABC):
         self.products = Products()
         self.spread: Spread | None = None
 
+    def multiply_with(self, products: Products) -> None:
+        """Use these matrix products, where the method leaves a choice."""
+        self.products = products
+
+    def multiply_by(self, method: str) -> None:
+        """Compute the grouped product by this method."""
+        self.method = method
+
+    def spread_by(self, spread: Spread | None) -> None:
+        """Compute with the weights that `spread` makes of those at home here."""
+        self.spread = spread
+
     @property
     @abstractmethod
     def first(self) -> Tensor:
@@ -139,6 +151,15 @@ class MixtureOfExperts(nn.Module):
         # Where activations are in parts between layers: to whole sequences, and back.
         self.enter: Door = as_it_is
         self.leave: Door = as_it_is
+
+    def exchange_by(self, exchange: Exchange) -> None:
+        """Send rows to experts on other ranks."""
+        self.exchange = exchange
+
+    def open(self, enter: Door, leave: Door) -> None:
+        """Route whole sequences: `enter` makes them of the parts here, `leave` cuts the results."""
+        self.enter = enter
+        self.leave = leave
 
     def forward(self, x: Tensor) -> Tensor:
         """Route, send, compute the shared experts meanwhile, compute, bring back, add up by

@@ -63,12 +63,23 @@ class HuggingFace(nn.Module):
     gives_positions = True
     """Whether the library's model is told positions, which it then does not make itself."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        generation: JsonObject | None = None,
+        make_start: MakeStart | None = None,
+    ) -> None:
+        """Wrap the library's model.
+
+        `generation` is the library's config of it. `make_start` makes its values, where no files
+        have them.
+        """
         super().__init__()
         self.model = model
         self.weights: Weights | None = None
-        self.generation: JsonObject | None = None
-        self.make_start: MakeStart | None = None
+        self.generation = generation
+        self.make_start = make_start
         _replace_own(model)
         hf_experts.adopt(model)
         _let_experts_take_float64(model)
@@ -76,6 +87,10 @@ class HuggingFace(nn.Module):
         for module in model.modules():
             if (module._parameters or module._buffers) and not isinstance(module, OWN):
                 module.reset_parameters = partial(initialise, module)  # type: ignore[assignment]
+
+    def read_from(self, weights: Weights) -> None:
+        """Take the values from files."""
+        self.weights = weights
 
     def forward(
         self,
@@ -192,12 +207,12 @@ def make(
         raise ModelError(
             f"transformers cannot make a {task} model of model_type {model_type!r}: {failure}"
         ) from failure
-    wrapped = WRAPPERS[task](model.train())
-    _adopt_generation(wrapped, [folder for folder in (config, weights) if is_path(folder)])
+    generation = _generation_of([folder for folder in (config, weights) if is_path(folder)])
     if weights is None:
-        wrapped.make_start = partial(_make_whole, settings, task)
-    else:
-        wrapped.weights = find_weights(wrapped, Path(weights))
+        start = partial(_make_whole, settings, task)
+        return WRAPPERS[task](model.train(), generation=generation, make_start=start)
+    wrapped = WRAPPERS[task](model.train(), generation=generation)
+    wrapped.read_from(find_weights(wrapped, Path(weights)))
     return wrapped
 
 
@@ -206,13 +221,13 @@ def is_path(value: PyTree) -> bool:
     return isinstance(value, (str, Path))
 
 
-def _adopt_generation(made: HuggingFace, sources: list[PyTree]) -> None:
-    """Take `generation_config.json` from beside the config, or else from beside the weights."""
+def _generation_of(sources: list[PyTree]) -> JsonObject | None:
+    """The `generation_config.json` beside the config, or else beside the weights."""
     for source in sources:
         folder = Path(source) if Path(source).is_dir() else Path(source).parent
         if (folder / GENERATION).is_file():
-            made.generation = read_config(folder / GENERATION)
-            return
+            return read_config(folder / GENERATION)
+    return None
 
 
 def files_of(made: HuggingFace) -> JsonObject:

@@ -272,8 +272,8 @@ def _num_experts(module: nn.Module) -> int:
         return told if rows == told else 0
     first = [key for key in FIRST if _dims(module, key) == 3]
     if first and _dims(module, LAST) == 3:
-        count = int(module._parameters[LAST].shape[0])  # type: ignore[union-attr]
-        extent = int(module._parameters[first[0]].shape[0])  # type: ignore[union-attr]
+        count = module.get_parameter(LAST).shape[0]
+        extent = module.get_parameter(first[0]).shape[0]
         return count if extent == count or (extent > count and arguments == ROUTED) else 0
     return _num_flat(module) if arguments == ROUTED else 0
 

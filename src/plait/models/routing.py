@@ -134,12 +134,16 @@ class Router(nn.Module):
         """
         return self.auxiliary
 
-    def after_update(self) -> None:
-        """Balance by bias from `load`, the whole step's over all ranks, and forget it (Wang et al.
-        2024, algorithm 1).
+    def route_in(self, context: RouterContext) -> None:
+        """Be told by `context` from now on."""
+        self.context = context
+
+    def balance(self, load: Tensor | None) -> None:
+        """Balance by bias from `load`, the whole step's over all ranks, and forget the own (Wang et
+        al. 2024, algorithm 1).
         """
-        if self.bias is not None and self.load is not None:
-            chosen = self.load[: self.settings.num_experts]
+        if self.bias is not None and load is not None:
+            chosen = load[: self.settings.num_experts]
             self.bias.add_(
                 (chosen.mean() - chosen).sign().to(self.bias.dtype), alpha=self.settings.bias_speed
             )

@@ -7,6 +7,7 @@ again: after a loss nobody knows what an interrupted step has left in buffers an
 from __future__ import annotations
 
 import gc
+import importlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,14 +22,36 @@ if TYPE_CHECKING:
     from plait.launcher.board import Page
 
 CUT_SECONDS = 2.0
+_NEEDED = (
+    "plait.engine.state.snapshots",
+    "plait.run.assemble",
+    "plait.run.checkpoints",
+    "plait.run.evaluation",
+    "plait.run.loop",
+    "plait.run.observing",
+    "plait.run.replicas",
+    "plait.run.restarts",
+    "plait.run.sources",
+)
 
 
 def run(seat: Seat, job: jobs.TrainingRun) -> None:
     """Train in one generation after the other, until the launcher says that the run is done."""
+    _prepare()
     note = Note()
     while (assignment := seat.meet(note)) is not None:
         note = _live_through(seat, assignment, job)
         gc.collect()  # an engine and its exceptions hold each other, and its connections
+
+
+def _prepare() -> None:
+    """Load what a generation needs, while those that are left still come to the meeting.
+
+    Nothing of it is ever garbage, so collections between generations pass it over.
+    """
+    for name in _NEEDED:
+        importlib.import_module(name)
+    gc.freeze()
 
 
 def run_apart(page: Page, job: jobs.TrainingRun) -> JsonObject:

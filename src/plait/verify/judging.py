@@ -8,7 +8,6 @@ to the tolerance, perturbation says what passes (`rounding`).
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +27,7 @@ from plait.verify.record.compare import TOLERANCE, Key, differences
 from plait.verify.record.observation import Record
 from plait.verify.record.observe import RankRecord, join
 from plait.verify.reference import lowered, rounding
+from plait.verify.reference.copied import copied
 from plait.verify.reference.one_device import (
     Batch,
     Recipe,
@@ -221,7 +221,7 @@ def _note(limits: Mapping[Key, float]) -> str:
 
 def nudged(model: nn.Module) -> nn.Module:
     """A copy whose weights differ in about their last bit."""
-    moved = copy.deepcopy(model)
+    moved = copied(model)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in moved.parameters():

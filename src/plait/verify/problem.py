@@ -31,6 +31,7 @@ from plait.plan import Plan
 from plait.products import MEASURED
 from plait.run import assemble, optimizers
 from plait.values import JsonMapping
+from plait.verify.reference.copied import in_precision
 from plait.verify.reference.one_device import Batch, Recipe, Slice, num_samples
 from plait.verify.reference.start import plain_start, start_by_name
 
@@ -71,9 +72,9 @@ class Problem:
         model = plain_start(self.model, seed, start)
         if model is None:
             start_by_name(start, seed, dtype)
-            return start.to(dtype)
+            return in_precision(start, dtype)
         # Matrices that the engine draws by name have the width of the run from the start.
-        model = model.to(dtype) if is_meta(start) else model
+        model = in_precision(model, dtype) if is_meta(start) else model
         model = assemble.with_adapters(model, self.model, seed)
         model = assemble.with_frozen(model, self.model)
         if self.idle:
@@ -81,7 +82,7 @@ class Problem:
             if is_meta(more):
                 start_by_name(more, seed, dtype)
             model.add_module("idle", more["idle"])
-        return self._freeze(model).to(dtype)
+        return in_precision(self._freeze(model), dtype)
 
     def _idle(self, on_meta: bool) -> nn.Module:
         """A layer that no forward uses."""

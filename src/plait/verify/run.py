@@ -308,15 +308,15 @@ def _compare(
     """One problem under one plan against one device; the first rank does the reference and tells
     the others.
     """
-    world.paths.limits = SCALED if problem.hurried else {}
-    engine = make_engine(problem, plan, world)
-    axis = world.axis("dp")
-    record = record_stream if is_asynchronous(plan) else record_rank
-    own = record(engine, problem.loader(axis.rank, axis.size), task.steps)
-    records = on_first_rank(world, own)
-    prove = judge_stream if is_asynchronous(plan) else judge_steps
-    asked = Asked(problem, plan, task.steps, task.tolerance, world.mesh, reasons)
-    return by_first(world, lambda: prove(asked, records))
+    with world.paths.limited(SCALED if problem.hurried else {}):
+        engine = make_engine(problem, plan, world)
+        axis = world.axis("dp")
+        record = record_stream if is_asynchronous(plan) else record_rank
+        own = record(engine, problem.loader(axis.rank, axis.size), task.steps)
+        records = on_first_rank(world, own)
+        prove = judge_stream if is_asynchronous(plan) else judge_steps
+        asked = Asked(problem, plan, task.steps, task.tolerance, world.mesh, reasons)
+        return by_first(world, lambda: prove(asked, records))
 
 
 def chosen(probes: Sequence[str] | None) -> tuple[str, ...]:

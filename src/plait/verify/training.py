@@ -60,13 +60,12 @@ def prove(world: World, problem: Problem, plan: Plan, steps: int) -> Report:
     differences: list[Difference] = []
     for hurried in (False, True):
         own_problem = replace(problem, hurried=hurried)
-        world.paths.limits = SCALED if hurried else {}
-        engine = make_engine(own_problem, plan, world)
-        axis = world.axis("dp")
-        own = record_rank(engine, own_problem.loader(axis.rank, axis.size), steps)
-        records = on_first_rank(world, own)
-        differences += by_first(world, partial(judged, own_problem, plan, steps, records))
-    world.paths.limits = {}
+        with world.paths.limited(SCALED if hurried else {}):
+            engine = make_engine(own_problem, plan, world)
+            axis = world.axis("dp")
+            own = record_rank(engine, own_problem.loader(axis.rank, axis.size), steps)
+            records = on_first_rank(world, own)
+            differences += by_first(world, partial(judged, own_problem, plan, steps, records))
     tolerance = torch.finfo(torch.float32).eps
     title = f"training-{plan.precision}"
     report = Report(differences, [], [], tolerance, steps, str(plan), world.size, title)

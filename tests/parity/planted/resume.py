@@ -88,11 +88,11 @@ def _second_rank(state: Any) -> None:
 
 
 def _new_steps(state: Any) -> None:
-    state.step_index = 0
+    state._training_step.index = 0
 
 
 def _step_behind(state: Any) -> None:
-    state.step_index -= 1
+    state._training_step.index -= 1
 
 
 def _first_weight(state: Any) -> None:

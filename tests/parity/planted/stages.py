@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import torch.nn.functional as F
 
-from plait.engine import engine, recompute, update
+from plait.engine import engine, recompute, training_step, update
 from plait.engine.balance import Balance
 from plait.engine.stages.tied import TiedSum
 from plait.models import experts
@@ -240,7 +240,7 @@ def masks_of_the_first_micro_batch() -> list[Any]:
 
         return init.derive_seed(*words[:-1], words[-1] // 2 * 2)
 
-    return [patch.object(engine, "derive_seed", seed)]
+    return [patch.object(training_step, "derive_seed", seed)]
 
 
 def nothing_is_dropped() -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from plait.cli.probe import _products
+from plait.cli.probe import _parts, _products
 from plait.cluster import Cluster
 from plait.cluster.products import (
     CLASSES,
@@ -38,7 +38,9 @@ def probe(table: ProductTable) -> dict[str, Any]:
 def test_every_class_has_its_library_and_ratio_within_80_columns() -> None:
     forward = frozenset(one for one in CLASSES if one.kind == FORWARD)
     lines = text_of(
-        _products(probe(ProductTable(forward, dict.fromkeys(CLASSES, (0.7, 0.8, 0.9)))))
+        _parts(
+            probe(ProductTable(forward, dict.fromkeys(CLASSES, (0.7, 0.8, 0.9)))), "host", _products
+        )
     )
     assert max(map(len, lines)) <= 80
     rows = [line.split() for line in lines[-9:]]
@@ -47,8 +49,8 @@ def test_every_class_has_its_library_and_ratio_within_80_columns() -> None:
 
 
 def test_a_busy_machine_is_said_and_a_gpu_has_no_table() -> None:
-    assert "the machine was busy" in " ".join(text_of(_products(probe(TORCH))))
-    assert _products({}) == []
+    assert "the machine was busy" in " ".join(text_of(_products(probe(TORCH)["host"])))
+    assert _parts({}, "host", _products) == []
 
 
 def test_a_table_that_is_measured_after_a_busy_probe_is_the_one_that_counts(
@@ -58,7 +60,7 @@ def test_a_table_that_is_measured_after_a_busy_probe_is_the_one_that_counts(
     host = {name: part for name, part in HOST.items() if name != "products"}
     busy = {**PROBE, "host": {**host, "machine": str(this_machine())}}
     assert _table_of(busy) == TORCH
-    assert "the machine was busy" in " ".join(text_of(_products(busy)))
+    assert "the machine was busy" in " ".join(text_of(_products(busy["host"])))
     keep_table(tmp_path / ".cache" / "plait" / FILE_NAME, this_machine(), RULE)
     assert _table_of(busy) == RULE
     assert _table_of({**busy, "host": {**host, "machine": "another"}}) == TORCH

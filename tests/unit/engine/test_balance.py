@@ -48,7 +48,7 @@ def busiest(speed: float) -> list[float]:
         for index, router in enumerate(routers):
             assert router.load is not None
             loads[step, index] = router.load[:8]
-            router.after_update()
+            router.balance(router.load)
     windows = loads.unflatten(0, (-1, WINDOW)).sum(1)
     return (windows.amax(-1) / windows.mean(-1)).amax(1).tolist()
 

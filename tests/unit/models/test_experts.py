@@ -224,7 +224,7 @@ def test_the_bias_chooses_and_does_not_weigh() -> None:
     routing = made(x)
     assert set(routing.expert.tolist()) == {3}
     torch.testing.assert_close(routing.weight, (x @ made.weight.t()).softmax(-1)[..., 3].flatten())
-    made.after_update()
+    made.balance(made.load)
     torch.testing.assert_close(made.bias, torch.tensor([0.1, 0.1, 0.1, 8.9], dtype=torch.float64))
     assert made.load is None
 

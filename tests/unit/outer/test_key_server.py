@@ -16,8 +16,8 @@ class Shop:
 
     def __init__(self, num_workers: int, **options: float) -> None:
         self.grad, self.weight = torch.zeros(1), torch.zeros(1)
-        self.server = KeyServer(num_workers, 0, Asynchrony(**options), self.grad)  # type: ignore[arg-type]
-        self.server.apply = self.apply
+        asynchrony = Asynchrony(**options)  # type: ignore[arg-type]
+        self.server = KeyServer(num_workers, 0, asynchrony, self.grad, self.apply)
         self.changes: list[Change] = []
 
     def apply(self, change: Change) -> None:

@@ -193,3 +193,27 @@ def test_a_save_whose_generation_is_over_comes_to_nothing(tmp_path: Path) -> Non
     assert save.failure == "the save was given up"
     behind.remove_tombstones(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_saves_share_a_thread_that_ends_with_their_memory(tmp_path: Path) -> None:
+    """A step that starts a thread waits until this has had its first turn."""
+    of_others = set(threads_of_saves())
+    memory = behind.SaveMemory()
+    begun = set(threads_of_saves())
+    for number in range(2):
+        shards = [Shard.whole("w", torch.ones(3))]
+        wanted = behind.Wanted(tmp_path / f"step-{number}", f"{number:012}", shards, {}, 0, 1)
+        save = behind.BackgroundSave(wanted, lambda: None, memory)
+        assert set(threads_of_saves()) - begun == set()
+        save.wait()
+        assert save.failure is None
+        assert save.processor_seconds > 0.0
+    del memory
+    (thread,) = begun - of_others
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def threads_of_saves() -> list[threading.Thread]:
+    """The threads that write checkpoints."""
+    return [thread for thread in threading.enumerate() if thread.name == "plait-checkpoint"]

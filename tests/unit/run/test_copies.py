@@ -127,6 +127,27 @@ def test_shards_are_listed_anew_where_their_memory_has_changed(
     assert len(made) == 2 * 2  # one for each rank at first, and one for each other memory
 
 
+def test_a_checkpoint_takes_the_list_of_the_snapshots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(listed, "lasting_shards_of", told(made, "made", lasting_shards_of))
+
+    def run(world: World) -> None:
+        engine = engine_of(world)
+        engine.step(BATCH)
+        file = tmp_path / f"{world.rank}"
+        file.touch()
+        Snapshots([file], engine).take(1, {})
+        saves = SavesBehind(engine)
+        save = saves.begin(tmp_path / "step-1", {}, lambda: None)
+        save.wait()
+        assert save.failure is None
+
+    threaded(2, run)
+    assert len(made) == 2  # one for each rank
+
+
 def test_ranks_that_hold_what_they_held_tell_no_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,7 +68,7 @@ class MappedMemory:
     """
 
     def __init__(self, severance: Severance | None = None) -> None:
-        self.paths = Paths()
+        self._paths = Paths()
         self.severance = severance or Severance()
         self._bases: list[int] = []  # sorted; the keys of _segments
         self._segments: dict[int, Segment] = {}
@@ -79,10 +79,14 @@ class MappedMemory:
             tuple[int, int, int, torch.dtype, int], Tensor
         ] = {}  # of them: what one step saw the next will see
 
+    def follow(self, paths: Paths) -> None:
+        """New memory is a piece of a segment, or one of its own, as `paths` says."""
+        self._paths = paths
+
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Uninitialised (numel,) that `place` finds again; freed with the last tensor on it."""
         num_bytes = max(numel, 1) * dtype.itemsize
-        if self.paths.beyond("memory_piece_bytes", num_bytes, ARENA_BYTES // 4):
+        if self._paths.beyond("memory_piece_bytes", num_bytes, ARENA_BYTES // 4):
             mapping, _ = self._map(num_bytes)
             return torch.frombuffer(mapping, dtype=dtype, count=max(numel, 1))[:numel]
         arena = self._arena

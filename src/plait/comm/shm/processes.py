@@ -31,7 +31,8 @@ from plait.comm.shm.semaphores import SEMAPHORE_BYTES, Semaphores, available
 from plait.errors import RankFailed
 from plait.paths import Paths
 
-LOOK_SECONDS = 0.25
+CUT_SECONDS = 0.05  # between two looks at whether the world is cut
+LOOK_SECONDS = 0.25  # between two looks at the peer
 NOTICE_SECONDS = 5.0
 OPS = (
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "shift",
@@ -176,7 +177,7 @@ class SharedFabric(Fabric):
 
     def follow(self, paths: Paths) -> None:
         """New memory is a piece of a segment, or one of its own."""
-        self._memory.paths = paths
+        self._memory.follow(paths)
 
     def post(self, signal: Signal, *to: int) -> None:
         """Add one to each semaphore of (signal, self, to)."""
@@ -190,14 +191,18 @@ class SharedFabric(Fabric):
     def take(self, signal: Signal, source: int) -> None:
         """Wait for it, looking at the peer in between."""
         index = self._index(signal, source, self.rank)
-        if self._control.semaphores.take(index, LOOK_SECONDS):
+        if self._control.semaphores.take(index, CUT_SECONDS):
             return
-        began = time.monotonic() - LOOK_SECONDS
+        began = time.monotonic() - CUT_SECONDS
+        look = LOOK_SECONDS
         self._control.waits[self.rank] = source + 1
-        while not self._control.semaphores.take(index, LOOK_SECONDS):
+        while not self._control.semaphores.take(index, CUT_SECONDS):
             if self._memory.severance.is_cut:
                 raise RankFailed("a rank of this run is lost")
             waited = time.monotonic() - began
+            if waited < look:
+                continue
+            look = waited + LOOK_SECONDS
             left = bool(self._control.left[source])
             alive = self._identities[source].alive()
             if not left and alive and waited < self._timeout_seconds:

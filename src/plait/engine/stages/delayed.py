@@ -140,7 +140,7 @@ class DelayedUpdates(UpdateTiming):
             count = grads.pop()
         found = self._part.stage.backward(micro_batch, grads)
         transport.put_gradients(self._stage, micro_batch, [*found, count])
-        self._gathered.count += count
+        self._gathered.add_count(count)
         self._newest = micro_batch
         self._part.strategy.after_backward()
         self.versions.done(micro_batch)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
+from plait.engine.state.copies import ShardList
 from plait.engine.state.saving import lasting_shards_of, saved_buffers
 from plait.engine.state.shards import buffer_shards
 from plait.engine.state.training import TrainingState
@@ -50,6 +52,11 @@ class ListedShards:
             for shard in self._lasting
             if shard.numel
         )
+
+
+def listed_of(state: TrainingState) -> ShardList:
+    """The list of a state's shards, which its snapshots and its checkpoints share."""
+    return state.copies.listed(partial(ListedShards, state))
 
 
 def _copied(shard: Shard) -> Shard:

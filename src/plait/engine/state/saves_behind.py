@@ -12,7 +12,7 @@ from pathlib import Path
 
 from plait.checkpoint.behind import BackgroundSave, SaveMemory, Wanted
 from plait.checkpoint.token import digest
-from plait.engine.state.listed import ListedShards
+from plait.engine.state.listed import listed_of
 from plait.engine.state.saving import average_buffers, meta_of
 from plait.engine.state.training import TrainingState
 from plait.values import JsonObject
@@ -25,7 +25,7 @@ class SavesBehind:
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state
-        self._listed = ListedShards(state)
+        self._listed = listed_of(state)
         self._memory = SaveMemory()
         self._num_saves = 0
         numbers: list[str] = state.world.axis("world").gather_objects(secrets.token_hex(8))

@@ -57,7 +57,7 @@ def save(state: TrainingState, path: Path, meta: dict[str, object]) -> None:
     while membership.saved_step <= state.step_index:
         state.driver.synchronize()
         step, saved = state.world.together(lambda: _write_first(state, path, meta))
-        membership.saved_step = step
+        membership.note_save(step)
         if saved == path:
             return
 
@@ -139,8 +139,7 @@ def load_from(state: TrainingState, checkpoint: Checkpoint) -> JsonObject:
             _fill(checkpoint, shard)
         state.strategy.publish()
         state.driver.restart()
-    state.step_index = checkpoint.meta["step"]
-    state.load_scale(checkpoint.meta)
+    state.resume(checkpoint.meta)
     return checkpoint.meta
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from plait.checkpoint.entry import RANK_PREFIX
 from plait.checkpoint.memory import MemoryCheckpoint, MemoryFile
-from plait.engine.state.listed import ListedShards
+from plait.engine.state.listed import listed_of
 from plait.engine.state.saving import load_from, meta_of
 from plait.engine.state.shards import buffer_shards
 from plait.engine.state.training import TrainingState
@@ -34,7 +34,7 @@ class Snapshots:
         self.num_bytes = 0
         self._files = [MemoryFile(path) for path in paths]
         self._state = state
-        self._listed = ListedShards(state)
+        self._listed = listed_of(state)
 
     def content(self, turn: int) -> Tensor:
         """The bytes of the file whose turn it was, once it is whole."""

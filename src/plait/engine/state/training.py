@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 from torch import nn
@@ -14,13 +13,13 @@ from plait.engine.update import Update
 from plait.outer import Driver
 from plait.parallel.data import DataStrategy
 from plait.plan import Plan
+from plait.values import JsonMapping
 
 
 class TrainingState(Protocol):
     """A model in training, as saving and loading see it.
 
     Attributes:
-        step_index: steps that were made.
         copies: copies of the state that are under way.
         holding: the parameters and buffers of this rank.
     """
@@ -32,11 +31,14 @@ class TrainingState(Protocol):
     driver: Driver
     update: Update
     holding: LocalParameters
-    step_index: int
     copies: CopiesBeside
+
+    @property
+    def step_index(self) -> int:
+        """Steps that were made."""
 
     def scale_state(self) -> dict[str, list[float]]:
         """The dynamic scale of the loss; empty where there is none."""
 
-    def load_scale(self, meta: Mapping[str, object]) -> None:
-        """Take the dynamic scale from the meta data of a checkpoint."""
+    def resume(self, meta: JsonMapping) -> None:
+        """Go on from the step and the dynamic scale in the meta data of a checkpoint."""

@@ -210,9 +210,14 @@ def _agree_on_buffers(model: nn.Module, world: World) -> list[str]:
     differing: list[str] = []
     for name, buffer in model.named_buffers() if axis.size > 1 else ():
         agreed = buffer.detach().to(world.device, copy=True).contiguous()
-        axis.broadcast(agreed, 0).wait()
+        axis.broadcast(_as_real(agreed), 0).wait()
         agreed = agreed.to(buffer.device)
         if not torch.equal(agreed, buffer):
             differing.append(name)
             buffer.detach().copy_(agreed)
     return differing
+
+
+def _as_real(values: Tensor) -> Tensor:
+    """The memory of complex numbers as pairs of real ones, which is what ranks can send."""
+    return torch.view_as_real(values) if values.is_complex() else values

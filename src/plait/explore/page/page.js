@@ -300,7 +300,10 @@ function row(one, colours) {
 function renderTable() {
   const colours = coloursOf(answer.plans);
   const shown = answer.plans.filter((one, index) => showAll || index < FEW || one.plan === state.plan);
-  document.querySelector("#plans tbody").replaceChildren(...shown.map((one) => row(one, colours)));
+  const rows = shown.map((one) => row(one, colours));
+  const heads = [...document.querySelectorAll("#plans th")].map((one) => one.textContent);
+  for (const one of rows) [...one.cells].forEach((cell, index) => { cell.dataset.name = heads[index]; }); // shown where the page is narrow
+  document.querySelector("#plans tbody").replaceChildren(...rows);
   byId("plans").parentElement.classList.toggle("whole", showAll);
   byId("more").hidden = answer.plans.length <= FEW;
   byId("more").textContent = showAll ? "Show fewer" : `Show all ${answer.plans.length}`;

@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from plait.models.derived.cuts import ALIKE, Cut, Misfit, Part, Want, even, joined
-from plait.models.derived.record import EMBEDDING, LINEAR, NORM, OPAQUE, Graph, GraphNode, Value
+from plait.models.derived.record import (
+    DROPOUT,
+    EMBEDDING,
+    LINEAR,
+    NORM,
+    OPAQUE,
+    Graph,
+    GraphNode,
+    Value,
+)
 from plait.models.derived.rules import ask, chosen, operation, through_window
 from plait.models.layers import RMSNorm
 from plait.values import PyTree
@@ -57,6 +66,7 @@ class Demand:
         self._rows = rows
         self._size = size
         self._alive = alive(graph)
+        self._taken = taken_layers(graph)
         self._direct: dict[Value, Want] = {}
         self._windows: dict[Value, list[tuple[int, int, int, Want]]] = {}
         self._heap: list[int] = []
@@ -65,6 +75,8 @@ class Demand:
 
     def run(self) -> Region:
         """Follow it to the end. Raises `Misfit` where it cannot hold."""
+        if taken := self._taken & self._rows.keys():
+            raise Misfit(f"the code takes the weight of {min(taken)} by itself too")
         for node in self._graph.nodes:
             if node.kind == LINEAR and node.name in self._rows:
                 value = node.inputs[0]
@@ -165,6 +177,10 @@ class Demand:
         last = isinstance(want, Cut) and want.dim == len(out.shape) - 1
         if node.kind == LINEAR:
             self._linear(node, want, last=last)
+        elif node.kind == DROPOUT:
+            if not last or not isinstance(want, Cut) or len(want.parts) > 1:
+                raise Misfit(f"{node.name} drops parts of other dims than features")
+            self._want(node.inputs[0], want)
         elif node.kind == EMBEDDING:
             if isinstance(want, Cut) and not (last and len(want.parts) == 1):
                 raise Misfit("the rows of a table are cut")
@@ -185,6 +201,8 @@ class Demand:
         if isinstance(want, Cut):
             if not last:
                 raise Misfit("a linear layer is cut along its rows")
+            if node.name in self._taken:
+                raise Misfit(f"the code takes the weight of {node.name} by itself too")
             if self.region.columns.setdefault(node.name, want) != want:
                 raise Misfit(f"{node.name} is cut in two ways")
         else:
@@ -260,6 +278,16 @@ class Demand:
             for node in self._graph.nodes
             if node.kind == LINEAR and node.name == name
         )
+
+
+def taken_layers(graph: Graph) -> frozenset[str]:
+    """The modules whose parameters an operation outside layers takes, without a call of them."""
+    return frozenset(
+        value.name.rpartition(".")[0]
+        for node in graph.nodes
+        for value in node.inputs
+        if value.name and node.kind == "op"
+    )
 
 
 def _composed(pieces: Sequence[tuple[int, int, Want]], length: int) -> tuple[Part, ...]:

@@ -6,11 +6,12 @@ meta device is followed on the host. Its own control flow runs, and no parameter
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from plait.models.layers import RMSNorm
+from plait.models.derived.kinds import holds_experts, is_dropout, is_norm, stays_still
 from plait.torch_internals import storage_key
 from plait.values import PyTree
 
@@ -26,6 +27,7 @@ LINEAR = "linear"
 NORM = "norm"
 EMBEDDING = "embedding"
 OPAQUE = "opaque"
+DROPOUT = "dropout"
 MADE = {
     *("full", "zeros", "ones", "empty", "zeros_like", "ones_like", "full_like", "empty_like"),
     *("new_zeros", "new_ones", "new_full", "new_empty", "scalar_tensor"),
@@ -62,16 +64,31 @@ class GraphNode:
         return [leaf for leaf in tree_leaves(self.args) if isinstance(leaf, Value)]
 
 
+class Draw(NamedTuple):
+    """An operation that draws random numbers, the module whose code it is, and their shape."""
+
+    owner: str
+    operation: str
+    shape: tuple[int, ...]
+
+
 @dataclass
 class Graph:
     """The nodes in their order, the values of the output, and memory that was written in place."""
 
     nodes: list[GraphNode] = field(default_factory=list)
     results: list[Value] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)
     written: set[Hashable] = field(default_factory=set)
 
 
 Check = Callable[[GraphNode, Sequence[Tensor | None]], None]
+
+
+def draws(func: OpOverload) -> bool:
+    """Whether an operation draws random numbers; attention that does is not one operation."""
+    name = str(func._schema.name)
+    return torch.Tag.nondeterministic_seeded in func.tags and "scaled_dot" not in name
 
 
 class GraphRecorder(TorchDispatchMode):
@@ -101,6 +118,10 @@ class GraphRecorder(TorchDispatchMode):
             self._values[key] = Value(tuple(tensor.shape), storage_key(tensor))
             self._alive.append((tensor, tensor.untyped_storage()))
         return self._values[key]
+
+    def end(self, outputs: PyTree) -> None:
+        """The model has returned these outputs."""
+        self.graph.results = self.values(outputs)
 
     def values(self, tree: PyTree) -> list[Value]:
         """The values of the tensors in a tree."""
@@ -161,12 +182,25 @@ class GraphRecorder(TorchDispatchMode):
             return output
         if func._schema.is_mutable:
             self._write(func, args)
+        if draws(func):
+            shape = next((tuple(one.shape) for one in tree_leaves(output)), ())
+            self.graph.draws.append(Draw(self._owner(), name, shape))
         self._add("op", func, (args, kwargs or {}), output)
         if name in MADE:
             self._fresh.add(id(output))
         elif name == "slice":
             self._window_of[id(output)] = args[0]
         return output
+
+    def _owner(self) -> str:
+        """The innermost module whose code is running."""
+        frame = inspect.currentframe()
+        while frame is not None:
+            module = frame.f_locals.get("self")
+            if isinstance(module, nn.Module) and module in self.names:
+                return self.names[module]
+            frame = frame.f_back
+        return ""
 
     def _assembles(self, args: PyTree) -> bool:
         """Whether a copy fills a part of a tensor that was made empty for this."""
@@ -184,10 +218,6 @@ class GraphRecorder(TorchDispatchMode):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if isinstance(leaf, Tensor) and written and len(self._seen[storage_key(leaf)]) > 1:
                 self.graph.written.add(storage_key(leaf))
-
-
-def _is_of_torch(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.")
 
 
 @dataclass(frozen=True)
@@ -222,14 +252,6 @@ def in_features(module: Any) -> int:
     return int(module.weight.shape[0 if type(module).__name__ == "Conv1D" else 1])
 
 
-def _is_norm(module: nn.Module) -> bool:
-    known = isinstance(module, (nn.LayerNorm, nn.RMSNorm, RMSNorm))
-    alone = not any(True for _ in module.children()) and bool(module._parameters)
-    vectors = all(param is None or param.dim() == 1 for param in module._parameters.values())
-    named = type(module).__name__.endswith(("Norm", "LayerNorm", "NormP")) and alone
-    return (known or named) and vectors and "Group" not in type(module).__name__
-
-
 def layer_kind(module: nn.Module, opaque: Sequence[type]) -> str | None:
     """The kind of a layer that is one node; None for a module whose code is followed."""
     if isinstance(module, tuple(opaque)):
@@ -238,21 +260,11 @@ def layer_kind(module: nn.Module, opaque: Sequence[type]) -> str | None:
         return LINEAR
     if isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward:
         return EMBEDDING
-    if _is_norm(module):
+    if is_norm(module):
         return NORM
-    return OPAQUE if _holds_experts(module) else None
-
-
-def _holds_experts(module: nn.Module) -> bool:
-    """Whether the weights of many experts are one parameter, which code takes by number.
-
-    Adapters may be wrapped around them.
-    """
-    inner = module._modules.get("base_layer")
-    if inner is not None and isinstance(getattr(module, "num_experts", None), int):
-        return _holds_experts(inner)
-    deep = any(param is not None and param.dim() > 2 for param in module._parameters.values())
-    return deep and "Experts" in type(module).__name__
+    if is_dropout(module):
+        return DROPOUT
+    return OPAQUE if holds_experts(module) else None
 
 
 def run(
@@ -266,25 +278,54 @@ def run(
 ) -> Graph:
     """The graph of `call()`, which runs the model; `sizes` are those of one rank.
 
-    `in_training`: modules but torch's own run as they do in training, where they are set to it.
+    `in_training`: modules run as they do in training, where they are set to it. Batch norms and
+    dropout do not. Random numbers are alike in every run, and none of the user's.
     """
     named = dict(model.named_modules())
     recorder = GraphRecorder(named, check)
     training = [module for module in named.values() if module.training]
     for module in training:
-        module.training = in_training and not _is_of_torch(module)
+        module.training = in_training and not stays_still(module)
     try:
         with (
+            _without_fused_forwards(named),
             _weightless(named, recorder, sizes or Sizes()),
             _layers(named, recorder, sizes or Sizes(), opaque),
             torch.no_grad(),
-            recorder,
+            torch.random.fork_rng(devices=[]),
         ):
-            recorder.graph.results = recorder.values(call())
+            torch.manual_seed(0)
+            with recorder:
+                recorder.end(call())
     finally:
         for module in training:
             module.training = True
     return recorder.graph
+
+
+@contextmanager
+def _without_fused_forwards(named: dict[str, nn.Module]) -> Iterator[None]:
+    """Torch's encoder layers and attention call their parts, as they do in training.
+
+    In evaluation one fused operation takes the weights of all of them.
+    """
+    fused = [
+        module
+        for module in named.values()
+        if isinstance(module, (nn.TransformerEncoderLayer, nn.MultiheadAttention))
+    ]
+    before = [(module, module.training, getattr(module, "dropout", None)) for module in fused]
+    for module in fused:
+        module.training = True
+        if isinstance(module, nn.MultiheadAttention):
+            module.dropout = 0.0
+    try:
+        yield
+    finally:
+        for module, training, dropout in before:
+            module.training = training
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = dropout
 
 
 @contextmanager
@@ -352,6 +393,8 @@ def _forward(
         elif kind == EMBEDDING:
             assert weight is not None
             shape = (*shape, int(weight.shape[-1]))
+        if kind == DROPOUT:
+            return recorder.layer(kind, module, inputs, x.clone)
         return recorder.layer(kind, module, inputs, lambda: torch.zeros(shape, dtype=dtype))
 
     return run_layer

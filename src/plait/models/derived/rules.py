@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from plait.models.derived.cuts import ALIKE, Cut, Misfit, Want, even, joined, reshaped
-from plait.models.derived.record import MADE, GraphNode, Value
+from plait.models.derived.record import MADE, GraphNode, Value, draws
 from plait.values import PyTree
 
 Asked = list[tuple[Value, Want]]
@@ -37,6 +37,8 @@ def ask(node: GraphNode, wants: Sequence[Want | None], size: int) -> Asked:
         return [(value, ALIKE) for value in node.inputs]
     index, cut = cuts[0]
     name = operation(node)
+    if draws(node.func):
+        raise Misfit("random numbers are drawn for a value that is cut")
     out = node.outputs[index]
     assert out is not None
     if name in SAME_ORDER and node.inputs:

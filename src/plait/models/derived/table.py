@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -11,8 +11,10 @@ from torch import nn
 
 from plait.models.derived.choose import RowChoice, choose, layer_pattern, pattern_of
 from plait.models.derived.cuts import Cut, Part
+from plait.models.derived.demands import taken_layers
 from plait.models.derived.record import (
     LINEAR,
+    Draw,
     Graph,
     Value,
     is_linear,
@@ -32,6 +34,7 @@ class Table:
 
     roles: dict[str, str]
     notes: list[str] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ def derive(
         refused |= dict.fromkeys(nearest, stage.reason)
     else:
         choice = RowChoice(left_out=refused)
-    return _write(model, choice, stage, tables)
+    table = _write(model, choice, stage, tables, _layers_called(graph))
+    return replace(table, draws=graph.draws)
 
 
 def _recorded(
@@ -82,8 +86,8 @@ def _recorded(
 ) -> tuple[Graph, Callable[..., Graph]]:
     """The graph to derive from, and what records it again with other sizes.
 
-    It is that of evaluation, but for a model that calls other layers in training. Such a model
-    may take a weight by itself there.
+    It is that of evaluation, but for a model that calls other layers in training, or draws random
+    numbers. No rank can draw those of one device for its part of a value.
     """
     graph = run_again()
     in_training = partial(run_again, in_training=True)
@@ -91,7 +95,7 @@ def _recorded(
         trained = in_training()
     except Exception:  # of code that draws or counts in training, on numbers that are all zero
         return graph, run_again
-    if _layers_called(trained) == _layers_called(graph):
+    if _layers_called(trained) == _layers_called(graph) and not trained.draws:
         return graph, run_again
     return trained, in_training
 
@@ -145,7 +149,13 @@ def _rows_behind(graph: Graph, patterns: Sequence[str], index: int) -> list[str]
     return list(patterns)
 
 
-def _write(model: nn.Module, choice: RowChoice, stage: TrialStage, tables: Tables) -> Table:
+def _write(
+    model: nn.Module,
+    choice: RowChoice,
+    stage: TrialStage,
+    tables: Tables,
+    called: Collection[str],
+) -> Table:
     region = choice.region
     shares: dict[str, list[str]] = {}
     named = dict(model.named_modules())
@@ -174,7 +184,9 @@ def _write(model: nn.Module, choice: RowChoice, stage: TrialStage, tables: Table
     same_layers = _same_layers(named, roles)
     for name, module in named.items():
         if name and name not in roles and owns_parameters(module):
-            roles[name] = same_layers.get(pattern_of(name), "replicated")
+            is_unmet = is_linear(module) and name not in called
+            known = same_layers.get(pattern_of(name)) if is_unmet else None
+            roles[name] = known or "replicated"
     left = [pattern_of(name) for name, role in roles.items() if _is_left_whole(named[name], role)]
     notes = [f"{pattern} is computed alike on every rank" for pattern in dict.fromkeys(left)]
     return Table(_by_pattern({_trunk(model): "whole"} | roles, named), notes)
@@ -250,13 +262,7 @@ def _tables(model: nn.Module, graph: Graph, size: int, ends: Ends) -> Tables:
     tied = alike.keys() - looked
     heads = frozenset(name for name, module in model.named_modules() if module is ends.head)
     heads_fit = bool(heads) and all(_gives_logits(model, graph, name, size) for name in heads)
-    used = {
-        owner
-        for node in graph.nodes
-        for value in node.inputs
-        if value.name and node.kind == "op"
-        for owner in [value.name.rpartition(".")[0]]
-    }
+    used = taken_layers(graph)
     embeds = weight is not None and weight.dim() == 2 and weight.shape[0] % size == 0
     embeds = embeds and not (alike.keys() & used) and tied <= heads
     heads_fit = heads_fit and not (heads & used) and not _shares_bias(model, heads)

@@ -62,13 +62,14 @@ class AsyncServerDriver(Driver):
         self.server: KeyServer | None = None
         if weights.served_grad is not None:
             num_workers = weights.group.num_workers
-            self.server = KeyServer(num_workers, self._worker, asynchrony, weights.served_grad)
 
             def update(change: Change) -> None:
                 weights.bind_gradients()
                 make_update(change)
 
-            self.server.apply = update
+            self.server = KeyServer(
+                num_workers, self._worker, asynchrony, weights.served_grad, update
+            )
         if self._group.membership is not None:
             self._join(self._group.membership)
         else:

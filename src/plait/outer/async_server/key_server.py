@@ -58,12 +58,19 @@ class KeyServer:
     weights from it. The functions `weights` give the weights as the workers hold them.
     """
 
-    def __init__(self, num_workers: int, own: int, options: Asynchrony, grad: Tensor) -> None:
+    def __init__(
+        self,
+        num_workers: int,
+        own: int,
+        options: Asynchrony,
+        grad: Tensor,
+        apply: Callable[[Change], None],
+    ) -> None:
         self._num_workers = num_workers
         self._own = own
         self._options = options
         self._grad = grad
-        self.apply: Callable[[Change], None] = lambda change: None
+        self.apply = apply
         self.versions = Versions(range(num_workers), options.stale)
         self.histogram: Counter[int] = Counter()  # gradients applied, by staleness
         self.num_refused = 0

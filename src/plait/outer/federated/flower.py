@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,13 +124,22 @@ class NodeFleet:
     Who has not answered by then is missing from the round, and its late answer is not looked at.
     """
 
-    def __init__(self, grid: Grid, num_clients: int, needed: int, patience_seconds: float) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        num_clients: int,
+        needed: int,
+        patience_seconds: float,
+        *,
+        accuracy: Callable[[Tensor], float],
+    ) -> None:
+        """Ask the nodes of a grid; `accuracy` is that of weights on the server's own samples."""
         self._grid = grid
         self._needed = needed
         self._patience_seconds = patience_seconds
         self.num_clients = num_clients
         self._clients: dict[int, int] = {}  # client by node, of all nodes that have ever answered
-        self.evaluator: Any = None  # of the server's own held-out samples: accuracy(weights)
+        self._accuracy = accuracy
 
     def nodes(self) -> dict[int, int]:
         """The node of each client that is there now. A node is asked once who it is."""
@@ -183,7 +192,7 @@ class NodeFleet:
         return {client: float(head["accuracy"]) for client, (head, _) in told.items()}
 
     def accuracy(self, weights: Tensor) -> float:
-        return float(self.evaluator(weights))
+        return self._accuracy(weights)
 
     def _ask(self, kind: str, questions: Mapping[int, Content]) -> dict[int, Content]:
         """The answers, by client."""
@@ -240,8 +249,13 @@ def server_app(config: str | Path, out: str | Path | None = None) -> ServerApp:
         settings = load(config)
         section = settings.federated
         server_data = ServerData(settings)
-        fleet = NodeFleet(grid, section.clients, section.min_replies, section.patience_seconds)
-        fleet.evaluator = server_data.accuracy
+        fleet = NodeFleet(
+            grid,
+            section.clients,
+            section.min_replies,
+            section.patience_seconds,
+            accuracy=server_data.accuracy,
+        )
         fleet.wait(section.min_replies)
         server = make_server(settings, server_data.evaluator.initial())
         rounds = []

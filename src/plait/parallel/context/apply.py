@@ -61,7 +61,7 @@ def apply_to_trunk(
     trunk = rehearse(model, blocks, run, strategy, axis.size)
     group = ContextGroup(axis, strategy, whole_inputs=True)
     install(model, trunk, group, partial(shared_attention, group))
-    group.after_layers = partial(cut_at_head, model, trunk, group)
+    group.cut_head_by(partial(cut_at_head, model, trunk, group))
     return group
 
 

@@ -32,7 +32,6 @@ class ContextGroup:
     """The context axis, and the length of the current sequences, which `cut` reads off a batch.
 
     With `whole_inputs` the model's inputs stay whole: it takes this rank's positions by itself.
-    `after_layers` is to be called when the layers of the model are split.
     """
 
     learns = False  # from what it meets: see `rehearsal`
@@ -41,9 +40,21 @@ class ContextGroup:
         self.axis = axis
         self.strategy = strategy
         self.whole_inputs = whole_inputs
-        self.after_layers: Callable[[], None] = _nothing
+        self._after_layers: Callable[[], None] = _nothing
         self.seq_len = 0
         self._gathered: tuple[Tensor, Tensor] | None = None
+
+    def cut_head_by(self, cut: Callable[[], None]) -> None:
+        """Have `cut` called once the layers of the model are split."""
+        self._after_layers = cut
+
+    def take_length(self, whole: Tensor) -> None:
+        """Take the length of the sequences from a tensor of whole ones, [B, S, ...]."""
+        self.seq_len = whole.shape[1]
+
+    def after_layers(self) -> None:
+        """The layers of the model are split."""
+        self._after_layers()
 
     @property
     def num_chunks(self) -> int:

@@ -55,7 +55,7 @@ def fix(layers: Sequence[MixtureOfExperts], how: str) -> None:
                 f"torch's grouped product takes no experts of shape {shape} in {dtype}; "
                 "use loop or padded"
             )
-        layer.experts.method = how
+        layer.experts.multiply_by(how)
 
 
 def choose(layer: MixtureOfExperts, rows: Sequence[float]) -> ProductChoice:
@@ -75,5 +75,6 @@ def choose(layer: MixtureOfExperts, rows: Sequence[float]) -> ProductChoice:
         return ProductChoice(layer.experts.method or default_method(weight), {})
     like = torch.randn(len(counts), *weight.shape[1:], dtype=weight.dtype, device=weight.device)
     seconds = measure(like, counts, products=layer.experts.products)
-    layer.experts.method = min(seconds, key=seconds.__getitem__)
-    return ProductChoice(layer.experts.method, seconds)
+    fastest = min(seconds, key=seconds.__getitem__)
+    layer.experts.multiply_by(fastest)
+    return ProductChoice(fastest, seconds)

@@ -42,7 +42,7 @@ def put(layer: MixtureOfExperts, placement: ExpertPlacement) -> None:
     at_home = placement == in_order(placement.num_experts, axis.size)
     new_placement = None if at_home else placement
     exchange.place(new_placement)
-    layer.experts.spread = None if at_home else ShadowedExperts(axis, placement)
+    layer.experts.spread_by(None if at_home else ShadowedExperts(axis, placement))
 
 
 class Placer:

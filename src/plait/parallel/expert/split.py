@@ -45,7 +45,7 @@ def apply(model: nn.Module, groups: AllToAllGroups) -> ExpertSplit:
     Raises `ModelError` for a model without experts, or a number of them that does not divide.
     """
     axis = groups.whole
-    layers = {
+    layers: dict[str, MixtureOfExperts] = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, MixtureOfExperts)
@@ -60,7 +60,7 @@ def apply(model: nn.Module, groups: AllToAllGroups) -> ExpertSplit:
     for name, layer in layers.items():
         _check_divides(name, layer.router.settings.num_experts, axis)
         _cut(f"{name}.experts", layer.experts, axis, split)
-        layer.exchange = ExpertExchange(groups)
+        layer.exchange_by(ExpertExchange(groups))
     for name, experts in packed.items():
         _check_divides(name, experts.num_experts, axis)
         for owner, keys in experts.keys_by_owner().items():

@@ -130,6 +130,16 @@ class _UnitWatch(TorchDispatchMode):
             return _Origins(weights={name})
         return self._origins.get(storage_key(tensor), _Origins())
 
+    @contextmanager
+    def unit(self, number: int) -> Iterator[None]:
+        """The call of a unit, which is one operation here: nothing inside is followed."""
+        self.num_calls = number
+        self.inside_unit = True
+        try:
+            yield
+        finally:
+            self.inside_unit = False
+
     def mark(self, tensor: Tensor, origins: _Origins) -> None:
         storage = tensor.untyped_storage()
         self._alive.append((tensor, storage))
@@ -177,19 +187,15 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
             number = len(calls)
             calls.append(name)
             needs.append(watch.of((args, kwargs)))
-            watch.num_calls = len(calls)
-            watch.inside_unit = True
             random = torch.get_rng_state()
             # Code around may have sent them where the weights are: to the meta device.
             args, kwargs = tree_map_only(Tensor, _with_memory, (args, kwargs))
-            try:
+            with watch.unit(len(calls)):
                 with in_memory(module):
                     output = forward(*args, **kwargs)
                 output = tree_map(
                     lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output
                 )
-            finally:
-                watch.inside_unit = False
             if not torch.equal(random, torch.get_rng_state()):
                 drawing.add(number)
             for leaf, value in enumerate(tree_leaves(output)):

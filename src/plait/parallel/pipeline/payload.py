@@ -7,6 +7,7 @@ plan. Their state travels only if a stage has drawn from it.
 
 from __future__ import annotations
 
+import random as pythons
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -42,20 +43,46 @@ class Payload:
 
 @dataclass(frozen=True)
 class TensorForm:
-    """The shape and dtype that a receiver must know of a tensor."""
+    """The shape and dtype that a receiver must know of a tensor.
+
+    `order`: its dims as they lie in memory, the slowest first. What draws random numbers for a
+    tensor draws them in this order, so it is the receiver's too.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
+    order: tuple[int, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorForm:
         """The form of a tensor that is to be sent."""
-        return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+        shape = tuple(tensor.shape)
+        return cls(shape, tensor.dtype, tensor.requires_grad, memory_order(tensor))
 
     def empty(self, device: torch.device) -> Tensor:
-        """Memory for it."""
-        return torch.empty(self.shape, dtype=self.dtype, device=device)
+        """Memory for it, with the dims in their order."""
+        shape = [self.shape[dim] for dim in self.order] or self.shape
+        return torch.empty(shape, dtype=self.dtype, device=device)
+
+    def lay(self, tensor: Tensor) -> Tensor:
+        """The tensor with its dims in the order of memory."""
+        return tensor.permute(self.order) if self.order else tensor
+
+    def restore(self, memory: Tensor) -> Tensor:
+        """The tensor whose `lay` is `memory`."""
+        if not self.order:
+            return memory
+        return memory.permute([self.order.index(dim) for dim in range(memory.dim())])
+
+
+def memory_order(tensor: Tensor) -> tuple[int, ...]:
+    """The dims of a tensor as they lie in memory; empty where it is contiguous."""
+    if tensor.is_contiguous():
+        return ()
+    strides = torch.empty_like(tensor, device="meta").stride()
+    order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim)))
+    return () if order == tuple(range(tensor.dim())) else order
 
 
 def pack(value: object, what: str) -> Payload:
@@ -106,7 +133,8 @@ class RandomState:
         self._is_own = is_own
 
     def seed(self, seed: int) -> Tensor:
-        """Start from a seed; returns the state that this gives."""
+        """Start from a seed, Python's own numbers too; returns the state that this gives."""
+        pythons.seed(seed)
         torch.default_generator.manual_seed(
             seed
         )  # torch.manual_seed asks every kind of device, and takes half a millisecond

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,8 +34,8 @@ class Form:
 
     @property
     def gradients(self) -> tuple[TensorForm, ...]:
-        """The tensors whose gradients come back."""
-        return tuple(form for form in self.tensors if form.requires_grad)
+        """The tensors whose gradients come back, contiguous."""
+        return tuple(replace(form, order=()) for form in self.tensors if form.requires_grad)
 
 
 @dataclass
@@ -43,11 +43,14 @@ class _Arrival:
     tensors: list[Tensor]
     works: list[Work]
     form: Form
+    laid: Sequence[TensorForm] = ()  # of what is received; empty where it never left this rank
 
     def wait(self) -> list[Tensor]:
         for work in self.works:
             work.wait()
-        return self.tensors
+        if not self.laid:
+            return self.tensors
+        return [form.restore(one) for form, one in zip(self.laid, self.tensors, strict=True)]
 
 
 class Transport:
@@ -114,7 +117,9 @@ class Transport:
         if local:
             self._incoming["F", stage + 1, micro_batch] = _Arrival(tensors, [], self._forms[key])
         else:
-            self._outgoing["F", stage, micro_batch] = tensors
+            forms = self._forms[key].tensors
+            laid = [form.lay(tensor) for form, tensor in zip(forms, tensors, strict=True)]
+            self._outgoing["F", stage, micro_batch] = laid
 
     def send_output(self, stage: int, micro_batch: int) -> None:
         """Send what `put_output` has kept to the next stage."""
@@ -198,7 +203,8 @@ class Transport:
 
     def _post(self, form: Form, wanted: Sequence[TensorForm], source: int) -> _Arrival:
         tensors = [one.empty(self._device) for one in wanted]
-        return _Arrival(tensors, [self._axis.receive(tensor, source) for tensor in tensors], form)
+        works = [self._axis.receive(tensor, source) for tensor in tensors]
+        return _Arrival(tensors, works, form, wanted)
 
     def _send_form(self, form: Form, to: int) -> None:
         """Length, then bytes. Between the ranks of one run; nothing from outside is unpickled."""

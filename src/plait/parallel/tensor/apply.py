@@ -26,6 +26,7 @@ from plait.parallel.tensor.roles import (
     divides,
     equal_parts,
     is_transposed,
+    layout_before,
     linear_shape,
     match,
     packed_parts,
@@ -98,7 +99,8 @@ class _Splitter:
                 split = getattr(self, f"_{kind}") if inside is None else inside
                 self._replace(module, split(name, module))
             elif type(module) is nn.Dropout and module.p > 0:
-                self._replace(module, layers.Dropout(module.p, self.context))
+                layout = layout_before(self._model, self._roles, self._mode, name)
+                self._replace(module, layers.Dropout(module.p, self.context, layout))
 
     def placements_by_name(self) -> dict[str, Placement]:
         """The placement of every parameter of the split model, by name."""
@@ -106,10 +108,7 @@ class _Splitter:
         return {name: by_id[id(param)] for name, param in self._model.named_parameters()}
 
     def _replace(self, old: nn.Module, module: nn.Module) -> None:
-        """Put a module in the place of another, wherever the model has that.
-
-        The model itself takes the contents of its copy.
-        """
+        """Put a module in the place of another, wherever it is; the root takes the contents."""
         if old is self._model:
             vars(old).update(vars(module))
             return
@@ -166,14 +165,15 @@ class _Splitter:
             self._mode.linear[word_of(role)], out, into, number
         )
         rule = self._rule(name, is_whole=is_whole)
-        linear = layers.ParallelLinear(
-            rule, self.context, into, transposed=transposed, label=f"'{name}' ({role})"
-        )
+        picked: Tensor | None = None
         if number is None:
             adapters.check_none(name, module, self._group)
-            share = rule.target.features
-            assert share is not None
-            linear.picked = layers.picked_rows(packed_parts(role), share.rank, share.size)
+            picked = layers.picked_rows(packed_parts(role), rule.target.features)
+        label = f"'{name}' ({role})"
+        linear = layers.ParallelLinear(
+            rule, self.context, into, transposed=transposed, label=label, picked=picked
+        )
+        if number is None:
             self.give(linear, module, self.alike(module, (self._group.axis("tp"),)))
             return linear
         cuts: list[Cut] = [rule.into, rule.out] if transposed else [rule.out, rule.into]

@@ -39,6 +39,7 @@ class ParallelLinear(nn.Module):
         *,
         transposed: bool,
         label: str,
+        picked: Tensor | None = None,
     ) -> None:
         super().__init__()
         self._label = label
@@ -46,7 +47,7 @@ class ParallelLinear(nn.Module):
         self._context = context
         self._in_features = in_features
         self._transposed = transposed
-        self.picked: Tensor | None = None
+        self.picked = picked
 
     def forward(self, x: Tensor) -> Tensor:
         """Whole features (of raw data, or of a replicated layer) are cut first."""
@@ -67,13 +68,14 @@ class ParallelLinear(nn.Module):
         return y
 
 
-def picked_rows(parts: Sequence[tuple[int, bool]], rank: int, size: int) -> Tensor:
+def picked_rows(parts: Sequence[tuple[int, bool]], axis: Axis | None) -> Tensor:
     """The output features of a rank, of a layer whose unequal parts are each cut or kept whole."""
+    assert axis is not None  # the axis that cuts the features
     rows: list[int] = []
     start = 0
     for length, is_cut in parts:
-        share = length // size if is_cut else length
-        first = start + (rank * share if is_cut else 0)
+        share = length // axis.size if is_cut else length
+        first = start + (axis.rank * share if is_cut else 0)
         rows += range(first, first + share)
         start += length
     return torch.tensor(rows, device="cpu")
@@ -200,16 +202,20 @@ class Dropout(nn.Module):
     makes a run with dropout provable. Ranks that hold the same activations drop the same elements.
     """
 
-    def __init__(self, p: float, context: ForwardContext) -> None:
+    def __init__(
+        self, p: float, context: ForwardContext, layout: ActivationLayout | None = None
+    ) -> None:
+        """`layout` is that of what it gets, where it is known: a stage may begin with it."""
         super().__init__()
         self.p = p
         self._context = context
+        self._layout = layout
 
     def forward(self, x: Tensor) -> Tensor:
         """The mean is kept: what is not dropped is divided by 1 - p."""
         if not self.training or self.p == 0.0:
             return x
-        return x * mask_like(x, self.p, self._context)
+        return x * mask_like(x, self.p, self._context, layout=self._layout)
 
 
 def mask_like(
@@ -228,10 +234,18 @@ def mask_like(
     known = context.layout if layout is None else layout
     filled, *others = known.global_shape(x.shape, feature_dim)
     real = min(context.num_rows or filled, filled)
-    mask = torch.empty((real, *others), dtype=x.dtype, device=x.device).bernoulli_(1 - p)
+    mask = drawn_like(x, (real, *others)).bernoulli_(1 - p)
     if real < filled:
         mask = torch.cat([mask, mask[:1].expand(filled - real, *others)])
     return known.local_part(mask, feature_dim).div(1 - p)
+
+
+def drawn_like(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """Memory of a shape whose dims lie in the order of those of `x`: numbers are drawn along it."""
+    strides = torch.empty_like(x, device="meta").stride()
+    order = sorted(range(x.dim()), key=lambda dim: (-strides[dim], dim))
+    memory = torch.empty([shape[dim] for dim in order], dtype=x.dtype, device=x.device)
+    return memory.permute([order.index(dim) for dim in range(x.dim())])
 
 
 class AttentionWithDropout(nn.Module):

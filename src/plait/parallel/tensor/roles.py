@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 
 from torch import nn
 
 from plait.errors import ModelError, nearest
 from plait.parallel.tensor.adapters import parts_of
+from plait.parallel.tensor.group import ActivationLayout
 from plait.parallel.tensor.mode import LinearRule, Mode
 from plait.parallel.tensor.placement import parts
 from plait.patterns import expression
@@ -214,3 +216,19 @@ def linear_shape(module: nn.Module, name: str) -> tuple[int, int]:
         )
     first, second = (int(size) for size in module.weight.shape)  # type: ignore[union-attr]
     return (second, first) if is_transposed(module) else (first, second)
+
+
+def layout_before(
+    model: nn.Module, roles: Mapping[str, str], mode: Mode, name: str
+) -> ActivationLayout | None:
+    """The layout that the layers before a module of a `Sequential` leave; None if none does."""
+    parent, _, child = name.rpartition(".")
+    siblings = model.get_submodule(parent)
+    if not isinstance(siblings, nn.Sequential):
+        return None
+    found = None
+    for key in takewhile(lambda key: key != child, siblings._modules):
+        role = roles.get(f"{parent}.{key}" if parent else key)
+        rule = None if role is None else mode.linear.get(word_of(role))
+        found = found if rule is None else rule.target
+    return found

@@ -6,7 +6,8 @@ samples of all ranks, compute alike, and give back those of this rank.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -109,8 +110,20 @@ class WholeSequences:
         return transition(y, self._axis, INVARIANT, Sharded(1))
 
 
+@runtime_checkable
+class OpenMixture(Protocol):
+    """A mixture of experts that can be told where its tokens come from and go to."""
+
+    def open(self, enter: Callable[[Tensor], Tensor], leave: Callable[[Tensor], Tensor]) -> None:
+        """Route whole sequences: `enter` makes them of the parts here, `leave` cuts the results."""
+
+
 def open_mixture(
-    name: str, mixture: Any, stream: ActivationLayout, group: TensorGroup, context: ForwardContext
+    name: str,
+    mixture: nn.Module,
+    stream: ActivationLayout,
+    group: TensorGroup,
+    context: ForwardContext,
 ) -> None:
     """Let a mixture route all tokens where the stream has them in parts.
 
@@ -119,7 +132,7 @@ def open_mixture(
     if stream == ActivationLayout():
         return
     doors: WholeSamples | WholeSequences
-    if not hasattr(mixture, "enter") or stream.features is not None:
+    if not isinstance(mixture, OpenMixture) or stream.features is not None:
         raise NotAvailable(
             f"{group} cuts the tokens or features that '{name}' routes; experts run under tpN:1d"
         )
@@ -128,5 +141,4 @@ def open_mixture(
     else:
         assert stream.samples is not None
         doors = WholeSamples(stream.samples, context)
-    mixture.enter = doors.enter
-    mixture.leave = doors.leave
+    mixture.open(doors.enter, doors.leave)

@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeGuard
 
 from plait.errors import ConfigError
 from plait.predict.cost.records import Estimate
@@ -31,6 +31,7 @@ REJOIN_SECONDS: Final = 60.0
 """Seconds until ranks that kept their snapshots compute again with a spare one; an assumption."""
 SHORTEST_SECONDS: Final = 1e-6
 DAY: Final = 86400.0
+KEEPING_KEYS: Final = ("copy_bytes_per_second", "write_bytes_per_second", "recovery_seconds")
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,61 @@ class MeasuredCosts:
             _middle(recoveries, ("checkpoint",)),
         )
 
+    def of_estimate(self, estimate: Estimate) -> MeasuredCosts:
+        """The costs for a plan: seconds of a run are taken as they are."""
+        return self
+
     @property
     def names(self) -> list[str]:
         """The names of what was measured."""
         return [name for name in self.__dataclass_fields__ if getattr(self, name) is not None]
+
+
+@dataclass(frozen=True)
+class KeepingRates:
+    """The rates at which a machine keeps state, as `plait probe` has measured them.
+
+    Attributes:
+        copy: bytes a second of one rank into memory of the host.
+        write: bytes a second of all ranks together to the disk; None where it is not known.
+        recovery: seconds to recover a rank of a tiny model; None where it is not known.
+    """
+
+    copy: float
+    write: float | None
+    recovery: float | None = None
+
+    @staticmethod
+    def of_probe(probe: JsonMapping) -> KeepingRates | None:
+        """The rates in a probe file; None for one that has none, or damaged ones."""
+        found = probe.get("keeping")
+        if not isinstance(found, dict):
+            return None
+        copy, write, recovery = map(found.get, KEEPING_KEYS)
+        if not _is_positive(copy):
+            return None
+        return KeepingRates(
+            copy,
+            write if _is_positive(write) else None,
+            recovery if _is_positive(recovery) else None,
+        )
+
+    def of_estimate(self, estimate: Estimate) -> MeasuredCosts:
+        """The costs for a plan, by the bytes of its state. One machine writes all of them.
+
+        A recovery takes the seconds of a tiny model's, one copy of the snapshot, and a step.
+        Restarts from a checkpoint stay assumed.
+        """
+        snapshot = estimate.state_bytes / estimate.num_devices / self.copy
+        write = None if self.write is None else estimate.state_bytes / self.write
+        rejoin = None
+        if self.recovery is not None:
+            rejoin = self.recovery + snapshot + estimate.step_seconds
+        return MeasuredCosts(snapshot, write, rejoin)
+
+
+def _is_positive(number: object) -> TypeGuard[float]:
+    return isinstance(number, int | float) and math.isfinite(number) and number > 0
 
 
 def _each(cost: JsonMapping) -> float | None:
@@ -125,33 +177,33 @@ def keeping(
 
 
 def goodput(
-    estimate: Estimate, mtbf_hours: float, costs: MeasuredCosts | None = None
+    estimate: Estimate, mtbf_hours: float, costs: MeasuredCosts | KeepingRates | None = None
 ) -> JsonObject:
     """The cost of failures for a run whose devices each fail once in `mtbf_hours`. State is kept in
     the memory of other nodes (snapshots) or in storage (checkpoints). What `costs` has measured
     takes the place of what is assumed. Raises `ConfigError` for hours that cannot be.
     """
-    costs = costs or MeasuredCosts()
     if not (mtbf_hours > 0 and math.isfinite(mtbf_hours)):
         raise ConfigError(f"mtbf = {mtbf_hours:g}: a device fails once in so many hours, as 40000")
+    known = MeasuredCosts() if costs is None else costs.of_estimate(estimate)
     failure_seconds = mtbf_hours * 3600 / estimate.num_devices
     nodes = -(-estimate.num_devices // estimate.devices_per_node)
     write = estimate.state_bytes / (nodes * STORAGE_BANDWIDTH)
     copy = estimate.state_bytes / estimate.num_devices / estimate.network_bandwidth
     snapshots = keeping(
         estimate,
-        _first(costs.snapshot, copy),
-        _first(costs.rejoin, REJOIN_SECONDS + copy),
+        _first(known.snapshot, copy),
+        _first(known.rejoin, REJOIN_SECONDS + copy),
         failure_seconds,
     )
     checkpoints = keeping(
         estimate,
-        _first(costs.checkpoint, write),
-        _first(costs.restart, RESTART_SECONDS + write),
+        _first(known.checkpoint, write),
+        _first(known.restart, RESTART_SECONDS + write),
         failure_seconds,
     )
     return {
-        "measured": costs.names,
+        "measured": known.names,
         "mtbf_hours": mtbf_hours,
         "failures_per_day": DAY / failure_seconds,
         "useful_fraction": max(snapshots.useful_fraction, checkpoints.useful_fraction),
@@ -169,7 +221,7 @@ def campaign(
     estimate: Estimate,
     tokens: float | None = None,
     mtbf_hours: float | None = None,
-    costs: MeasuredCosts | None = None,
+    costs: MeasuredCosts | KeepingRates | None = None,
 ) -> JsonObject:
     """The run over so many tokens: `days`, `device_hours`, `price`, `energy_kwh` (None where the
     board's power is unknown), and `goodput` where failures are asked about. Days and what follows

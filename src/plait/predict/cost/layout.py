@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from plait.plan import Plan
+from plait.plan import ContextAxis, DataAxis, PipelineAxis, Plan, TensorAxis
+from plait.plan.precisions import Precision
 from plait.predict.cost.matrices import NO_MATRIX_UPDATE, MatrixUpdate, matrix_update
 from plait.predict.cost.memory.local_sizes import least_keys, ring_padding, shared_sums
 from plait.predict.cost.memory.rank_memory import (
@@ -18,7 +19,7 @@ from plait.predict.cost.memory.rank_memory import (
     stage_weights,
     updated_numbers,
 )
-from plait.predict.cost.records import Job
+from plait.predict.cost.records import Job, StateRules
 from plait.predict.cost.sharding import Sharding, sharding
 from plait.predict.cost.time.gradients import Buckets, DataMessages, buckets_of, data_messages
 from plait.predict.cost.time.pipeline import live_micro_batches
@@ -71,7 +72,9 @@ def lay_out(job: Job, plan: Plan) -> PlanLayout:
         plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual
     )
     held = _held(placement, plan.pp.size)
-    ranks = tuple(rank_state(tuple(stages[stage] for stage in own), plan, job) for own in held)
+    inner = inner_plan(plan)
+    of_ranks = (tuple(stages[stage] for stage in own) for own in held)
+    ranks = tuple(rank_state(own, inner, job.training) for own in of_ranks)
     return PlanLayout(shard, stages, held, live, ranks)
 
 
@@ -83,44 +86,65 @@ def _held(placement: tuple[int, ...], num_ranks: int) -> tuple[tuple[int, ...], 
     return tuple(tuple(stages) for stages in held)
 
 
+def inner_plan(plan: Plan) -> Plan:
+    """The plan reduced to what the state of a rank depends on. Plans that differ in the rest share
+    it.
+    """
+    return _inner((plan.dp, plan.tp, plan.cp), plan.pp.size, plan.ep, plan.precision)
+
+
 @lru_cache(maxsize=65536)
-def rank_state(stages: tuple[StageBlocks, ...], plan: Plan, job: Job) -> RankState:
+def _inner(
+    axes: tuple[DataAxis, TensorAxis, ContextAxis], pp: int, ep: int, precision: Precision
+) -> Plan:
+    dp, tp, cp = axes
+    return Plan(
+        dp=dp, tp=tp, cp=cp, pp=PipelineAxis(pp), ep=ep, precision=precision, micro_batches=1
+    )
+
+
+@lru_cache(maxsize=65536)
+def rank_state(stages: tuple[StageBlocks, ...], plan: Plan, training: StateRules) -> RankState:
     """State of a rank with these stages."""
     shard = sharding(plan, 1, 1.0)
-    weights = stage_weights(stages, shard, job.model.tied_parameters)
-    width = job.gradient_width(plan.precision)
+    weights = stage_weights(stages, shard, training.tied_parameters)
+    width = training.gradient_width(plan.precision)
     parts = plan.optimizer_shards
     blocks = tuple(run for stage in stages for run in stage.runs)
-    if plan.dp.strategy == "server" and not job.model.tied_parameters:
+    if plan.dp.strategy == "server" and not training.tied_parameters:
         weights = replace(
             weights, least_keys=least_keys(blocks, shard, plan.dp.size * plan.cp.size)
         )
     if plan.dp.strategy == "ring":
         weights = replace(weights, padding=ring_padding(blocks, shard, plan.dp.size * plan.cp.size))
     shared = shared_sums(blocks, shard, parts, width)
-    if job.adapters:
-        return _adapted(weights, plan, job, buckets_of(blocks))
-    messages = data_messages(plan, weights, width, shared, reduces_whole=job.runtime.reduces_whole)
-    states = model_states(weights, plan, job.state_numbers, width)
-    offloaded = optimizer_bytes(weights, plan, job.state_numbers) if plan.dp.offload else 0.0
+    if training.adapters:
+        return _adapted(weights, plan, training, buckets_of(blocks))
+    messages = data_messages(
+        plan, weights, width, shared, reduces_whole=training.runtime.reduces_whole
+    )
+    states = model_states(weights, plan, training.state_numbers, width)
+    offloaded = optimizer_bytes(weights, plan, training.state_numbers) if plan.dp.offload else 0.0
     own = updated_numbers(weights, plan)
-    sent = buckets_of(blocks, weights.total, job.runtime.bucket_numbers)
-    matrices = matrix_update(blocks, shard, plan) if job.optimizer == "muon" else NO_MATRIX_UPDATE
+    sent = buckets_of(blocks, weights.total, training.runtime.bucket_numbers)
+    matrices = (
+        matrix_update(blocks, shard, plan) if training.optimizer == "muon" else NO_MATRIX_UPDATE
+    )
     return RankState(
         weights, messages, states, weights.total * width, own, offloaded, sent, matrices
     )
 
 
-def _adapted(weights: WeightBytes, plan: Plan, job: Job, sent: Buckets) -> RankState:
+def _adapted(weights: WeightBytes, plan: Plan, training: StateRules, sent: Buckets) -> RankState:
     """State of a rank whose weights are frozen: adapters alone have gradients and moments.
 
     ZeRO-3 gathers the frozen weights as well, forward and backward.
     """
-    width = job.gradient_width(plan.precision)
+    width = training.gradient_width(plan.precision)
     trained = WeightBytes(
-        weights.dense * job.adapters,
-        weights.experts * job.adapters,
-        weights.largest_block * job.adapters,
+        weights.dense * training.adapters,
+        weights.experts * training.adapters,
+        weights.largest_block * training.adapters,
     )
     messages = data_messages(plan, trained, width)
     frozen = data_messages(plan, weights, width)
@@ -130,9 +154,9 @@ def _adapted(weights: WeightBytes, plan: Plan, job: Job, sent: Buckets) -> RankS
         forward=(*messages.forward, *gathers),
         backward=(*messages.backward, *gathers),
     )
-    states = model_states(trained, plan, job.state_numbers, width)
-    base = model_states(weights, plan, job.state_numbers, width)
+    states = model_states(trained, plan, training.state_numbers, width)
+    base = model_states(weights, plan, training.state_numbers, width)
     states = replace(states, parameters=states.parameters + base.parameters)
-    offloaded = optimizer_bytes(trained, plan, job.state_numbers) if plan.dp.offload else 0.0
+    offloaded = optimizer_bytes(trained, plan, training.state_numbers) if plan.dp.offload else 0.0
     own = updated_numbers(trained, plan)
     return RankState(weights, messages, states, trained.total * width, own, offloaded, sent)

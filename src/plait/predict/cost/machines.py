@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 
 from plait.cluster import Cluster, CpuProfile, Device
@@ -144,6 +145,23 @@ def machine_of(cluster: Cluster, efficiency: Efficiency | None = None) -> Machin
     usual = MEASURED if device.is_cpu else Efficiency()
     own = calibrated(usual, cluster.calibration or Calibration())
     return Accelerator(efficiency=efficiency or own, **numbers)
+
+
+def kept_machine(cluster: Cluster, share: float = 1.0) -> Machine:
+    """The machine of a cluster whose models may take a `share` of the room.
+
+    Equal questions get one object: the caches of the cost model compare machines by identity.
+    """
+    for known, part, machine in _kept:
+        if part == share and known == cluster:
+            return machine
+    machine = machine_of(cluster)
+    machine = replace(machine, memory=replace(machine.memory, share=share))
+    _kept.append((cluster, share, machine))
+    return machine
+
+
+_kept: deque[tuple[Cluster, float, Machine]] = deque(maxlen=16)
 
 
 def calibrated(efficiency: Efficiency, factors: Calibration) -> Efficiency:

@@ -94,7 +94,7 @@ def _staged(job: Job, plan: Plan, machines: Sequence[Machine]) -> Estimate:
     tails = tuple(rank.tail_seconds() for rank in ranks)
     step = PredictedStep(questions[0], tuple(ranks), tuple(costs), tails, pipeline)
     memories = [
-        rank_memory(question, layout.ranks[index], layout.live_stages(index))
+        rank_memory(question, layout.ranks[index], question.activations(layout.live_stages(index)))
         for index, question in enumerate(questions)
     ]
     limits = [machine.memory.usable_bytes(plan) for machine in machines]

@@ -46,6 +46,13 @@ class Question:
         share = self.job.adapters  # frozen weights have no gradient to compute
         return [replace(one, weight_grad=one.weight_grad * share) for one in passes]
 
+    def activations(self, live: tuple[tuple[StageBlocks, int], ...]) -> tuple[float, float]:
+        """Bytes that a rank keeps for backward, and what the block at work needs besides.
+
+        `live` pairs its stages with their live micro-batches.
+        """
+        return rank_activations(live, self.shard, self.job.numerics(self.plan), self.machine.memory)
+
     def send_seconds(self) -> float:
         """Seconds to hand a micro-batch to the next stage."""
         plan = self.plan
@@ -154,16 +161,14 @@ def stage_pass(
     return total
 
 
-def rank_memory(
-    question: Question, state: RankState, live: tuple[tuple[StageBlocks, int], ...]
-) -> RankMemory:
-    """The parts of one rank's memory at its peak; `live` pairs its stages with their live
-    micro-batches. A process counts as buffers.
+def rank_memory(question: Question, state: RankState, kept: tuple[float, float]) -> RankMemory:
+    """The parts of one rank's memory at its peak; `kept` are its activations and buffers, as
+    `rank_activations` has them. A process counts as buffers.
     """
     job = question.job
     plan = question.plan
     rules = question.machine.memory
-    activations, buffers = rank_activations(live, question.shard, job.numerics(plan), rules)
+    activations, buffers = kept
     if STRATEGIES[plan.dp.strategy].shards_parameters and plan.dp.size * plan.cp.size > 1:
         # The block at work and the next one, gathered; and the gradients of one, before they are
         # scattered.

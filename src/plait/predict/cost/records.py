@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from plait.plan import Plan
 from plait.predict.cost import bars
@@ -22,6 +23,26 @@ One that is not known is taken to keep as many as AdamW. Muon keeps one less for
 
 
 GIB = 2.0**30
+
+
+@keeps_hash
+@dataclass(frozen=True)
+class StateRules:
+    """The part of a job that the state of its ranks depends on.
+
+    Jobs with another batch or another length of samples share it, and what is computed from it.
+    """
+
+    optimizer: str
+    state_numbers: float
+    """float32 numbers that the optimizer keeps for a weight on average, master weights aside."""
+    runtime: Runtime
+    adapters: float
+    tied_parameters: int
+
+    def gradient_width(self, precision: str) -> float:
+        """Bytes of a gradient, kept and sent."""
+        return self.runtime.gradient_bytes or max(4, BYTES[precision])
 
 
 @keeps_hash
@@ -60,9 +81,15 @@ class Job:
         shares = self.shares if len(self.shares) == size else (1,) * size
         return -(-self.global_batch * max(shares) // (sum(shares) * plan.micro_batches))
 
+    @cached_property
+    def training(self) -> StateRules:
+        """The part that the state of a rank depends on."""
+        tied = self.model.tied_parameters
+        return StateRules(self.optimizer, self.state_numbers, self.runtime, self.adapters, tied)
+
     def gradient_width(self, precision: str) -> float:
         """Bytes of a gradient, kept and sent."""
-        return self.runtime.gradient_bytes or max(4, BYTES[precision])
+        return self.training.gradient_width(precision)
 
     def numerics(self, plan: Plan) -> Numerics:
         """How the plan computes: precision, whether elementwise operations are fused, and what is

@@ -8,20 +8,21 @@ the full estimate.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any
 
-from plait.plan import PipelineAxis, Plan
+from plait.plan import DataAxis, Plan
+from plait.plan.axes import Remat
 from plait.plan.facts import SCHEDULES
-from plait.predict.cost.layout import RankState, rank_state
+from plait.predict.cost.layout import RankState, inner_plan, rank_state
 from plait.predict.cost.memory.offload import overfull
 from plait.predict.cost.model.operations import Model
 from plait.predict.cost.ranks import Question, Rank, rank_memory, work_floor
 from plait.predict.cost.records import Job
-from plait.predict.cost.sharding import sharding
+from plait.predict.cost.sharding import Sharding, sharding
 from plait.predict.cost.time.closed import closed_live, closed_seconds
 from plait.predict.cost.time.machine import Machine
+from plait.predict.cost.time.passes import PassSeconds
 from plait.predict.cost.time.stages import StageBlocks, split_model
 
 
@@ -44,6 +45,11 @@ class RankKind:
     stages: tuple[StageBlocks, ...]
     count: int
     live: tuple[int, ...]
+
+    @cached_property
+    def live_stages(self) -> tuple[tuple[StageBlocks, int], ...]:
+        """The stages, each with its live micro-batches."""
+        return tuple(zip(self.stages, self.live, strict=True))
 
 
 @lru_cache(maxsize=8192)
@@ -74,6 +80,78 @@ def kinds(
 
 
 @dataclass(frozen=True, eq=False)
+class RoughFamily:
+    """The plans that differ from `plan` in data strategy and recomputation alone.
+
+    Activations and passes depend on recomputation, states on the data strategy: each is computed
+    once, however many plans combine them.
+    """
+
+    job: Job
+    plan: Plan
+    machine: Machine
+    _states: dict[DataAxis, tuple[RankState, ...]] = field(default_factory=dict)
+    _activations: dict[Remat, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    _passes: dict[Remat, tuple[tuple[PassSeconds, ...], ...]] = field(default_factory=dict)
+
+    def member(self, data: DataAxis, remat: Remat) -> RoughPlan:
+        """The plan with this data strategy and recomputation."""
+        plan = replace(self.plan, dp=data, remat=remat)
+        return RoughPlan(self.job, plan, self.machine, self)
+
+    @cached_property
+    def shard(self) -> Sharding:
+        """How a plan divides a block."""
+        job = self.job
+        samples = job.largest_micro_batch(self.plan)
+        return sharding(self.plan, job.model.seq_len, float(samples), job.runtime)
+
+    @cached_property
+    def kinds(self) -> tuple[RankKind, ...]:
+        """The kinds of ranks. Errors: `PlanError` for too many stages."""
+        plan = self.plan
+        pp = plan.pp
+        # Beyond this many the live micro-batches no longer grow, except where all of them live.
+        shown = plan.micro_batches
+        if not SCHEDULES[pp.schedule].holds_all:
+            shown = min(shown, 4 * pp.size)
+        sizes = (pp.size, pp.virtual, shown)
+        cut = (self.job.runtime.balanced_stages, self.job.counts_of(plan))
+        return kinds(self.job.model, pp.schedule, sizes, cut)
+
+    @cached_property
+    def send_seconds(self) -> float:
+        """Seconds to hand a micro-batch to the next stage."""
+        return Question(self.job, self.plan, self.machine, self.shard).send_seconds()
+
+    def states(self, data: DataAxis) -> tuple[RankState, ...]:
+        """The state of each kind of rank."""
+        if data not in self._states:
+            inner = inner_plan(replace(self.plan, dp=data))
+            training = self.job.training
+            self._states[data] = tuple(
+                rank_state(kind.stages, inner, training) for kind in self.kinds
+            )
+        return self._states[data]
+
+    def activations(self, question: Question) -> tuple[tuple[float, float], ...]:
+        """Bytes that each kind of rank keeps, and those at work beside them."""
+        remat = question.plan.remat
+        if remat not in self._activations:
+            self._activations[remat] = tuple(
+                question.activations(kind.live_stages) for kind in self.kinds
+            )
+        return self._activations[remat]
+
+    def passes(self, question: Question) -> tuple[tuple[PassSeconds, ...], ...]:
+        """One micro-batch on the stages of each kind of rank."""
+        remat = question.plan.remat
+        if remat not in self._passes:
+            self._passes[remat] = tuple(tuple(question.passes(kind.stages)) for kind in self.kinds)
+        return self._passes[remat]
+
+
+@dataclass(frozen=True, eq=False)
 class RoughPlan:
     """A plan whose memory and time are roughly known, each from when it is asked for on.
 
@@ -83,39 +161,33 @@ class RoughPlan:
     job: Job
     asked: Plan
     machine: Machine
+    among: RoughFamily | None = None
+    """Plans that it shares results with; None: none."""
+
+    @cached_property
+    def family(self) -> RoughFamily:
+        """The plans that it shares results with, or a family of its own."""
+        return self.among or RoughFamily(self.job, self.asked, self.machine)
 
     @cached_property
     def question(self) -> Question:
         """The plan as the machine places it."""
-        job = self.job
         plan = self.machine.memory.placed(self.asked)
-        samples = job.largest_micro_batch(plan)
-        shard = sharding(plan, job.model.seq_len, float(samples), job.runtime)
-        return Question(job, plan, self.machine, shard)
+        return Question(self.job, plan, self.machine, self.family.shard)
 
     @cached_property
-    def ranks(self) -> tuple[tuple[RankKind, RankState], ...]:
-        """The kinds of ranks, and what each holds. Errors: `PlanError` for too many stages."""
-        plan = self.question.plan
-        pp = plan.pp
-        # Beyond this many the live micro-batches no longer grow, except where all of them live.
-        shown = plan.micro_batches
-        if not SCHEDULES[pp.schedule].holds_all:
-            shown = min(shown, 4 * pp.size)
-        inner = _inner(plan.dp, plan.tp, plan.cp, pp.size, plan.ep, plan.precision)
-        sizes = (pp.size, pp.virtual, shown)
-        cut = (self.job.runtime.balanced_stages, self.job.counts_of(plan))
-        found = kinds(self.job.model, pp.schedule, sizes, cut)
-        return tuple((kind, rank_state(kind.stages, inner, self.job)) for kind in found)
+    def states(self) -> tuple[RankState, ...]:
+        """The state of each kind of rank. Errors: `PlanError` for too many stages."""
+        return self.family.states(self.question.plan.dp)
 
     @cached_property
     def memory_bytes(self) -> float:
         """The fullest rank's memory; more than there is where the host of a node is too full."""
         memory = host = 0.0
         ranks = self.question.plan.world_size
-        for kind, state in self.ranks:
-            live = tuple(zip(kind.stages, kind.live, strict=True))
-            memory = max(memory, rank_memory(self.question, state, live).total)
+        activations = self.family.activations(self.question)
+        for state, kept in zip(self.states, activations, strict=True):
+            memory = max(memory, rank_memory(self.question, state, kept).total)
             host = max(host, overfull(self.machine, ranks, state.host_bytes))
         if host > 1.0:
             memory = max(memory, host * self.machine.memory_bytes)
@@ -127,10 +199,12 @@ class RoughPlan:
         question = self.question
         plan = question.plan
         m = plan.micro_batches
-        send = question.send_seconds()
+        send = self.family.send_seconds
         slowest = total = tail = 0.0
-        for kind, state in self.ranks:
-            rank = Rank(question, state, tuple(question.passes(kind.stages)))
+        family = self.family
+        passes = family.passes(question)
+        for kind, state, own in zip(family.kinds, self.states, passes, strict=True):
+            rank = Rank(question, state, own)
             busy = sum(stage.total for stage in rank.stage_costs(send))
             slowest = max(slowest, busy)
             total += busy * kind.count
@@ -150,14 +224,3 @@ class RoughPlan:
 def rough_estimate(job: Job, plan: Plan, machine: Machine) -> Guess:
     """Rough time and memory of a plan."""
     return RoughPlan(job, plan, machine).guess
-
-
-@lru_cache(maxsize=65536)
-def _inner(*key: Any) -> Plan:
-    """A plan reduced to what the state of a rank depends on. Plans that differ in the rest share
-    it.
-    """
-    dp, tp, cp, pp, ep, precision = key
-    return Plan(
-        dp=dp, tp=tp, cp=cp, pp=PipelineAxis(pp), ep=ep, precision=precision, micro_batches=1
-    )

@@ -36,7 +36,7 @@ def estimate_job(job: Job, plan: Plan, machine: Machine) -> Estimate:
     layout = lay_out(job, plan)
     question = Question(job, plan, machine, layout.shard)
     memories = tuple(
-        rank_memory(question, layout.ranks[rank], layout.live_stages(rank))
+        rank_memory(question, layout.ranks[rank], question.activations(layout.live_stages(rank)))
         for rank in range(plan.pp.size)
     )
     step = predict_step(question, layout)

@@ -14,7 +14,7 @@ from plait.predict.cost import bars
 from plait.predict.cost.api import cluster_of, job_of
 from plait.predict.cost.bars import reach
 from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
-from plait.predict.cost.machines import machine_of
+from plait.predict.cost.machines import kept_machine
 from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.records import Estimate, Job
 from plait.predict.cost.time.machine import Machine
@@ -106,7 +106,7 @@ def decide(
     tables = config_tables(config)
     runs = framework_of(framework)
     machines = cluster_of(tables, cluster)
-    machine = machine_of(machines)
+    machine = kept_machine(machines)
     job = job_of(tables, None, runs, num_devices=machines.num_devices)
     fixed = Fixed.parse(fix)
     settings = settings_for(tables, machine, objective)
@@ -123,7 +123,7 @@ def decide(
     usual = 1.0 if machines.device.is_cpu else bars.share_for(USUAL_RISK, place)
     shares = [usual, 1.0] if risk is None else [bars.share_for(risk, place)]
     for share in dict.fromkeys(shares):
-        sure = replace(machine, memory=replace(machine.memory, share=share))
+        sure = kept_machine(machines, share)
         searches = _searched(job, sure, machines.num_devices, settings)
         plans = [estimate for one in searches for estimate in one.best]
         if plans:

@@ -32,7 +32,7 @@ from plait.predict.cost.rough import Guess, RoughPlan
 from plait.predict.cost.step import estimate_job
 from plait.predict.cost.time.machine import Machine
 from plait.predict.planner.search import SearchSettings, cheapest_that_fits, replay_work, score
-from plait.predict.planner.space import divisors
+from plait.predict.planner.space import divisors, expert_degrees, suits
 
 STARTS = 3
 """Plans that are climbed from, each of another way to split."""
@@ -160,9 +160,7 @@ class LocalSearch:
             if plan.cp.size > 1
         ]
         others += [
-            replace(plan, ep=ep)
-            for ep in divisors(plan.dp.size * plan.cp.size)
-            if model.num_experts % ep == 0
+            replace(plan, ep=ep) for ep in expert_degrees(model, plan.dp.size * plan.cp.size)
         ]
         for other in self._valid([*others, *_moved(plan)]):
             guess = self._cheapest(other)
@@ -197,7 +195,7 @@ class LocalSearch:
             except PlanError:
                 continue
             is_asked = self.settings.allows(plan) and self.settings.fixed.allows(plan)
-            if plan.pp.num_stages <= self.job.model.num_blocks and is_asked:
+            if is_asked and suits(self.job.model, plan):
                 yield plan
 
 

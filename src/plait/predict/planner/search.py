@@ -19,11 +19,11 @@ from plait.plan.precisions import PRECISION
 from plait.predict.cost.frameworks import PLAIT, Framework
 from plait.predict.cost.ranks import stage_pass
 from plait.predict.cost.records import Estimate, Job
-from plait.predict.cost.rough import Guess, RoughPlan
+from plait.predict.cost.rough import Guess, RoughFamily, RoughPlan
 from plait.predict.cost.sharding import sharding
 from plait.predict.cost.step import estimate_job
 from plait.predict.cost.time.machine import Machine
-from plait.predict.cost.time.stages import StageBlocks
+from plait.predict.cost.time.stages import split_model
 from plait.predict.cost.widths import BYTES
 from plait.predict.planner.fixed import NOTHING, Fixed
 from plait.predict.planner.space import Degrees, data_axes, degrees, micro_batch_counts, schedules
@@ -219,7 +219,7 @@ def time_floor(
     shard = sharding(plan, job.model.seq_len, float(samples))
     fused = job.numerics(plan)[1]
     whole = stage_pass(
-        StageBlocks(job.model.runs, True, True), machine, shard, (settings.precision, fused, "none")
+        split_model(job.model, 1)[0], machine, shard, (settings.precision, fused, "none")
     )
     exposed = sum(whole.shown(job.runtime.overlap_tensor, job.runtime.overlap_expert))
     return fewest * (whole.compute + exposed) / combination.pp
@@ -312,11 +312,12 @@ def cheapest_that_fits(
     remats = settings.fixed.remats()
     if not axes:
         return None, float("inf")
+    family = RoughFamily(job, plan, machine)
     known: dict[tuple[DataAxis, Remat], RoughPlan] = {}
 
     def guessed(data: DataAxis, remat: Remat) -> RoughPlan:
         if (data, remat) not in known:
-            known[data, remat] = RoughPlan(job, replace(plan, dp=data, remat=remat), machine)
+            known[data, remat] = family.member(data, remat)
             if found is not None:
                 found.num_guesses += 1
         return known[data, remat]

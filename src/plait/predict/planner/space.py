@@ -103,6 +103,15 @@ def expert_degrees(model: Model, rest: int) -> Iterator[int]:
         yield from (ep for ep in divisors(rest) if ep > 1 and model.num_experts % ep == 0)
 
 
+def suits(model: Model, plan: Plan) -> bool:
+    """Whether the model has blocks, tokens and experts for each axis of a plan."""
+    return (
+        plan.pp.num_stages <= model.num_blocks
+        and plan.ep in expert_degrees(model, plan.ep)
+        and (plan.cp.size == 1 or model.seq_len % (plan.cp.size * plan.tp.size) == 0)
+    )
+
+
 def divides(model: Model, tensor: TensorAxis) -> bool:
     """Whether the model splits evenly over a tensor axis."""
     if tensor.size == 1:

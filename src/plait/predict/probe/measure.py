@@ -17,6 +17,7 @@ from plait.cluster.cpu_profile import MEETINGS, VERSION
 from plait.cluster.products import MEASUREMENTS, ProductTable, processor_name
 from plait.launcher import joined_world, launch
 from plait.launcher.main_process import is_main_process, say
+from plait.predict.probe.keeping import keeping
 from plait.predict.probe.quiet import quietest
 from plait.values import JsonObject
 
@@ -47,6 +48,7 @@ def measure_here(
     if shared:
         result, others = quietest(lambda: _measured(num_ranks, quick, anew), say)
         result["others_share"] = others
+        result["keeping"] = keeping(num_ranks, Path.cwd())
     else:
         result = summary(launch(_measure, num_ranks, shared, anew, nproc=num_ranks)[0])
     if is_main_process() or not out.exists():  # on another host of a world it is measured as well

@@ -23,6 +23,7 @@ from plait.verify.diagnosis.finding import Finding, list_names
 from plait.verify.problem import Problem, reference_dtype
 from plait.verify.ranks import make_engine
 from plait.verify.record.compare import Difference
+from plait.verify.reference.drawn import random_from
 from plait.verify.reference.one_device import (
     Batch,
     Slice,
@@ -30,7 +31,6 @@ from plait.verify.reference.one_device import (
     loss_sum,
     num_samples,
     pooled_losses,
-    random_from,
     run_reference,
 )
 
@@ -131,7 +131,7 @@ def _verdicts(
         if whole is None:
             continue
         if group is not None and whole.dim() > 2:
-            group.seq_len = whole.shape[1]
+            group.take_length(whole)
             whole = group.take(whole, 1)
         if whole.shape == value.shape and value.numel():
             size = max(float(whole.abs().max()), 1e-30)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ from torch import nn
 from plait.verify.diagnosis.finding import Finding
 from plait.verify.record.compare import largest, relative_error
 from plait.verify.record.observation import Gradients, Record
+from plait.verify.reference.copied import copied
 from plait.verify.reference.one_device import Batch, Recipe, Slice, run_reference
 
 Slices = Callable[[int, Batch], Sequence[Slice]]
@@ -60,7 +60,7 @@ def _alike(mine: Gradients, truth: Gradients) -> bool:
 
 def _without_dropout(model: nn.Module) -> nn.Module:
     """A copy of the model whose dropout keeps everything; the rest of it trains."""
-    still = copy.deepcopy(model)
+    still = copied(model)
     for module in still.modules():
         for key, value in vars(module).items():
             if isinstance(value, float) and key in RATES:

@@ -23,7 +23,7 @@ def norm_alone(view: View, kinds: set[str]) -> list[Finding]:
     if ":" in clause and abs(ratio**2 - 1) > 1e-3:
         text = (
             f"the square of the gradient norm is {clause}: parts of it are counted more than once, "
-            "or left out"
+            f"or left out{_scaled_before(view, ratio)}"
         )
         return [Finding("norm", axis, text, 0.85)]
     other = _norm_of_replicas(view) or _norm_of_one_parameter(view)
@@ -31,6 +31,12 @@ def norm_alone(view: View, kinds: set[str]) -> list[Finding]:
         return [other]
     text = f"the gradient norm is {view.mine.grad_norm:.10g} instead of {view.truth.grad_norm:.10g}"
     return [Finding("norm", "clip", text, 0.5)]
+
+
+def _scaled_before(view: View, ratio: float) -> str:
+    """The other cause of a wrong norm: clipping hides a factor that all gradients had."""
+    clause = view.facts.explain(ratio)[1]
+    return f"; or clipping hides that all gradients were {clause}" if ":" in clause else ""
 
 
 def norm_of_one_rank(view: View, kinds: set[str]) -> list[Finding]:

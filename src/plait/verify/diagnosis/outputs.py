@@ -21,7 +21,8 @@ from plait.values import PyTree
 from plait.verify.diagnosis.finding import Finding, list_names
 from plait.verify.problem import Problem, reference_dtype
 from plait.verify.ranks import make_engine
-from plait.verify.reference.one_device import call, num_samples, random_from
+from plait.verify.reference.drawn import random_from
+from plait.verify.reference.one_device import call, num_samples
 
 SAME = 1e-8  # relative; rounding of float64 in one forward is far below, a wrong role far above
 IN_A_STREAM = (

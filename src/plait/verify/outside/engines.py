@@ -72,7 +72,7 @@ def settings(engine: Engine) -> dict[str, dict[str, PyTree]]:
 def norms(engine: Engine) -> list[tuple[float, float]]:
     """(limit, norm) where the engine clips."""
     limit = engine.update.clip_grad_norm
-    return [] if limit is None else [(limit, engine._grad_norm())]
+    return [] if limit is None else [(limit, engine.grad_norm)]
 
 
 def _joined(engine: Engine, own: Sequence[Shard]) -> dict[str, Tensor]:

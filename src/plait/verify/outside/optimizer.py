@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from plait.errors import ConfigError
+from plait.models.parameters import Parameters
 from plait.verify.outside.watch import Settings
 
 PLAIN = {"foreach": False, "fused": False, "capturable": False}
@@ -35,7 +36,8 @@ def maker(
 
     def make(params: Iterable[nn.Parameter]) -> Optimizer:
         groups: list[dict[str, Any]] = []
-        for name, parameter in zip(names, params, strict=True):
+        known_names = params.named() if isinstance(params, Parameters) else None
+        for name, parameter in known_names or zip(names, params, strict=True):
             known = first.get(name) or next(iter(first.values()))
             settings = {**known, **{key: PLAIN[key] for key in PLAIN if key in known}}
             settings.pop("initial_lr", None)

@@ -191,7 +191,7 @@ def _run(functions: Functions, made: Made) -> RankSteps:
         start = watch.params(names)
         if LOOP in functions:
             keys = keys_of(made.together)
-            watch.after_update = lambda: keep(None, keys)
+            watch.tell_updates(lambda: keep(None, keys))
             functions[LOOP](state, copy.deepcopy(made.given), made.loss)
         else:
             for given, batch in zip(made.given, made.batches, strict=True):

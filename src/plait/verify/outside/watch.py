@@ -69,7 +69,7 @@ class StepWatch:
         ] = []  # of the model, or of the outermost modules where it never runs
         self.of_roots: list[PyTree] = []
         self.update = ObservedUpdate()
-        self.after_update: Callable[[], None] | None = None
+        self._tell: Callable[[], None] | None = None
         self._made = {id(p): name for name, p in model.named_parameters()}
         self._kept = [p for _, p in model.named_parameters()]  # an id is of a living object
         self._names = {name for name, _ in model.named_modules() if name}
@@ -100,6 +100,10 @@ class StepWatch:
                     scale = self._scaling(module.clip_grads_with_norm_)
                     stack.enter_context(patch.object(module, "clip_grads_with_norm_", scale))
             yield self
+
+    def tell_updates(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called after each update."""
+        self._tell = tell
 
     def take(self) -> ObservedUpdate:
         """The update since the last call."""
@@ -208,8 +212,8 @@ class StepWatch:
         self.update.norms += engines.norms(engine)
 
     def _after_update(self, optimizer: Optimizer, args: PyTree, kwargs: PyTree) -> None:
-        if self.after_update is not None and not _is_wrapper(optimizer):
-            self.after_update()
+        if self._tell is not None and not _is_wrapper(optimizer):
+            self._tell()
 
     def _clipping(self, clip: Callable[..., PyTree]) -> Callable[..., PyTree]:
         def clip_grad_norm_(

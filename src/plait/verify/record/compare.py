@@ -92,12 +92,17 @@ def relative_error(value: Tensor | None, truth: Tensor | None, scale: float = 0.
         return math.inf
     if truth.numel() == 0:
         return 0.0
-    gap = peak(value.double() - truth.double())
+    gap = peak(_wide(value) - _wide(truth))
     if gap == 0.0:
         return 0.0
     size = max(peak(truth), FLOOR * scale)
     error = gap / size if size > 0 else math.inf
     return error if math.isfinite(error) else math.inf
+
+
+def _wide(value: Tensor) -> Tensor:
+    """The numbers in float64; complex ones as pairs."""
+    return (torch.view_as_real(value) if value.is_complex() else value).double()
 
 
 def relative_number(value: float | None, truth: float | None) -> float:

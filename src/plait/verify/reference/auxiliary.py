@@ -60,6 +60,16 @@ class Together(RouterContext):
         """Samples of the whole micro-batch."""
         return float(self.num_samples or num_samples), num_positions
 
+    def count_slices(self, num_samples: int) -> None:
+        """A micro-batch of `num_samples` begins: its slices are counted first."""
+        self.num_samples = num_samples
+        self.total = None
+        self.recording = False
+
+    def record(self) -> None:
+        """The counts are complete: the slices run again, with gradients."""
+        self.recording = True
+
     def sum_tokens(self, counts: Tensor) -> Tensor:
         """The counts of all slices; in the first forward, those up to this one."""
         if not self.recording:
@@ -84,17 +94,15 @@ class Pool:
             yield
             return
         for router, layer in zip(self._routers, self._layers, strict=True):
-            router.context = layer
-            layer.num_samples = num_samples
-            layer.total = None
-            layer.recording = False
+            router.route_in(layer)
+            layer.count_slices(num_samples)
         kept = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         with torch.no_grad():
             forward()
         for name, buffer in self._model.named_buffers():
             buffer.copy_(kept[name])
         for layer in self._layers:
-            layer.recording = True
+            layer.record()
         yield
         for router in self._routers:
-            router.context = RouterContext()
+            router.route_in(RouterContext())

@@ -9,7 +9,6 @@ Each stage's gradient goes into the update that the rule says. PipeDream (arXiv 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from plait.models.parameters import Parameters
 from plait.parallel.pipeline.weights import StageWeights
 from plait.verify.record.observation import Tensors
+from plait.verify.reference.copied import copied
 from plait.verify.reference.one_device import Batch, Recipe, call, loss_sum, num_samples
 
 
@@ -86,7 +86,7 @@ def run_delayed(
     `stages` are the names of each stage's parameters and which versions its micro-batches see and
     change. `begin` is called before each micro-batch (to seed random numbers).
     """
-    model = copy.deepcopy(model)
+    model = copied(model)
     named = dict(model.named_parameters())
     stages_made = []
     for names, weights in stages:

@@ -9,10 +9,9 @@ says so.
 
 from __future__ import annotations
 
-import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,6 +25,8 @@ from plait.verify.record.observation import Contribution, Observation, Record, T
 from plait.verify.record.samples import samples_of
 from plait.verify.reference.apart import BuffersApart, persistent_buffers
 from plait.verify.reference.auxiliary import Auxiliary, Pool
+from plait.verify.reference.copied import copied
+from plait.verify.reference.drawn import random_from
 from plait.verify.reference.lowered import LowPrecision
 from plait.verify.reference.tensors import tensors_in
 
@@ -76,8 +77,8 @@ def run_reference(
     a micro-batch are computed together, for losses of a whole micro-batch. With `contributions`
     each slice's gradient is recorded, for the diagnosis.
     """
-    old = copy.deepcopy(model) if contributions else None
-    model = copy.deepcopy(model)
+    old = copied(model) if contributions else None
+    model = copied(model)
     named = dict(model.named_parameters())
     trained = [(name, one) for name, one in named.items() if one.requires_grad]
     optimizer = recipe.optimizer(Parameters(trained))
@@ -289,15 +290,6 @@ def _after_update(model: nn.Module) -> None:
             act()
 
 
-@contextmanager
-def random_from(seed: int, wanted: bool = True) -> Iterator[None]:
-    """Random numbers start from `seed`; nothing changes outside."""
-    with torch.random.fork_rng(devices=[]):
-        if wanted:
-            torch.manual_seed(seed)
-        yield
-
-
 def num_samples(batch: Batch) -> int:
     """The number of samples of a batch."""
     return next((len(leaf) for leaf in tensors_in(batch[0])), 0)
@@ -307,16 +299,17 @@ def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
     """Why a global batch at once has no meaning for this model, found by trying it; empty when it
     has.
     """
-    trial = copy.deepcopy(model)
+    trial = copied(model)
     samples = num_samples(batch)
     half = max(samples // 2, 1)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         before = persistent_buffers(trial)
         drawn = torch.get_rng_state()
+        pythons = random.getstate()
         first = _output(trial, batch[0])
         # What adapters drop is multiplied by zeros at first, and draws all the same.
-        draws = not torch.equal(drawn, torch.get_rng_state())
+        draws = not torch.equal(drawn, torch.get_rng_state()) or pythons != random.getstate()
         part = _output(trial, _head(batch[0], half))
         moved = any(
             not torch.equal(buffer, before[name])

@@ -9,7 +9,6 @@ well-conditioned one a narrow one, in float32 as in bf16 and float16.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,8 +22,10 @@ from torch.utils._pytree import tree_map_only
 from plait.values import JsonObject, PyTree
 from plait.verify.record.compare import EVERY_GRADIENT, Difference, Key, differences
 from plait.verify.record.observation import Record
+from plait.verify.reference.copied import copied
 from plait.verify.reference.lowered import LowPrecision
 from plait.verify.reference.one_device import Batch, Recipe, Slice, num_samples
+from plait.verify.reference.underflow import Underflow, at_the_end
 
 RUNS = 6
 FACTOR = 4.0
@@ -102,6 +103,11 @@ class RoundingBounds:
         grads = sorted(limit for (_, kind, _), limit in self.limits.items() if kind == "grad")
         return grads[len(grads) // 2] if grads else self.least
 
+    def further(self, errors: Mapping[Key, float]) -> RoundingBounds:
+        """Bounds that let each number go further by its error."""
+        wider = {key: self.limits.get(key, self.least) + error for key, error in errors.items()}
+        return replace(self, limits={**self.limits, **wider})
+
     def asked(self) -> JsonObject:
         """The arguments for `judge`."""
         return {"limits": self.limits, "tolerance": self.least, "slack": self.middle}
@@ -128,6 +134,7 @@ def bounds(
     dtype: torch.dtype,
 ) -> RoundingBounds:
     """How far each number may be from the reference's, where the run computes in `dtype`."""
+    underflow = Underflow(reference, dtype)
 
     def runs() -> Iterator[Record]:
         for seed in range(RUNS):
@@ -139,20 +146,30 @@ def bounds(
                 if seed % 2:
                     stack.enter_context(LowPrecision(torch.float64, generator))
                 again = rerun(_clipped(recipe, dtype, seed), start, data, seed >= RUNS // 2)
+            underflow.add(again)
             yield again
 
-    return of_runs(reference, runs(), dtype)
+    found = of_runs(reference, runs(), dtype)
+    ways = underflow.jumps(recipe, FACTOR)
+    ends = [at_the_end(recipe, ways, up) for up in (False, True)] if ways else []
+    return found.further(furthest(reference, (rerun(one, model, batches, False) for one in ends)))
 
 
 def of_runs(reference: Record, runs: Iterable[Record], dtype: torch.dtype) -> RoundingBounds:
     """The bounds from runs that were shaken."""
-    furthest: dict[Key, float] = {}
+    least = torch.finfo(dtype).eps
+    errors = _of_numbers(furthest(reference, runs), later=dtype != torch.float64)
+    limits = {key: max(FACTOR * error, least) for key, error in errors.items() if error > 0}
+    return RoundingBounds(limits, least)
+
+
+def furthest(reference: Record, runs: Iterable[Record]) -> dict[Key, float]:
+    """The largest error of each number over the runs."""
+    found: dict[Key, float] = {}
     for again in runs:
         for one in (*differences(again, reference), *scales(again, reference)):
-            furthest[one.key] = max(furthest.get(one.key, 0.0), one.error)
-    least = torch.finfo(dtype).eps
-    limits = {key: max(FACTOR * error, least) for key, error in furthest.items() if error > 0}
-    return RoundingBounds(_of_numbers(limits, later=dtype != torch.float64), least)
+            found[one.key] = max(found.get(one.key, 0.0), one.error)
+    return found
 
 
 def scales(parallel: Record, reference: Record) -> Iterator[Difference]:
@@ -193,18 +210,18 @@ def least_scale(value: Tensor, way: Tensor, dtype: torch.dtype) -> float:
     return FACTOR * torch.finfo(dtype).eps * max(ratio, 1.0) / value.numel() ** 0.5
 
 
-def _of_numbers(limits: Mapping[Key, float], later: bool) -> dict[Key, float]:
-    """Each number of a step gets the largest bound of its kind, up to this step.
+def _of_numbers(errors: Mapping[Key, float], later: bool) -> dict[Key, float]:
+    """Each number of a step gets the largest error of its kind, up to this step.
 
     With `later` those of later steps count too: in a low precision one step in six runs says
     little.
     """
-    wider = dict(limits)
-    for step, kind, name in limits:
+    wider = dict(errors)
+    for step, kind, name in errors:
         if kind in NUMBERS:
             wider[step, kind, name] = max(
-                limit
-                for (other, its_kind, its_name), limit in limits.items()
+                error
+                for (other, its_kind, its_name), error in errors.items()
                 if (its_kind, its_name) == (kind, name) and (later or other <= step)
             )
     return wider
@@ -220,12 +237,12 @@ def _clipped(recipe: Recipe, dtype: torch.dtype, seed: int) -> Recipe:
 
 def moved_model(model: nn.Module, generator: torch.Generator) -> nn.Module:
     """A copy whose weights lie one unit in the last place up, down or not at all."""
-    copied = copy.deepcopy(model)
+    moved = copied(model)
     with torch.no_grad():
-        for parameter in copied.parameters():
+        for parameter in moved.parameters():
             if parameter.is_floating_point():
                 parameter.copy_(_moved(parameter, generator))
-    return copied
+    return moved
 
 
 def moved(batch: PyTree, generator: torch.Generator) -> PyTree:

@@ -1,9 +1,9 @@
 """Updates by themselves: the plain optimizer, given the run's own weights and gradients.
 
 Gradients in a low precision are far from the reference's, and would hide a wrong update. So each
-update of the run is held against the plain rule on the same numbers. The rule is also computed in
-float64, and from gradients and settings moved by one unit in the last place. Their spread is what
-passes.
+update of the run is held against the plain rule on these numbers. It is computed in float64 and in
+the run's precision. What lies between the two is right: squares may underflow in one of them alone.
+Beyond them passes what one unit in the last place of gradients and settings does.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from plait.models.parameters import Parameters
 from plait.verify.record.compare import Difference, relative_error
 from plait.verify.record.observation import Record, Tensors
 from plait.verify.reference.one_device import Recipe
-from plait.verify.reference.rounding import FACTOR, least_scale, moved, scale_error
+from plait.verify.reference.rounding import FACTOR, least_scale, moved
 
 SEEDS = (None, 0, 1)
 """Seeds that move the last places of gradients; None leaves them."""
@@ -31,24 +31,41 @@ def own_updates(record: Record, recipe: Recipe, dtype: torch.dtype) -> list[Diff
     rule = _updated(record, names, recipe, torch.float64)
     others = [_updated(record, names, recipe, dtype, seed) for seed in SEEDS]
     differences = []
-    for step, (right, *near) in enumerate(zip(rule, *others, strict=True)):
+    for step, (exact, plain, *moved_rules) in enumerate(zip(rule, *others, strict=True)):
         before = record.before(step)
-        seen = record.steps[step].params
         assert before is not None
         for name in names:
-            old = before[name].double()
-            way = right[name] - old
-            error = relative_error(seen[name], right[name])
-            spread = max(relative_error(one[name], right[name]) for one in near)
+            seen = record.steps[step].params[name]
+            near = [one[name] for one in moved_rules]
+            error = relative_error(seen, _nearest(seen, exact[name], plain[name]))
+            spread = max(relative_error(one, plain[name]) for one in near)
             limit = max(FACTOR * spread, torch.finfo(dtype).eps)
             differences.append(Difference(step, "param", name, error, limit=limit))
+            old = before[name].double()
+            way = exact[name] - old
             if bool(way.any()):
-                error = scale_error(seen[name].double() - old, way)
-                spread = max(scale_error(one[name].double() - old, way) for one in near)
-                rounded = least_scale(old, way, dtype)
-                limit = max(FACTOR * spread, rounded)
+                own, rounded, *others_ = (
+                    _scale(one, old, way) for one in (seen, plain[name], *near)
+                )
+                error = abs(own - min(max(own, min(1.0, rounded)), max(1.0, rounded)))
+                spread = max(abs(one - rounded) for one in others_)
+                limit = max(FACTOR * spread, least_scale(old, way, dtype))
                 differences.append(Difference(step, "update", name, error, limit=limit))
     return differences
+
+
+def _nearest(seen: Tensor, exact: Tensor, plain: Tensor) -> Tensor:
+    """The value nearest to the run's between the rule in float64 and in the run's precision.
+
+    A kernel may round a state before it is used or after, or keep it in float32.
+    """
+    ends = exact.double(), plain.double()
+    return seen.double().clamp(torch.minimum(*ends), torch.maximum(*ends))
+
+
+def _scale(value: Tensor, old: Tensor, way: Tensor) -> float:
+    """How many times `way` the value has moved from the old one."""
+    return float(((value.double() - old) * way).sum() / way.square().sum())
 
 
 def _trains(record: Record, name: str) -> bool:

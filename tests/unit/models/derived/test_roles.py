@@ -54,7 +54,14 @@ def test_heads_that_are_not_divided_stay_whole() -> None:
 
 
 def test_relative_positions_of_all_layers_are_cut_with_the_heads() -> None:
-    t5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    t5 = {
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 48,
+        "num_layers": 2,
+        "num_heads": 4,
+        "dropout_rate": 0.0,
+    }
     found = roles("t5", "seq2seq", **t5, vocab_size=64, decoder_start_token_id=0)
     table = "encoder.block.*.layer.*.SelfAttention.relative_attention_bias"
     assert found[table] == "share weight:1"

@@ -8,7 +8,13 @@ import pytest
 
 import plait
 from plait.errors import ConfigError
-from plait.predict.cost.campaign import MeasuredCosts, best_interval, campaign, useful_fraction
+from plait.predict.cost.campaign import (
+    KeepingRates,
+    MeasuredCosts,
+    best_interval,
+    campaign,
+    useful_fraction,
+)
 from tests.unit.predict.cost.shapes import LLAMA_8B, config
 
 GUESS = plait.estimate(
@@ -102,6 +108,35 @@ def test_what_a_run_has_measured_takes_the_place_of_what_is_assumed() -> None:
     assert found["useful_fraction"] == pytest.approx(
         useful_fraction(steps * step, 0.02, 3.0, 10.0 * 3600 / 16)
     )
+
+
+def test_the_rates_of_a_probe_are_taken_by_the_bytes_of_a_plan() -> None:
+    found = {
+        "copy_bytes_per_second": 1e9,
+        "write_bytes_per_second": 2e9,
+    }
+    rates = KeepingRates.of_probe({"keeping": found})
+    assert rates is not None
+    costs = rates.of_estimate(GUESS)
+    assert costs.snapshot == GUESS.state_bytes / 16 / 1e9
+    assert costs.checkpoint == GUESS.state_bytes / 2e9
+    assert costs.names == ["snapshot", "checkpoint"]
+    assert campaign(GUESS, mtbf_hours=10.0, costs=rates) == campaign(
+        GUESS, mtbf_hours=10.0, costs=costs
+    )
+    found["recovery_seconds"] = 1.5
+    rates = KeepingRates.of_probe({"keeping": found})
+    assert rates is not None
+    assert rates.of_estimate(GUESS).rejoin == costs.snapshot + 1.5 + GUESS.step_seconds
+    assert rates.of_estimate(GUESS).names == ["snapshot", "checkpoint", "rejoin"]
+    del found["write_bytes_per_second"], found["recovery_seconds"]
+    some = KeepingRates.of_probe({"keeping": found})
+    assert some is not None and some.of_estimate(GUESS).names == ["snapshot"]
+
+
+@pytest.mark.parametrize("keeping", [None, 7, {}, {"copy_bytes_per_second": "x"}])
+def test_a_probe_without_rates_has_none(keeping: object) -> None:
+    assert KeepingRates.of_probe({"keeping": keeping}) is None
 
 
 def test_a_run_without_snapshots_has_measured_none() -> None:

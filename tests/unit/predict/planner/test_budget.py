@@ -7,7 +7,7 @@ import pytest
 from plait.cli import main
 from plait.errors import ConfigError
 from plait.predict.planner.budget import Budget, BudgetSearch, Offer, doublings, within_budget
-from tests.unit.predict.planner.test_sweep import CONFIG, answer, path  # noqa: F401
+from tests.unit.predict.planner.test_sweep import CONFIG, answer
 
 
 def offers(seconds_of, price_of=lambda size, days: size * days):
@@ -76,7 +76,7 @@ def test_budgets_that_cannot_be(limits):
         Budget(1e9, **limits)
 
 
-def test_the_verb_plans_for_the_devices_that_it_chose(capsys, path):  # noqa: F811
+def test_the_verb_plans_for_the_devices_that_it_chose(capsys, path):
     asked = ("plan", path, "--cluster", "a100-80gbx64", "--tokens", "1e10")
     code, data = answer(capsys, *asked, "--days", "3")
     assert code == 0 and data["num_devices"] == data["budget"]["num_devices"]

@@ -143,3 +143,11 @@ def test_every_choice_is_canonical_runs_and_uses_all_devices():
         assert estimate_job(
             job_of(asked, plan), plan, machine_of(machines)
         ).step_seconds == pytest.approx(one.step_seconds)
+
+
+def test_nothing_is_proposed_that_a_model_has_no_part_for():
+    """Tiny samples: every plan takes as long, so any of them may come first."""
+    source = {"model": {**MLP["model"], "hidden_size": 32}, "train": {"global_batch": 8}}
+    choice = decide(source, "h100x8")
+    plans = [one.plan for one in choice.plans]
+    assert all(plan.ep == 1 and plan.cp.size == 1 for plan in plans), plans

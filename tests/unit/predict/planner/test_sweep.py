@@ -20,25 +20,6 @@ CONFIG = {
     "data": {"seq_len": 1024},
     "train": {"global_batch": 32},
 }
-FILE = """
-[model]
-name = "llama"
-num_hidden_layers = 4
-hidden_size = 512
-num_attention_heads = 8
-vocab_size = 32000
-[data]
-seq_len = 1024
-[train]
-global_batch = 32
-"""
-
-
-@pytest.fixture
-def path(tmp_path):
-    file = tmp_path / "run.toml"
-    file.write_text(FILE)
-    return str(file)
 
 
 def test_each_point_is_the_search_at_that_point():

@@ -94,6 +94,7 @@ def test_figures_of_a_busy_machine_are_kept_with_their_share_and_said_at_every_u
 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(measure, "_measured", measured)
+    monkeypatch.setattr(measure, "keeping", lambda num_ranks, disk: {})
     monkeypatch.setattr("plait.predict.probe.quiet.now", machine.read)
     monkeypatch.setattr(quietest, "__defaults__", (machine.read,))
     for _ in range(2):

@@ -120,6 +120,10 @@ def test_norm_and_clipping():
     doubled = altered(record, grads=scaled(step.grads, 2**-0.5), grad_norm=step.grad_norm * 2**0.5)
     finding = first_finding(doubled, record)
     assert finding.axis == "dp" and "square of the gradient norm" in finding.text
+    assert "clipping hides" not in finding.text
+    facts = Facts({"dp": 2, "mb": 2})
+    hidden = first_finding(altered(record, grad_norm=step.grad_norm * 2), record, facts)
+    assert "clipping hides that all gradients were 2.0000 times too large" in hidden.text
     wrong_clip = altered(record, grads=scaled(step.grads, 1.7))
     assert first_finding(wrong_clip, record).cause == "clip"
 

@@ -9,7 +9,7 @@ own compute.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from plait.predict.cost.model.operations import Block
 from plait.predict.cost.sharding import Sharding
@@ -58,7 +58,7 @@ class PassSeconds:
             recompute=self.recompute / share,
         )
 
-    @property
+    @cached_property
     def waits(self) -> tuple[float, float]:
         """Forward and backward seconds in which the device waits for the host to start its work."""
         forward = self.forward + self.communication_forward

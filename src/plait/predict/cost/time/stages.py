@@ -44,7 +44,7 @@ def split_model(
     Raises `PlanError` when there are more stages than layers.
     """
     if num_stages == 1:
-        return (StageBlocks(model.runs, True, True),)
+        return (_same(StageBlocks(model.runs, True, True)),)
     blocks = list(model.blocks())
     inner = len(blocks) - 2
     if len(blocks) < num_stages:
@@ -65,9 +65,15 @@ def split_model(
     starts = [0, *ends[:-1]]
     last = num_stages - 1
     return tuple(
-        StageBlocks(_runs(blocks[start:end]), index == 0, index == last)
+        _same(StageBlocks(_runs(blocks[start:end]), index == 0, index == last))
         for index, (start, end) in enumerate(zip(starts, ends, strict=True))
     )
+
+
+@lru_cache(maxsize=65536)
+def _same(stage: StageBlocks) -> StageBlocks:
+    """One object for all equal stages: what is the same object is found in a cache at once."""
+    return stage
 
 
 def _counted_ends(counts: tuple[int, ...], num_blocks: int, model: Model) -> list[int]:

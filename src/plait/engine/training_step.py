@@ -1,0 +1,215 @@
+"""One rank's training step: forwards and backwards, sums over the ranks, the update.
+
+A table maps each kind of action to a handler. A step without a pipeline is the schedule with one
+stage, so there is no other path: `0UNSHARD 0F0 0B0 0F1 0REDUCE 0B1 0U`. `Engine.step` does all of
+it in one call, `OpenStep` one part after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from plait.doctor.flight import Phase
+from plait.engine.axes import within_stage
+from plait.engine.explain import Explainer, explained, memory_error, token_error
+from plait.engine.guard import Suspect
+from plait.engine.loss import LossFunction, LossSum, LossTotals, MetricSum, summed
+from plait.engine.parts import EngineParts
+from plait.engine.seeds import derive_seed, own_random_state
+from plait.engine.stages.pipeline import PipelineStep
+from plait.origin import batch_norm_error
+from plait.parallel.pipeline.actions import Action, Kind
+from plait.parallel.pipeline.runtime import execute
+from plait.trace import Timeline
+from plait.values import JsonMapping, PyTree
+
+
+class TrainingStep:
+    """The step of one rank, which is made again and again.
+
+    Attributes:
+        index: steps that were made.
+        totals: the sums over all ranks of the last step.
+        scale: the scale of the loss in backward.
+        timing: when the gradients of a step become an update.
+    """
+
+    def __init__(
+        self, parts: EngineParts, settle: Callable[[], None], observe: Callable[[], None]
+    ) -> None:
+        """Take the parts of an engine.
+
+        `settle` returns when no copy of the state is under way any more, and comes before the sums
+        over ranks. `observe` comes before each update.
+        """
+        self.index = parts.driver.first_step
+        self.totals = LossTotals(0.0, 1.0, 0.0)
+        self.scale = parts.scale
+        self.timing = parts.timing
+        self._world = parts.world
+        self._model = parts.model
+        self._strategy = parts.strategy
+        self._driver = parts.driver
+        self._updater = parts.update
+        self._splitter = parts.splitter
+        self._pipeline = parts.pipeline
+        self._guard = parts.guard
+        self._seed = parts.seed
+        self._mean_of_workers = parts.mean_of_workers
+        self._data_ranks = parts.world.axis("dp")
+        self._stages = parts.world.axis("pp")
+        self._within_stage = within_stage(parts.world)
+        self._loss_scale = parts.scale.value
+        self._suspect = Suspect(
+            parts.world,
+            parts.model,
+            parts.pipeline,
+            parts.strategy,
+            together=parts.driver.is_synchronous,
+        )
+        self._reductions = (settle, *parts.reductions)
+        self._observe = observe
+        self._after_update = [] if parts.balance is None else [parts.balance.after_update]
+        self._updates_left = 0
+        table = {
+            **parts.pipeline.handlers(),
+            Kind.REDUCE: self._reduce,
+            Kind.UPDATE: self._update,
+        }
+        self._handlers = parts.timing.handlers(table)
+        self._explainers: list[Explainer] = [batch_norm_error(parts.model)]
+        if parts.split is not None:
+            self._explainers.append(partial(parts.split.explain, parts.model))
+
+    def begin(self, batch: PyTree, call: int = 0) -> tuple[PipelineStep, Sequence[Action]]:
+        """Take this rank's share of a batch; the micro-batches and actions of the step. Collective.
+
+        `call` counts the batches whose gradients are added up before one update.
+        """
+        self._world.recorder.flight.enter(Phase.STEPPING)
+        self._model.train()
+        if not call:
+            self._guard.begin(self._model)
+            self._loss_scale = self.scale.value
+        step, actions = self.timing.begin(self._of(batch, call), self.index)
+        if not call:
+            self._driver.before_step()
+        self._pipeline.begin(step)
+        return step, actions
+
+    def execute(
+        self, actions: Sequence[Action], timeline: Timeline, step: PipelineStep | None = None
+    ) -> None:
+        """Do actions of a step that has begun; without one, those that steps have left over.
+        Collective.
+        """
+        name = "the flush" if step is None else f"step {self.index + 1}"
+        explainers = [memory_error(self._world.rank, name), *self._explainers]
+        if step is not None:
+            explainers.append(token_error(self._model, step.pairs(), name))
+        self._updates_left = sum(action.kind is Kind.UPDATE for action in actions)
+        with explained(*explainers), own_random_state(self._world.device):
+            begin = self._world.recorder.flight.action
+            optional = frozenset({Kind.RESHARD})
+            execute(actions, self._handlers, timeline, optional=optional, begin=begin)
+            self._pipeline.end()
+
+    def report_totals(self) -> LossTotals:
+        """The sums over all ranks of the step that has just been executed. Collective."""
+        self.totals = self.timing.totals(self.totals)
+        return self.totals
+
+    def finish(self) -> bool:
+        """The step is made; whether its update was left out."""
+        self.index += 1
+        self.scale.adapt()
+        self._world.recorder.flight.step_done(self.index)
+        return self.scale.skipped or self._guard.skipped
+
+    def flush(self) -> None:
+        """Do the actions that past steps have left over, with their updates. Collective."""
+        actions = self.timing.drain()
+        self.execute(actions, Timeline(self._world.rank, enabled=False))
+        self.timing.end_drain()
+
+    def measure(self, batch: PyTree, functions: Sequence[LossFunction]) -> list[MetricSum]:
+        """The sums of the loss and of functions over all ranks' shares of a batch, forward only.
+        Collective.
+        """
+        self._model.eval()
+        self.timing.show_newest()
+        flight = self._world.recorder.flight
+        with flight.during(Phase.EVALUATING), own_random_state(self._world.device):
+            measured = self._pipeline.evaluate(self._of(batch), functions)
+        return self.over_ranks(measured)
+
+    def resume(self, meta: JsonMapping) -> None:
+        """Go on from the step and the scale of the loss that a checkpoint's meta data has."""
+        self.index = meta["step"]
+        self.scale.load_meta(meta)
+
+    @property
+    def loss(self) -> LossSum:
+        """This rank's losses of the batches that were taken since the last update."""
+        return self._pipeline.loss
+
+    def over_ranks(self, sums: Sequence[LossSum]) -> list[MetricSum]:
+        """The sums of all ranks together. Collective."""
+        copies = self._updater.loss_copies
+        return summed(sums, copies, (self._within_stage, self._stages))
+
+    def divisor(self) -> float:
+        """The number by which summed gradients become those of the mean loss."""
+        return (1.0 if self._mean_of_workers else self.totals.count) * self._loss_scale
+
+    def grad_norm(self) -> float:
+        """The global norm of the gradient of the mean loss."""
+        return float(self.totals.squared_norm**0.5) / (self.divisor() or 1.0)
+
+    def sum_gradients(self) -> None:
+        """Sum gradients and scalars over the ranks, before an update. Collective."""
+        for reduction in self._reductions:
+            reduction()
+        self.totals = self._updater.totals(
+            self._pipeline.loss, self._within_stage, self._stages, self._driver.sum_totals
+        )
+
+    def update(self, factor: float = 1.0) -> None:
+        """Update by the gradients that were summed, times `factor`. Collective.
+
+        Errors: `NonFiniteLoss`; the parameters are then those before the step.
+        """
+        step = self.index + 1
+        dropped = not self.scale.judge(self.totals.squared_norm, step)
+        dropped |= not self._guard.judge(self.totals, step, self._suspect, norm=not dropped)
+        if dropped:
+            self._strategy.publish()
+        else:
+            self._observe()
+            change = self._updater.change(self.totals, self.index, self.divisor() / factor)
+            self._driver.apply(change)
+        for act in self._after_update:
+            act()
+
+    def _of(self, batch: PyTree, call: int = 0) -> PipelineStep:
+        micro_batches = self._splitter.split(batch)
+        rank, size = self._world.worker
+        first = (call * size + rank) * len(micro_batches)
+        return PipelineStep(
+            dict(enumerate(micro_batches)),
+            lambda number: derive_seed(self._seed, "step", self.index, first + number),
+            self._loss_scale,
+        )
+
+    def _reduce(self, action: Action) -> None:
+        loss = self._pipeline.loss
+        weight = loss.worker_weight(self._data_ranks.size) if self._mean_of_workers else None
+        self._pipeline.parts[action.stage].strategy.before_last_backward(weight)
+
+    def _update(self, action: Action) -> None:
+        self._updates_left -= 1
+        if self._updates_left:  # one for each stage: the last of them updates all
+            return
+        self.sum_gradients()
+        self.update()

@@ -1,0 +1,38 @@
+"""Kinds of modules that a recording takes as one node, or does not run as in training."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from plait.models.layers import RMSNorm
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a norm over features: by its class, or by its name and parameters."""
+    known = isinstance(module, (nn.LayerNorm, nn.RMSNorm, RMSNorm))
+    alone = not any(True for _ in module.children()) and bool(module._parameters)
+    vectors = all(param is None or param.dim() == 1 for param in module._parameters.values())
+    named = type(module).__name__.endswith(("Norm", "LayerNorm", "NormP")) and alone
+    return (known or named) and vectors and "Group" not in type(module).__name__
+
+
+def holds_experts(module: nn.Module) -> bool:
+    """Whether the weights of many experts are one parameter, which code takes by number.
+
+    Adapters may be wrapped around them.
+    """
+    inner = module._modules.get("base_layer")
+    if inner is not None and isinstance(getattr(module, "num_experts", None), int):
+        return holds_experts(inner)
+    deep = any(param is not None and param.dim() > 2 for param in module._parameters.values())
+    return deep and "Experts" in type(module).__name__
+
+
+def stays_still(module: nn.Module) -> bool:
+    """Whether a module of torch runs as in evaluation: it writes what it sees, or is a layer."""
+    return isinstance(module, nn.modules.batchnorm._NormBase) or is_dropout(module)
+
+
+def is_dropout(module: nn.Module) -> bool:
+    """Whether ranks that have parts of features can draw one device's mask for a module."""
+    return type(module) is nn.Dropout and module.p > 0
