@@ -19,7 +19,7 @@ from typing import Final
 from urllib.parse import urlencode, urlsplit, urlunsplit
 from urllib.request import urlopen
 
-from benchmarks.machine import machine_line
+from benchmarks.machine import announce
 from plait.cli.explore import FIRST
 
 MODEL: Final = "llama3-8b"
@@ -95,7 +95,8 @@ def text(found: list[Asked]) -> str:
 def main() -> None:
     """Print the processor's name and the table."""
     argparse.ArgumentParser(description=__doc__).parse_args()
-    print(f"{machine_line()}\n\n{MODEL} on {CLUSTER}\n\n{text(answers())}")
+    announce()
+    print(f"{MODEL} on {CLUSTER}\n\n{text(answers())}")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.machine import announce
 from benchmarks.recovery.runs import MODEL
 from plait import models
 from plait.engine.seeds import derive_seed
@@ -251,6 +252,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--every", type=float, default=15.0, help="seconds between two kills")
     words = parser.parse_args()
+    announce()
     report(words.replicas, words.steps, words.every)
     return 0
 

@@ -13,7 +13,16 @@ from tests.architecture.source import PACKAGE, files, imports, module, room
 WORDS = {"errors", "plan", "cluster", "config", "mesh", "trace", "doctor"}
 SPLITS = {f"parallel.{name}" for name in ("data", "tensor", "context", "expert", "pipeline")}
 STRATEGIES = {*SPLITS, "checkpoint"}
-FLOOR = {*WORDS, "paths", "products", "origin", "reference", "patterns", "torch_internals"}
+FLOOR = {
+    *WORDS,
+    "paths",
+    "products",
+    "origin",
+    "reference",
+    "patterns",
+    "torch_internals",
+    "random_state",
+}
 ENGINE = {*FLOOR, "comm", *STRATEGIES, "models", "datasets", "outer"}
 RUN = {*ENGINE, "engine", "launcher"}
 PLANNING = {
@@ -23,6 +32,7 @@ PLANNING = {
     "parallel.pipeline",
     "patterns",
     "torch_internals",
+    "random_state",
 }  # see test_what_plans_needs_no_torch
 LOWER = FLOOR - {"config", "reference"}
 
@@ -33,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "toml": {"errors"},
     "paths": set(),  # limits behind which large tensors take other ways
     "patterns": set(),  # names of modules with wildcards
+    "random_state": set(),  # who draws, one thread after another
     "torch_internals": set(),  # private functions of torch
     "reference": {"errors"},  # "module:function" of a config
     "origin": {"errors", "torch_internals"},  # the module and line that an error came from
@@ -47,7 +58,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "products": LOWER - {"config", "trace", "mesh", "origin"},  # which library multiplies
     **{name: {*LOWER, "comm"} for name in STRATEGIES},
     "parallel.expert": {*LOWER, "comm", "models"},  # it fills the seams that a router leaves open
-    "models": {"errors", "products", "reference", "patterns", "torch_internals"},
+    "models": {
+        "errors",
+        "products",
+        "reference",
+        "patterns",
+        "torch_internals",
+        "random_state",
+    },
     "datasets": {"errors", "reference"},
     "launcher": {"errors", "comm", "doctor"},  # of comm, the rendezvous of ranks that come and go
     "outer": {*LOWER, "comm", "parallel.data"},

@@ -149,6 +149,10 @@ class Router(nn.Module):
             )
         self.load = None
 
+    def after_update(self) -> None:
+        """Balance by this device's load alone. A plain training loop calls it after an update."""
+        self.balance(self.load)
+
     # -- scores ------------------------------------------------------------------------------------
 
     def _scores(self, logits: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ instead. One that can make them itself (`make_start`) gets its own.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -22,9 +21,9 @@ from plait.engine.state.start import listed, make_start, told_start
 from plait.errors import ModelError
 from plait.models.adapters import magnitudes, row_norms
 from plait.models.weights import MakeStart, start_of, weights_of
+from plait.random_state import drawn_alone
 
 TakeValue = Callable[[nn.Parameter, Tensor], None]
-_DRAWING = threading.Lock()  # ranks that are threads share the process's random numbers
 
 
 def is_meta(model: nn.Module) -> bool:
@@ -230,9 +229,8 @@ class Initializer:
         for key, fresh in scratch.items():
             module._parameters[key] = fresh
         try:
-            with _DRAWING, torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
-                # torch.manual_seed asks every kind of device; values are drawn on the host alone.
-                torch.default_generator.manual_seed(derive_seed(self._seed, "parameters", name))
+            seed = derive_seed(self._seed, "parameters", name)
+            with drawn_alone(seed), torch.no_grad(), torch.device("cpu"):
                 reset()
             values = {key: fresh.detach() for key, fresh in scratch.items()}
             _check_written(name, module, values)

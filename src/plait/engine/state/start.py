@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from plait.comm import Axis
 from plait.errors import ModelError
 from plait.models.weights import MakeStart
+from plait.random_state import drawn_alone
 
 LISTED = 4  # names in a message
 
@@ -35,8 +36,7 @@ def make_whole(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.manual_seed(seed)
+    with drawn_alone(seed), torch.device("cpu"):
         torch.use_deterministic_algorithms(True, warn_only=True)
         try:
             model = make()

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from plait.models.derived.kinds import holds_experts, is_dropout, is_norm, stays_still
+from plait.random_state import drawn_alone
 from plait.torch_internals import storage_key
 from plait.values import PyTree
 
@@ -278,8 +279,8 @@ def run(
 ) -> Graph:
     """The graph of `call()`, which runs the model; `sizes` are those of one rank.
 
-    `in_training`: modules run as they do in training, where they are set to it. Batch norms and
-    dropout do not. Random numbers are alike in every run, and none of the user's.
+    `in_training`: modules run as they are set, but batch norms and dropout, which stay still.
+    Random numbers are alike in every run.
     """
     named = dict(model.named_modules())
     recorder = GraphRecorder(named, check)
@@ -292,11 +293,10 @@ def run(
             _weightless(named, recorder, sizes or Sizes()),
             _layers(named, recorder, sizes or Sizes(), opaque),
             torch.no_grad(),
-            torch.random.fork_rng(devices=[]),
+            drawn_alone(seed=0),
+            recorder,
         ):
-            torch.manual_seed(0)
-            with recorder:
-                recorder.end(call())
+            recorder.end(call())
     finally:
         for module in training:
             module.training = True

@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from plait.random_state import drawn_alone
 from plait.torch_internals import storage_key
 from plait.values import PyTree
 
@@ -209,7 +210,7 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
     with (
         replaced(units, observed),
         glue_in_memory(model, units),
-        torch.random.fork_rng(devices=[]),
+        drawn_alone(seed=0),
         torch.no_grad(),
         watch,
     ):
