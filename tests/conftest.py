@@ -72,6 +72,7 @@ LONG = frozenset(
         "tests/parity/test_verify.py",
         "tests/parity/test_verify_float32_parts.py",
         "tests/parity/test_whole_atlas.py",
+        "tests/parity/test_whole_tensors.py",
         "tests/test_examples.py",
     }
 )

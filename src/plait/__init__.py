@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from plait.engine.script import prepare
     from plait.engine.stages.cut import Cutting
     from plait.engine.step import StepResult
+    from plait.engine.whole_tensors import WholeTensors
     from plait.launcher import launch
     from plait.plan import Plan
     from plait.predict.cost import estimate
@@ -36,6 +37,7 @@ __all__ = [
     "Plan",
     "Report",
     "StepResult",
+    "WholeTensors",
     "World",
     "build",
     "choose",
@@ -57,6 +59,7 @@ _ROOMS = {
     "Plan": "plait.plan",
     "Report": "plait.cli.report",
     "StepResult": "plait.engine.step",
+    "WholeTensors": "plait.engine.whole_tensors",
     "World": "plait.comm.world",
     "build": "plait.engine.build",
     "choose": "plait.predict.planner",

@@ -18,6 +18,7 @@ DOOR = [
     "Plan",
     "Report",
     "StepResult",
+    "WholeTensors",
     "World",
     "build",
     "choose",

@@ -48,6 +48,7 @@ from plait.engine.state.values import FullState, prepare
 from plait.engine.strategies import as_one, asynchrony_of, strategy_maker
 from plait.engine.update import Update, partial_sums
 from plait.engine.whole import whole_matrices
+from plait.engine.whole_tensors import check_state_whole
 from plait.mesh import Mesh
 from plait.models.parameters import Parameters
 from plait.outer import make_driver
@@ -94,6 +95,7 @@ def build(
         make_optimizer = optimizer
         data.require_elementwise(lambda params: make_optimizer(_unnamed(params)), str(plan))
 
+    check_state_whole(optimizer, plan)
     guard = make_guard(plan, options)
     world = world or join_world(plan)
     options = choosing.settled(options, plan, world)

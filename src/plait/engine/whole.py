@@ -17,12 +17,21 @@ from plait.comm import Axis, World
 from plait.engine.axes import within_stage
 from plait.mesh import Shard
 from plait.mesh.boxes import Box, FlatRange
-from plait.mesh.matrices import MatrixPart, MatrixPlace, SplitMatrix, share_matrices
+from plait.mesh.matrices import (
+    MatrixPart,
+    MatrixPlace,
+    SplitMatrix,
+    factor_cost,
+    share_matrices,
+)
+from plait.mesh.units import UnitPart, units_of
 from plait.plan import Plan
 from plait.plan.facts import STRATEGIES
 
 MATRIX = 2
 WholeFunction = Callable[[Tensor], Tensor]
+CountOf = Callable[[str, tuple[int, ...]], int]
+"""The equal blocks of rows that a tensor is taken in, by its name and shape."""
 
 
 def whole_matrices(plan: Plan, world: World, shards: Sequence[Shard]) -> WholeMatrices | None:
@@ -30,7 +39,8 @@ def whole_matrices(plan: Plan, world: World, shards: Sequence[Shard]) -> WholeMa
     Collective.
     """
     facts = STRATEGIES[plan.dp.strategy]
-    if not facts.synchronous or not (facts.shards_optimizer or plan.tp.size > 1):
+    cuts = facts.shards_optimizer or plan.tp.size > 1 or plan.ep > 1
+    if not facts.synchronous or not cuts:
         return None
     return WholeMatrices(within_stage(world), shards)
 
@@ -41,16 +51,17 @@ class WholeMatrices:
     def __init__(self, axis: Axis, shards: Iterable[Shard]) -> None:
         """Agree on owners. Collective."""
         self._axis = axis
-        own = [_place(shard) for shard in shards if len(shard.global_shape) == MATRIX]
+        own = [place_of(shard) for shard in shards]
         self._places: list[list[MatrixPlace]] = axis.gather_objects(own)
-        self._matrices = share_matrices(self._places).split
+        self.restrict(lambda name: True)
 
     def restrict(self, wanted: Callable[[str], bool]) -> None:
         """Share only the matrices of these names among owners, as the others never travel.
 
         Every rank gives the same function of a name.
         """
-        self._matrices = share_matrices(self._places, wanted).split
+        matrices = [[one for one in own if len(one.shape) == MATRIX] for own in self._places]
+        self._travel = Travel(self._axis, share_matrices(matrices, wanted).split)
 
     def apply(self, parts: Mapping[str, Tensor], function: WholeFunction) -> dict[str, Tensor]:
         """The parts of `function(matrix)`, by name, from those of the matrices.
@@ -58,23 +69,87 @@ class WholeMatrices:
         All parts have one dtype, and so have the results. The ranks that hold a matrix give their
         parts, or none of them does. Collective.
         """
-        results = {name: part for name, part in parts.items() if name not in self._matrices}
-        results = {name: function(part) for name, part in results.items()}
-        wholes = self._gathered(parts)
-        made = {name: function(whole).reshape(-1) for name, whole in wholes.items()}
-        return results | self._scattered(parts, made)
+        split = self._travel.split
+        results = {name: function(one) for name, one in parts.items() if name not in split}
+        going = {name: one.reshape(1, -1) for name, one in parts.items() if name in split}
+        wholes = self._travel.gathered(going)
+        made = {
+            name: function(whole[0].view(split[name].shape)).reshape(-1)
+            for name, whole in wholes.items()
+        }
+        found = self._travel.scattered(going, made)
+        return results | {name: one.view(parts[name].shape) for name, one in found.items()}
 
-    def _gathered(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The whole matrices that this rank owns and that have parts."""
+    def units(self, count_of: CountOf) -> SharedUnits:
+        """All tensors, or equal blocks of their rows, shared among owners.
+
+        `count_of` gives the blocks of a tensor by name and shape, alike on every rank.
+        """
+        return SharedUnits(self._axis, self._places, count_of)
+
+
+class SharedUnits:
+    """Whole tensors or blocks of their rows, with their owners.
+
+    Attributes:
+        parts: what this rank holds, by the name of the unit.
+        shares: whether ranks agreed on owners; else each has all tensors whole.
+        travel: moves parts to owners, and results back; None on a rank alone.
+    """
+
+    def __init__(
+        self, axis: Axis | None, places: Sequence[Sequence[MatrixPlace]], count_of: CountOf
+    ) -> None:
+        """Take the places of all ranks of an axis, or of this rank alone without one."""
+        self._rank = 0 if axis is None else axis.rank
+        self.shares = axis is not None
+        cut = [_cut(own, count_of) for own in places]
+        self.parts: dict[str, UnitPart] = {part.place.name: part for part in cut[self._rank]}
+        own_places = [[part.place for part in own] for own in cut]
+        self._work = share_matrices(own_places, lambda name: True, factor_cost)
+        self.travel = None if axis is None else Travel(axis, self._work.split)
+
+    def is_split(self, unit: str) -> bool:
+        """Whether ranks hold parts of a unit."""
+        return unit in self._work.split
+
+    def is_computed(self, unit: str) -> bool:
+        """Whether this rank computes with a unit: its owner, or one that holds it whole."""
+        matrix = self._work.split.get(unit)
+        return unit in self.parts if matrix is None else matrix.owner == self._rank
+
+    def is_saved(self, unit: str) -> bool:
+        """Whether this rank is the one of those that compute with a unit that saves its state."""
+        matrix = self._work.split.get(unit)
+        owner = self._work.first.get(unit) if matrix is None else matrix.owner
+        return owner == self._rank
+
+
+class Travel:
+    """Moves the parts of matrices to owners and results back: an all-to-all each.
+
+    Attributes:
+        split: the matrices in parts, by name.
+    """
+
+    def __init__(self, axis: Axis, split: Mapping[str, SplitMatrix]) -> None:
+        self._axis = axis
+        self.split = split
+
+    def gathered(self, parts: Mapping[str, Tensor], rows: int = 1) -> dict[str, Tensor]:
+        """The whole matrices that this rank owns, of shape [rows, numel].
+
+        `parts` have shape [rows, elements of the part], and one dtype. Collective.
+        """
         me = self._axis.rank
-        used = [one for one in self._matrices.values() if one.name in parts]
+        used = [one for one in self.split.values() if one.name in parts]
         going = [
             (one.owner, parts[one.name].reshape(-1))
             for one in used
             if (mine := one.of(me)) is not None and mine.sends
         ]
         coming = [
-            (part.rank, part.place.numel, (one, part))
+            (part.rank, rows * part.place.numel, (one, part))
             for one in used
             if one.owner == me
             for part in one.parts
@@ -83,28 +158,29 @@ class WholeMatrices:
         wholes: dict[str, Tensor] = {}
         for (one, part), values in self._exchanged(going, coming, parts):
             if one.name not in wholes:
-                wholes[one.name] = values.new_empty(math.prod(one.shape))
-            _write(wholes[one.name], part.place, values)
-        return {name: whole.view(self._matrices[name].shape) for name, whole in wholes.items()}
+                wholes[one.name] = values.new_empty(rows, math.prod(one.shape))
+            for whole, row in zip(wholes[one.name], values.view(rows, -1), strict=True):
+                _write(whole, part.place, row)
+        return wholes
 
-    def _scattered(
+    def scattered(
         self, parts: Mapping[str, Tensor], made: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """This rank's parts of the results."""
+        """This rank's parts of the results, which are flat whole matrices at owners. Collective."""
         me = self._axis.rank
         going = [
             (part.rank, _read(made[one.name], part.place))
-            for one in self._matrices.values()
+            for one in self.split.values()
             if one.name in made
             for part in one.parts
         ]
         coming = [
             (one.owner, mine.place.numel, (one, mine))
-            for one in self._matrices.values()
+            for one in self.split.values()
             if one.name in parts and (mine := one.of(me)) is not None
         ]
         found = self._exchanged(going, coming, parts)
-        return {one.name: values.view(parts[one.name].shape) for (one, _), values in found}
+        return {one.name: values for (one, _), values in found}
 
     def _exchanged(
         self,
@@ -113,6 +189,8 @@ class WholeMatrices:
         parts: Mapping[str, Tensor],
     ) -> list[tuple[tuple[SplitMatrix, MatrixPart], Tensor]]:
         """One all-to-all of (rank, values); what comes is (rank, numel, label). Collective."""
+        if not self.split:
+            return []
         size = self._axis.size
         pieces_sent = sorted(going, key=lambda item: item[0])
         arriving = sorted(coming, key=lambda item: item[0])
@@ -122,17 +200,23 @@ class WholeMatrices:
         taken_splits = [0] * size
         for rank, numel, _ in arriving:
             taken_splits[rank] += numel
-        empty = torch.empty(0, dtype=torch.bfloat16)
-        source = torch.cat([one for _, one in pieces_sent]) if pieces_sent else empty
+        like = next(iter(parts.values()), torch.empty(0, dtype=torch.bfloat16))
+        source = torch.cat([one for _, one in pieces_sent]) if pieces_sent else like.new_empty(0)
         out = source.new_empty(sum(taken_splits))
         self._axis.all_to_all(out, source, taken_splits, given_splits).wait()
         values = out.split([numel for _, numel, _ in arriving]) if arriving else ()
         return [(label, one) for (_, _, label), one in zip(arriving, values, strict=True)]
 
 
-def _place(shard: Shard) -> MatrixPlace:
-    rows, columns = shard.global_shape
-    return MatrixPlace(shard.name, (rows, columns), shard.box, shard.start, shard.stop, shard.view)
+def _cut(places: Sequence[MatrixPlace], count_of: CountOf) -> list[UnitPart]:
+    """The units of a rank's parts."""
+    return [part for one in places for part in units_of(one, count_of(one.name, one.shape))]
+
+
+def place_of(shard: Shard) -> MatrixPlace:
+    """The place of a shard, without its values."""
+    shape = tuple(shard.global_shape)
+    return MatrixPlace(shard.name, shape, shard.box, shard.start, shard.stop, shard.view)
 
 
 def _regions(whole: Tensor, place: MatrixPlace) -> list[Tensor]:

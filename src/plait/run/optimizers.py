@@ -35,7 +35,8 @@ def from_config(train: Train) -> Callable[[Iterable[nn.Parameter]], torch.optim.
     if ":" in train.optimizer:
         function = reference.load(train.optimizer, OptimizerError, "train.optimizer")
         made: Any = partial(_made_by_user, function, train.optimizer)
-        made.needs_whole = getattr(function, "needs_whole", False)
+        for mark in ("needs_whole", "keeps_state_whole"):
+            setattr(made, mark, getattr(function, mark, False))
         return cast("Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]", made)
     if train.optimizer == "muon":
         return lambda params: Muon(params, train)

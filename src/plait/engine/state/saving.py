@@ -27,6 +27,9 @@ from plait.engine.axes import data_axis
 from plait.engine.group_counts import Number
 from plait.engine.state.shards import buffer_shards, frozen_shards, optimizer_shards
 from plait.engine.state.training import TrainingState
+from plait.engine.state.trees import require_saveable
+from plait.engine.whole_tensors import STATE as WHOLE_STATE
+from plait.engine.whole_tensors import WholeOptimizer
 from plait.errors import CheckpointError
 from plait.mesh import Shard
 from plait.models.adapter_files import form_of
@@ -287,7 +290,10 @@ def _saved_optimizer(state: TrainingState) -> Iterator[Shard]:
         replicas = piece.replicas
         for key, tensor in _kept_by_optimizer(state, piece):
             name = f"{OPTIMIZER}{key}/{piece.name}"
-            if tensor.shape == piece.value.shape and tensor.dim() > 0:
+            if key.startswith(WHOLE_STATE):
+                if _saves_whole(state, piece, shard, key):
+                    yield Shard.whole(name, tensor.detach().contiguous())
+            elif tensor.shape == piece.value.shape and tensor.dim() > 0:
                 yield from _share(state, piece.name, shard.like(name, tensor), replicas)
             elif (
                 tensor.numel() == 1 or piece.part.whole
@@ -305,6 +311,7 @@ def _saved_optimizer(state: TrainingState) -> Iterator[Shard]:
 def _kept_by_optimizer(state: TrainingState, piece: OptimizerShard) -> Iterator[tuple[str, Tensor]]:
     """The optimizer's state of a parameter and counts of its group, by name; numbers as tensors."""
     for key, value in state.update.optimizer.state.get(piece.value, {}).items():
+        require_saveable(key, value)
         is_tensor = isinstance(value, Tensor)
         yield key, value if is_tensor else torch.tensor(float(value), dtype=torch.float64)
     for key, number in state.update.counts.of(piece.value).items():
@@ -332,12 +339,15 @@ def _load_optimizer_state(
 ) -> None:
     moments: JsonObject = {}
     counts: dict[str, Number] = {}
+    whole: dict[str, str] = {}
     for name in checkpoint.names():
         prefix, _, rest = name.partition("/")
         key, _, param = rest.partition("/")
         if f"{prefix}/" != OPTIMIZER or param != piece.name:
             continue
-        if key.startswith(GROUP):
+        if key.startswith(WHOLE_STATE):
+            whole[key] = name
+        elif key.startswith(GROUP):
             counts[key.removeprefix(GROUP)] = checkpoint.tensor(name).item()
         elif (
             checkpoint.global_shape(name) == state.holding.shapes[piece.name]
@@ -348,10 +358,21 @@ def _load_optimizer_state(
         else:
             moments[key] = checkpoint.tensor(name)
     state.update.counts.take(piece.value, counts)
-    if moments:
-        state.update.optimizer.state[piece.value] = moments
+    optimizer = state.update.optimizer
+    if isinstance(optimizer, WholeOptimizer):
+        optimizer.take(piece.value, lambda key: checkpoint.tensor(whole[key]), whole)
+    elif moments:
+        optimizer.state[piece.value] = moments
     else:  # saved before the first update
-        state.update.optimizer.state.pop(piece.value, None)
+        optimizer.state.pop(piece.value, None)
+
+
+def _saves_whole(state: TrainingState, piece: OptimizerShard, shard: Shard, key: str) -> bool:
+    """Whether this rank saves what an optimizer of whole tensors keeps of one."""
+    optimizer = state.update.optimizer
+    if isinstance(optimizer, WholeOptimizer) and optimizer.shares:
+        return optimizer.is_saved(piece.value, key)
+    return piece.replicas.index == 0 and _is_first(state, shard)
 
 
 def _is_first(state: TrainingState, shard: Shard) -> bool:
