@@ -20,7 +20,7 @@ from plait.engine.state.init import Initializer, place_holders
 from plait.mesh import Mesh
 from plait.models import losses
 from plait.plan import Plan
-from plait.verify.judging import nudged
+from plait.verify.ill_conditioned import nudged
 from plait.verify.record.compare import largest, relative_error
 from plait.verify.record.observation import Record
 from plait.verify.reference.one_device import Recipe, Slice, run_reference

@@ -154,3 +154,32 @@ def test_an_unwrapped_model_of_accelerate_is_caught() -> None:
     report = report_of_new_ranks("accelerate_steps.py:unwrapped")
     assert not report.ok
     assert "missing-reduction" in {finding.cause for finding in report.findings}, report.text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "batch_norm.py",
+        "batch_norm.py:in_micro_batches",
+        "batch_norm.py:evaluated_between",
+        "batch_norm_exchanged.py",
+    ],
+)
+def test_statistics_of_a_batch_norm_are_those_of_its_slices(ranks, text: str) -> None:
+    report = report_of(ranks, text)
+    assert report.ok, report.text()
+    assert any(one.kind == "buffer" for one in report.differences)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "words"),
+    [
+        ("batch_norm.py:seen_twice", "buffers", "1.running_mean"),
+        ("batch_norm.py:not_kept", "buffers", "1.running_var"),
+        ("batch_norm.py:beside_the_wrapper", "dropped", "lacks data rank 1"),
+    ],
+)
+def test_a_batch_norm_that_is_wrong_is_named(ranks, text: str, cause: str, words: str) -> None:
+    report = report_of(ranks, text)
+    assert cause in {finding.cause for finding in report.findings}, report.text()
+    assert words in report.text()

@@ -18,16 +18,16 @@ from torch.utils._pytree import tree_leaves
 from plait.mesh import Mesh
 from plait.plan import Plan
 from plait.verify.asynchronous import join_stream, reference_stream
-from plait.verify.diagnosis.finding import Facts, Finding
+from plait.verify.diagnosis.finding import Facts
 from plait.verify.diagnosis.masks import mask_findings
 from plait.verify.diagnosis.update_findings import NESTEROV
 from plait.verify.external import judge
+from plait.verify.ill_conditioned import may_pass, note, nudged, rounding_alone, wider
 from plait.verify.problem import Problem, plan_dtype, reference_dtype
-from plait.verify.record.compare import TOLERANCE, Key, differences
+from plait.verify.record.compare import TOLERANCE, Key
 from plait.verify.record.observation import Record
 from plait.verify.record.observe import RankRecord, join
 from plait.verify.reference import lowered, rounding
-from plait.verify.reference.copied import copied
 from plait.verify.reference.one_device import (
     Batch,
     Recipe,
@@ -38,9 +38,6 @@ from plait.verify.reference.one_device import (
     slicing_reasons,
 )
 from plait.verify.report import Report
-
-CONDITIONED = 30.0  # times below the tolerance, where one bit aside moves a well-conditioned run
-MOST = TOLERANCE[torch.float32]  # a bound above this proves nothing: the answer stays no
 
 
 @dataclass(frozen=True)
@@ -148,18 +145,18 @@ def judge_record(
     said = list(report.notes)
     if report.failed and not report.refusals:
         moved = run(nudged(model))
-        if asked.tolerance is None and _may_pass(report, moved, reference):
+        if asked.tolerance is None and may_pass(report, moved, reference):
             bounds = rounding.bounds(
                 reference, moving, problem.recipe(), model, batches, dtype=asked.dtype
             )
-            limits = limits | _wider(report, bounds.limits)
+            limits = limits | wider(report, bounds.limits)
             report = asked.judge(parallel, reference, limits)
-            said.append(_note(limits))
+            said.append(note(limits))
     notes = [*notes, *pooled, *said]
     if report.failed and not report.refusals:
         reference = run(contributions=True)
         report = asked.judge(parallel, reference, limits)
-        found = _rounding(report, moved, reference)
+        found = rounding_alone(report, moved, reference)
         if notes and "dropout" in notes[0]:
             found += mask_findings(parallel, model, batches[0], problem.recipe(), slices)
         report = replace(report, findings=[*found, *report.findings])
@@ -183,72 +180,6 @@ def same_data(parts: Sequence[Slice]) -> list[str]:
             "every slice of the batch holds the same data, so a missing reduction would not show"
         ]
     return []
-
-
-def _may_pass(report: Report, moved: Record, reference: Record) -> bool:
-    """Whether perturbed runs may let the errors pass.
-
-    One device that starts one bit aside comes near to the tolerance, and no error is above the
-    largest bound.
-    """
-    drift = max((one.error for one in differences(moved, reference)), default=0.0)
-    furthest = max(one.error for one in report.failed)
-    return drift * CONDITIONED > report.tolerance and furthest <= _most(report)
-
-
-def _most(report: Report) -> float:
-    return max(MOST, report.tolerance)
-
-
-def _wider(report: Report, found: Mapping[Key, float]) -> dict[Key, float]:
-    """The bounds above what passes in a report, up to `MOST`."""
-    passes = {one.key: report.limit_of(one) for one in report.differences}
-    most = _most(report)
-    return {
-        key: min(limit, most)
-        for key, limit in found.items()
-        if key in passes and passes[key] < min(limit, most)
-    }
-
-
-def _note(limits: Mapping[Key, float]) -> str:
-    widest = max(limits.values(), default=0.0)
-    return (
-        "this training is ill-conditioned: numbers may differ by "
-        f"{rounding.FACTOR:g} times what the last place does to one device, at most {widest:.1e}"
-    )
-
-
-def nudged(model: nn.Module) -> nn.Module:
-    """A copy whose weights differ in about their last bit."""
-    moved = copied(model)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in moved.parameters():
-            noise = torch.randint(-1, 2, parameter.shape, generator=generator).to(parameter.dtype)
-            parameter.mul_(1 + torch.finfo(parameter.dtype).eps * noise)
-    return moved
-
-
-def _rounding(report: Report, moved: Record, reference: Record) -> list[Finding]:
-    """Whether the difference is what rounding alone grows to: one device against itself, started
-    one bit aside.
-    """
-    drift = {(one.step, one.kind, one.name): one.error for one in differences(moved, reference)}
-    explained = [
-        one
-        for one in report.failed
-        if one.error <= 30 * drift.get((one.step, one.kind, one.name), 0.0)
-    ]
-    if len(explained) < len(report.failed):
-        return []
-    worst = max(drift.values())
-    text = (
-        "rounding alone explains it: one device against itself, started one bit aside, drifts as "
-        f"far (up to {worst:.1e}); "
-        "this training is ill-conditioned, choose a lower lr, a larger batch or fewer steps"
-    )
-    return [Finding("rounding", "", text, 0.99)]
 
 
 def facts_of(plan: Plan, mesh: Mesh, problem: Problem, steps: int) -> Facts:

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from plait.errors import RunError
 from plait.values import JsonObject
 from plait.verify.diagnosis.finding import Finding, list_names
-from plait.verify.external import judge
+from plait.verify.outside.comparison import StepComparison
 from plait.verify.outside.loss import summed
 from plait.verify.outside.modules import (
-    SLACK,
     ModuleError,
     Sketch,
     compare,
@@ -30,23 +29,17 @@ from plait.verify.outside.modules import (
 from plait.verify.outside.norms import norm_of_a_part
 from plait.verify.outside.optimizer import factors, maker
 from plait.verify.outside.rows import Reading, Rows, numbers, reading, taken
-from plait.verify.outside.task import DTYPES, Made, Trial
+from plait.verify.outside.task import Made, Trial
 from plait.verify.outside.watch import ObservedUpdate, Settings
-from plait.verify.record.compare import TOLERANCE
 from plait.verify.record.observation import Observation, Record, Tensors, merge
-from plait.verify.reference import lowered
 from plait.verify.reference.one_device import (
     Batch,
     Loss,
     Recipe,
-    Slice,
     call,
     loss_sum,
     num_samples,
-    run_reference,
 )
-from plait.verify.reference.rounding import RoundingBounds, bounds, halves, scales
-from plait.verify.reference.updates import own_updates
 from plait.verify.report import Report
 
 
@@ -70,7 +63,6 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
     """The report on all ranks; `plain` is the model as `make` gave it."""
     _check_updates(ranks)
     batches, readings, rows = (_in_loop if ranks[0].owns_loop else _given)(ranks, made)
-    parallel = _joined(ranks)
     names = [name for name, value in plain.named_parameters() if value.requires_grad]
     settings = _settings(ranks)
     if not settings[0]:
@@ -79,37 +71,21 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
     loss, adds_up = summed(plain, batches[0], made.reference_loss)
     rates = factors(settings)
     recipe = Recipe(loss, maker(kind, settings, names), _limit(ranks), rates.__getitem__)
-    parted = adds_up and all(one.is_partition for one in readings)
-
-    def slices(step: int, batch: Batch) -> Sequence[Slice]:
-        return readings[step].slices(batch)
-
-    def run() -> Record:
-        return run_reference(plain, batches, recipe)
-
-    truth = run_reference(plain, batches, recipe, slices, contributions=parted)
-    parallel, notes = _without_local_loss(parallel, truth, ranks)
-    if not any(rank.updates[0].norms for rank in ranks):
-        truth = Record(truth.start, [replace(seen, grad_norm=None) for seen in truth.steps])
-    facts = readings[0].facts(len(ranks))
+    clips = any(rank.updates[0].norms for rank in ranks)
     about: JsonObject = {"plan": trial.source.name, "world_size": len(ranks)}
-
-    slack = max(SLACK, trial.tolerance or 0.0)
-    if trial.tolerance is None and trial.dtype != "float64":
-        derived = _bounds(truth, recipe, plain, batches, dtype=DTYPES[trial.dtype], adds_up=adds_up)
-        more = derived.limited(scales(parallel, truth)) + own_updates(
-            parallel, recipe, DTYPES[trial.dtype]
-        )
-        report = judge(parallel, truth, facts, more=more, **derived.asked(), **about)
-        notes = (*notes, derived.note())
-        slack = derived.middle
-    else:
-        report = judge(parallel, truth, facts, tolerance=trial.tolerance, **about)
-    if report.failed and not report.refusals and report.tolerance == TOLERANCE[torch.float64]:
-        limits = lowered.bounds(truth, run, DTYPES[trial.dtype])
-        if limits:
-            report = judge(parallel, truth, facts, limits=limits, **about)
-            notes = (*notes, lowered.note(limits))
+    judgement = StepComparison(
+        plain,
+        batches,
+        readings,
+        recipe,
+        _joined(ranks),
+        trial,
+        readings[0].facts(len(ranks)),
+        about,
+        adds_up,
+        clips,
+    ).judged()
+    report, truth, notes = judgement.report, judgement.truth, judgement.notes
     findings = list(report.findings)
     if not report.ok:
         findings = [
@@ -119,8 +95,13 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
             *findings,
         ]
         findings = [*_packed(ranks, findings), *findings]
-        errors = _module_errors(ranks, rows, plain, batches[0], loss, slack=slack)
-        if any(one.step == 0 for one in report.failed):
+        slack = judgement.slack
+        errors = (
+            []
+            if judgement.by_slice
+            else _module_errors(ranks, rows, plain, batches[0], loss, slack=slack)
+        )
+        if any(one.step == 0 and one.kind != "buffer" for one in report.failed):
             findings += first_wrong(errors, slack)
         report = replace(report, modules=tuple(errors), module_slack=slack)
     if ranks[0].owns_loop:
@@ -150,23 +131,6 @@ def _nothing_held(made: Made, trial: Trial, world_size: int) -> Report:
         plan=trial.source.name,
         world_size=world_size,
     )
-
-
-def _bounds(
-    truth: Record,
-    recipe: Recipe,
-    plain: nn.Module,
-    batches: Sequence[Batch],
-    *,
-    dtype: torch.dtype,
-    adds_up: bool,
-) -> RoundingBounds:
-    """The bounds of a step in a low precision; halves of a batch where its loss adds up."""
-
-    def rerun(recipe: Recipe, start: nn.Module, data: Sequence[Batch], in_halves: bool) -> Record:
-        return run_reference(start, data, recipe, halves, by_slice=in_halves and adds_up)
-
-    return bounds(truth, rerun, recipe, plain, batches, dtype=dtype)
 
 
 def _module_errors(
@@ -238,9 +202,21 @@ def _check_updates(ranks: Sequence[RankSteps]) -> None:
 def _joined(ranks: Sequence[RankSteps]) -> Record:
     """All ranks as one run."""
     start = merge([Observation(0.0, {}, rank.start) for rank in ranks]).params
-    steps = [merge([rank.steps[step] for rank in ranks]) for step in range(len(ranks[0].steps))]
+    steps = []
+    for views in zip(*(rank.steps for rank in ranks), strict=True):
+        buffers: dict[str, Tensor] = {}
+        for view in views:
+            buffers = {**view.buffers, **buffers}  # the first rank that has one
+        steps.append(replace(merge(views), loss=_common_loss(views), buffers=buffers))
     seen = set().union(*(step.params for step in steps))
     return Record({name: value for name, value in start.items() if name in seen}, steps)
+
+
+def _common_loss(views: Sequence[Observation]) -> float:
+    """The loss that ranks returned alike; NaN where each returned its own, or none did."""
+    known = [view.loss for view in views if not math.isnan(view.loss)]
+    far = max(known, default=0.0) - min(known, default=0.0)
+    return known[0] if known and far <= 1e-9 * abs(known[0]) else math.nan
 
 
 def _settings(ranks: Sequence[RankSteps]) -> list[Mapping[str, Settings]]:
@@ -258,28 +234,6 @@ def _limit(ranks: Sequence[RankSteps]) -> float | None:
     """The norm that gradients were clipped to."""
     norms = [pair for rank in ranks for update in rank.updates for pair in update.norms]
     return norms[0][0] if norms else None
-
-
-def _without_local_loss(
-    record: Record, truth: Record, ranks: Sequence[RankSteps]
-) -> tuple[Record, tuple[str, ...]]:
-    """Losses that differ between ranks, or that no rank returned, are taken for right."""
-    steps = []
-    local = False
-    for number, seen in enumerate(record.steps):
-        known = [rank.steps[number].loss for rank in ranks]
-        known = [loss for loss in known if not math.isnan(loss)]
-        far = max(known, default=0.0) - min(known, default=0.0)
-        if not known or far > 1e-9 * abs(known[0]):
-            local = True
-            steps.append(replace(seen, loss=truth.steps[number].loss))
-        else:
-            steps.append(seen)
-    note = (
-        "no rank returned the loss of the whole batch, alike on all ranks: the loss was not "
-        "compared"
-    )
-    return Record(record.start, steps), (note,) if local else ()
 
 
 def _norms_apart(ranks: Sequence[RankSteps], truth: Record) -> list[Finding]:

@@ -11,9 +11,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from plait.values import PyTree
+from plait.verify.reference.copied import copied, in_precision
 from plait.verify.reference.one_device import Batch, Loss, call, num_samples
 
 IGNORED = -100
@@ -21,7 +23,11 @@ Count = Callable[[PyTree, int], float]
 
 
 def summed(model: nn.Module, batch: Batch, loss: Loss) -> tuple[Loss, bool]:
-    """The loss as (sum, count), and whether parts of a batch add up under it."""
+    """The loss as (sum, count), and whether parts of a batch add up under it.
+
+    A model with batch norms is tried in float64, with the running statistics that samples share.
+    """
+    model, batch = _separable(model, batch)
     with torch.no_grad():
         value = loss(call(model, batch[0]), batch[1])
     if isinstance(value, tuple):
@@ -33,6 +39,21 @@ def summed(model: nn.Module, batch: Batch, loss: Loss) -> tuple[Loss, bool]:
         if samples > 1 and _adds_up(model, as_sum, batch, halves):
             return as_sum, True
     return _with(loss, _samples), False
+
+
+def _separable(model: nn.Module, batch: Batch) -> tuple[nn.Module, Batch]:
+    """A copy whose batch norms do not mix samples, in float64 if it has any, and its batch."""
+    model = copied(model)
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    for module in norms:
+        module.eval()
+    if norms:
+        return in_precision(model, torch.float64), tree_map_only(Tensor, _widened, batch)
+    return model, batch
+
+
+def _widened(leaf: Tensor) -> Tensor:
+    return leaf.double() if leaf.is_floating_point() else leaf
 
 
 def _with(loss: Loss, count: Count) -> Loss:

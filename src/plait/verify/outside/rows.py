@@ -40,6 +40,14 @@ class Reading:
         seen = sorted(chain.from_iterable(chain.from_iterable(self.lines)))
         return seen == list(range(self.num_samples))
 
+    def without_repeats(self) -> Reading:
+        """The reading of samples once, where a rank's calls repeat samples of that rank."""
+        lines: dict[Rows, tuple[int, ...]] = {}
+        for rows, ranks in self.lines.items():
+            once = tuple(dict.fromkeys(rows))
+            lines[once] = (*lines.get(once, ()), *ranks)
+        return Reading(self.num_samples, lines)
+
     def facts(self, world_size: int) -> Facts:
         """Sizes of axes and of micro-batches, as far as they were seen.
 
@@ -81,13 +89,17 @@ class Reading:
             for index in chain.from_iterable(rows):
                 ranks_of[index].append(_ranks(ranks))
         missing = [index for index, seen in ranks_of.items() if not seen]
-        twice = [index for index, seen in ranks_of.items() if len(seen) > 1]
+        twice = [index for index, seen in ranks_of.items() if len(set(seen)) > 1]
+        again = [index for index, seen in ranks_of.items() if len(seen) > 1 == len(set(seen))]
         parts = []
         if missing:
             parts.append(f"no rank computed on sample {numbers(missing)} of the global batch")
         if twice:
             who = dict.fromkeys(ranks_of[twice[0]])
             parts.append(f"sample {numbers(twice)} was computed on by {' and by '.join(who)}")
+        if again:
+            who = dict.fromkeys(ranks_of[index][0] for index in again)
+            parts.append(f"sample {numbers(again)} was computed on twice by {' and by '.join(who)}")
         return Finding("data-split", "data", "; ".join(parts), 0.96)
 
 

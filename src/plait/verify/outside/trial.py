@@ -171,7 +171,7 @@ def _run(functions: Functions, made: Made) -> RankSteps:
     names = {name for name, _ in made.model.named_parameters()}
 
     def keep(loss: PyTree, keys: Mapping[bytes, int]) -> None:
-        calls = watch.inputs or watch.of_roots
+        calls = watch.trained_on()
         rows.append(tuple(rows_of(call, keys) for call in calls))
         packed.extend(
             samples_in_a_row(call, observations)
@@ -179,10 +179,12 @@ def _run(functions: Functions, made: Made) -> RankSteps:
         )
         if not observations:
             sketches.extend(watch.sketches.found)
+        buffers = watch.buffers()
         update = watch.take()
         norm = update.norms[-1][1] if update.norms else None
         params = watch.params(set(update.settings) | set(update.grads) | watch.frozen())
-        observations.append(Observation(_number(loss), update.grads, params, norm))
+        seen = Observation(_number(loss), update.grads, params, norm, buffers=buffers)
+        observations.append(seen)
         update.grads = {}
         updates.append(update)
 

@@ -32,6 +32,7 @@ from plait.values import JsonObject, PyTree
 from plait.verify.outside import deepspeed, engines
 from plait.verify.outside.modules import Sketches
 from plait.verify.record.observation import plain_name, whole
+from plait.verify.reference.apart import persistent_buffers
 
 Settings = JsonObject
 
@@ -52,6 +53,14 @@ class ObservedUpdate:
     norms: list[tuple[float, float]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call. `is_aside`: it ran without gradients, as an evaluation does."""
+
+    inputs: PyTree
+    is_aside: bool
+
+
 class StepWatch:
     """Hooks for the time of `with watch.on():`; `take()` gives what the last step did."""
 
@@ -64,16 +73,20 @@ class StepWatch:
         self.zero = deepspeed.ZeroWatch()
         self.engines = engines.EngineWatch()
         self._modules: dict[int, str] = {id(one): name for name, one in model.named_modules()}
-        self.inputs: list[
-            PyTree
-        ] = []  # of the model, or of the outermost modules where it never runs
-        self.of_roots: list[PyTree] = []
+        self._of_model: list[Call] = []
+        self._of_roots: list[Call] = []
+        self._is_aside = False
+        self._moved_aside = False
+        self._ran: set[int] = set()
         self.update = ObservedUpdate()
         self._tell: Callable[[], None] | None = None
         self._made = {id(p): name for name, p in model.named_parameters()}
         self._kept = [p for _, p in model.named_parameters()]  # an id is of a living object
         self._names = {name for name, _ in model.named_modules() if name}
         self._known = set(self._made.values())
+        self._buffers = persistent_buffers(model).keys()
+        self._made_buffers = {id(one): name for name, one in model.named_buffers()}
+        self._kept_buffers = list(model.buffers())
 
     @contextmanager
     def on(self) -> Iterator[StepWatch]:
@@ -108,8 +121,9 @@ class StepWatch:
     def take(self) -> ObservedUpdate:
         """The update since the last call."""
         done, self.update = self.update, ObservedUpdate()
-        self.inputs = []
-        self.of_roots = []
+        self._of_model = []
+        self._of_roots = []
+        self._ran = set()
         self.calls = 0
         self.sketches = Sketches()
         return done
@@ -134,24 +148,54 @@ class StepWatch:
         others = {name: value for name, value in self.live().items() if name in names - set(known)}
         return known | {name: _whole(value) for name, value in others.items()}
 
+    def trained_on(self) -> list[PyTree]:
+        """The arguments of each call that trains; of the outermost modules where the model never
+        runs as a whole.
+        """
+        calls = self._of_model or self._of_roots
+        trained = [one.inputs for one in calls if not one.is_aside]
+        return trained or [one.inputs for one in calls]
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Copies of the persistent buffers of modules that ran in this step. Collective where they
+        are sharded.
+
+        There are none for engines of this library, nor after an evaluation in training mode.
+        """
+        found: dict[str, Tensor] = {}
+        if self.engines.found or self._moved_aside:
+            return found
+        for root in (self.model, *self.roots):
+            for path, module in root.named_modules():
+                if id(module) not in self._ran:
+                    continue
+                for key, buffer in module.named_buffers(path, recurse=False):
+                    known = self._made_buffers.get(id(buffer), plain_name(key))
+                    if known in self._buffers and known not in found:
+                        found[known] = whole(buffer)
+        return found
+
     def _enter(self, module: nn.Module, args: PyTree) -> None:
         if self.depth == 0:
+            self._is_aside = not torch.is_grad_enabled()
+            self._moved_aside |= self._is_aside and module.training
             if module is not self.model and not any(module is root for root in self.roots):
                 self.roots.append(module)
                 for name, part in module.named_modules():
                     self._modules.setdefault(id(part), plain_name(name))
-            self.of_roots.append(args)
+            self._of_roots.append(Call(args, self._is_aside))
         self.depth += 1
 
     def _called(self, module: nn.Module, args: PyTree, kwargs: PyTree) -> None:
-        self.inputs.append((args, kwargs))
+        self._of_model.append(Call((args, kwargs), self._is_aside))
 
     def _leave(self, module: nn.Module, args: PyTree, output: PyTree) -> None:
         self.depth = max(self.depth - 1, 0)
+        self._ran.add(id(module))
         name = self._modules.get(id(module), "")
-        if name in self._names and not in_backward():
+        if name in self._names and not in_backward() and not self._is_aside:
             self.sketches.add(name, self.calls, output)
-        if self.depth == 0 and any(True for _ in module.parameters()):
+        if self.depth == 0 and not self._is_aside and any(True for _ in module.parameters()):
             self.calls += 1
 
     def _before_update(

@@ -62,6 +62,12 @@ class BuffersApart:
                 found[name] = torch.stack([kept[name] for kept in ranks]).mean(0)
         return found
 
+    def first(self) -> dict[str, Tensor]:
+        """The first rank's."""
+        self._leave()
+        kept = self._kept[min(self._kept)] if self._kept else self._start
+        return {name: value.clone() for name, value in kept.items()}
+
     def _leave(self) -> None:
         if self._rank is not None:
             self._kept[self._rank] = self._values()

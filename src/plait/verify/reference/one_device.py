@@ -69,13 +69,15 @@ def run_reference(
     by_slice: bool = False,
     by_micro_batch: bool = False,
     contributions: bool = False,
+    first_buffers: bool = False,
 ) -> Record:
     """Train a copy of `model` on the global batches, one step each.
 
     `slices(step, batch)` gives the parallel run's slices of a batch. They are used only in three
     cases. With `by_slice` they are computed one by one. With `by_micro_batch` all ranks' slices of
     a micro-batch are computed together, for losses of a whole micro-batch. With `contributions`
-    each slice's gradient is recorded, for the diagnosis.
+    each slice's gradient is recorded, for the diagnosis. With `first_buffers` the buffers are the
+    first rank's, and else the mean of all ranks'.
     """
     old = copied(model) if contributions else None
     model = copied(model)
@@ -125,7 +127,7 @@ def run_reference(
             norm,
             optimizer.param_groups[0]["lr"],
             count=count,
-            buffers=apart.mean(),
+            buffers=apart.first() if first_buffers else apart.mean(),
             samples=[samples_of(batch)],
             auxiliary=besides,
         )
