@@ -56,6 +56,7 @@ LONG = frozenset(
         "tests/parity/test_expert_parallel.py",
         "tests/parity/test_generator.py",
         "tests/parity/test_hybrid.py",
+        "tests/parity/test_kinds_of_modules.py",
         "tests/parity/test_linear_products.py",
         "tests/parity/test_mutations.py",
         "tests/parity/test_optimizers.py",

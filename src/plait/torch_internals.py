@@ -5,12 +5,13 @@ A new version of torch may rename them; then this file and its test are where to
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import checkpoint as _checkpoint
 from torch.utils._python_dispatch import _disable_current_modes
 
 flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -82,3 +83,33 @@ def orthogonal(matrix: Tensor) -> Tensor:
     steps = _muon.DEFAULT_NS_STEPS
     made: Tensor = _muon._zeropower_via_newtonschulz(matrix, factors, steps, _muon.EPS)
     return made
+
+
+def on_checkpoint(
+    is_taken: Callable[[], bool], around: Callable[[], AbstractContextManager[object]]
+) -> None:
+    """Have `torch.utils.checkpoint.checkpoint` run its function alone within `around()`, where
+    `is_taken()`; asked once for a process.
+    """
+    if getattr(_checkpoint.CheckpointFunction, "_plait_asks", False):
+        return
+    plainly = _checkpoint.CheckpointFunction.apply
+    anew = _checkpoint._checkpoint_without_reentrant_generator
+
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        if not is_taken():
+            return plainly(function, preserve, *args)
+        with around():
+            return function(*args)
+
+    def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
+        return alone() if is_taken() else anew(*args, **kwargs)
+
+    def alone() -> Iterator[None]:
+        with around():
+            yield
+
+    members: Any = _checkpoint
+    members.CheckpointFunction.apply = apply
+    members.CheckpointFunction._plait_asks = True
+    members._checkpoint_without_reentrant_generator = generator

@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
+from plait import regions
 from plait import torch_internals as internals
 
 
@@ -99,3 +101,24 @@ def test_onednn_multiplies_as_a_linear_layer() -> None:
     made = internals.onednn_linear()(x, weight, bias, "none", [], "")
     torch.testing.assert_close(made, F.linear(x, weight, bias))
     assert internals.onednn_linear().default is not None
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_recomputed_region_runs_alone_where_asked(reentrant: bool) -> None:
+    layer = torch.nn.Linear(3, 3)
+    calls: list[bool] = []
+
+    def region(x: Tensor) -> Tensor:
+        calls.append(torch.is_grad_enabled())
+        return layer(x).tanh()
+
+    x = torch.ones(2, 3, requires_grad=True)
+    with regions.dissolved():
+        checkpoint(region, x, use_reentrant=reentrant).sum().backward()
+    assert calls == [True]
+    found = x.grad
+    x.grad = None
+    checkpoint(region, x, use_reentrant=reentrant).sum().backward()
+    assert len(calls) == 3
+    assert found is not None
+    assert torch.equal(found, x.grad)

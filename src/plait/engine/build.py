@@ -27,7 +27,7 @@ from plait.engine.loss import LossFunction
 from plait.engine.optimizer_like import like
 from plait.engine.options import Options
 from plait.engine.parts import EngineParts, Uncut
-from plait.engine.precision import Precision
+from plait.engine.precision import Precision, refuse_complex
 from plait.engine.splitting import (
     block_names,
     cuts_unknown_inputs,
@@ -85,6 +85,7 @@ def build(
     """
     options = options or Options()
     plan = _checked(plan)
+    refuse_complex(model)
     if options.fixed_order:
         check_fixed_order(plan)
     if isinstance(optimizer, torch.optim.Optimizer):

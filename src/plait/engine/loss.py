@@ -143,7 +143,7 @@ class LossSum:
                 "(sum, count) of them (is its last line a return?)"
             )
         if isinstance(loss, tuple):
-            total, count = loss
+            total, count = _sum_and_count(loss)
             count = torch.as_tensor(count, dtype=torch.float64, device=self._device)
             if num_samples == 0:
                 total = total * 0.0
@@ -194,6 +194,24 @@ class LossSum:
         "mean").
         """
         return 1.0 / (num_workers * max(float(self.count), 1.0))
+
+
+def _sum_and_count(loss: tuple[PyTree, ...]) -> tuple[Tensor, Tensor | float]:
+    """The two parts of a loss; raises `ModelError` where the second cannot be a count."""
+    second = loss[1] if len(loss) == 2 else None
+    is_number = isinstance(second, int | float) or (isinstance(second, Tensor) and not second.dim())
+    if is_number and not (isinstance(second, Tensor) and second.requires_grad):
+        return loss
+    if len(loss) != 2:
+        what = f"{len(loss)} values"
+    elif isinstance(second, Tensor):
+        what = "a second tensor that has a gradient" if is_number else "a second tensor with dims"
+    else:
+        what = f"a {type(second).__name__} beside the loss"
+    raise ModelError(
+        f"the loss function returned {what}; a tuple means (sum, count), the count as a number "
+        "without a gradient: return the loss alone, with other terms added to it"
+    )
 
 
 def summed(parts: Sequence[LossSum], copies: int, axes: Iterable[Axis]) -> list[MetricSum]:

@@ -84,8 +84,10 @@ class Update:
         """
         slots = _slots(self._strategy)
         used = [float(index in state.touched) for state, index in slots]
+        orders = self._strategy.orders()
+        marks = [mark for order in orders for mark in order.marks()]
         scalars = torch.tensor(
-            [0.0, 0.0, 0.0, 0.0, loss.num_graphs, *used],
+            [0.0, 0.0, 0.0, 0.0, loss.num_graphs, *used, *marks],
             dtype=torch.float64,
             device=loss.count.device,
         )
@@ -100,8 +102,11 @@ class Update:
             stages.all_reduce(sums, control=True).wait()
             scalars[:5] = sums
         values = scalars.tolist()  # the one place of a step where the host waits for its device
-        if not all(values[5:]):
-            unused = [slot for slot, value in zip(slots, values[5:], strict=True) if value <= 0]
+        uses, marked = values[5 : 5 + len(used)], values[5 + len(used) :]
+        for number, order in enumerate(orders):
+            order.check(marked[3 * number : 3 * number + 3])
+        if not all(uses):
+            unused = [slot for slot, value in zip(slots, uses, strict=True) if value <= 0]
             self._drop_gradients(unused)
         loss_sum, count, squared_norm, tokens, num_graphs = values[:5]
         if self._rounds_sums:

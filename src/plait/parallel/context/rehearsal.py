@@ -24,6 +24,7 @@ from plait.parallel.context.group import ContextGroup
 from plait.parallel.context.mixing import draws, mixes
 from plait.parallel.context.shared import Interception, check_call, masks_fit, zeros_of
 from plait.parallel.context.trunk import Trunk, WholeForm, cut_at_head, install
+from plait.regions import dissolved
 from plait.torch_internals import no_dispatch_modes
 from plait.values import PyTree
 
@@ -248,7 +249,8 @@ class _Stage:
         return outcome
 
     def _call(self) -> PyTree:
-        return self._run(partial(inputs_like, length=self._group.seq_len, device=self._device))
+        with dissolved():  # torch warns where code recomputes what has no gradients
+            return self._run(partial(inputs_like, length=self._group.seq_len, device=self._device))
 
 
 def _leaves(result: PyTree) -> Iterator[PyTree]:

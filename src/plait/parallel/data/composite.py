@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from plait.mesh import Shard
+from plait.parallel.data.gather_order import GatherOrder
 from plait.parallel.data.gradients import BucketState, MainGrad
 from plait.parallel.data.strategy import DataStrategy, Replicas, Weight
 
@@ -65,6 +66,9 @@ class Composite(DataStrategy):
 
     def squared_norm(self, weight: Weight | None = None) -> Tensor:
         return torch.stack([part.squared_norm(weight) for part in self._parts]).sum()
+
+    def orders(self) -> list[GatherOrder]:
+        return [order for part in self._parts for order in part.orders()]
 
     def main_grads(self) -> dict[int, MainGrad]:
         return {key: place for part in self._parts for key, place in part.main_grads().items()}

@@ -25,6 +25,7 @@ from plait.comm import Axis
 from plait.comm.membership import Membership
 from plait.mesh import Shard
 from plait.parallel.data.bucket import Bucket, SlotRange
+from plait.parallel.data.gather_order import GatherOrder
 from plait.parallel.data.gradients import BucketState, MainGrad, Reducer
 from plait.parallel.data.units import Unit
 
@@ -183,6 +184,10 @@ class DataStrategy(ABC):
         if self.group.fixed_order:
             grads = ((name, grad.double()) for name, grad in grads)
         return weighted_squared_norm(grads, self.group.device, weight)
+
+    def orders(self) -> list[GatherOrder]:
+        """The orders of this step's gathers, which must be every rank's; empty without gathers."""
+        return []
 
     def main_grads(self) -> Mapping[int, MainGrad]:
         """The places where layers may add their weights' gradients, by the id of the parameter."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from plait.mesh import Shard
+from plait.parallel.data.gather_order import GatherOrder
 from plait.parallel.data.gradients import BucketState, Reducer
 from plait.parallel.data.sharded_unit import (
     GatheredBucket,
@@ -60,6 +61,7 @@ class Zero3(DataStrategy):
         self._current: set[ShardedUnit] = set()
         self._running: list[set[ShardedUnit]] = []
         self._forward = False
+        self._order = GatherOrder()
         self._install_hooks()
 
     # -- layout
@@ -135,9 +137,11 @@ class Zero3(DataStrategy):
                 previous.reshard()
             self._current = self._current & in_use | needed
             self._running.append(needed)
-            for other in in_order(needed):
-                other.unshard()
-            self._prefetch(unit.index + 1)
+            self._order.add(unit.index, unit.unit.name)
+            with self._order.naming(unit.unit.name):
+                for other in in_order(needed):
+                    other.unshard()
+                self._prefetch(unit.index + 1)
             if unit.frozen and unit.unit.is_block:
                 _on_gradient(args, after_backward)
 
@@ -145,9 +149,10 @@ class Zero3(DataStrategy):
 
     def _after_forward(self, unit: ShardedUnit, needed: set[ShardedUnit]) -> Callable[..., None]:
         def before_backward(grad: Tensor) -> None:
-            for other in in_order(needed):
-                other.unshard()
-            self._prefetch(unit.index - 1)
+            with self._order.naming(unit.unit.name):
+                for other in in_order(needed):
+                    other.unshard()
+                self._prefetch(unit.index - 1)
 
         def hook(module: nn.Module, args: object, output: object) -> None:
             if not self._backward:
@@ -178,6 +183,7 @@ class Zero3(DataStrategy):
     # ------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
+        self._order.clear()
         self._release()
         super().begin_step()
 
@@ -207,6 +213,9 @@ class Zero3(DataStrategy):
         self._release()
         self._reshard()  # another stage of this rank may run a module too, and gather its unit
         self._masters.publish()
+
+    def orders(self) -> list[GatherOrder]:
+        return [self._order]
 
     @property
     def replicas(self) -> Replicas:

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from plait.random_state import drawn_alone
+from plait.regions import dissolved, untouched
 from plait.torch_internals import storage_key
 from plait.values import PyTree
 
@@ -192,7 +193,7 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
             # Code around may have sent them where the weights are: to the meta device.
             args, kwargs = tree_map_only(Tensor, _with_memory, (args, kwargs))
             with watch.unit(len(calls)):
-                with in_memory(module):
+                with in_memory(module), untouched():
                     output = forward(*args, **kwargs)
                 output = tree_map(
                     lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output
@@ -212,6 +213,7 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
         glue_in_memory(model, units),
         drawn_alone(seed=0),
         torch.no_grad(),
+        dissolved(),
         watch,
     ):
         output = run()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from plait import regions
 from plait.errors import ModelError
 from plait.parallel.pipeline.dataflow import Flow, Result
 from plait.parallel.pipeline.payload import Payload, TensorForm, check_sendable, get_state
@@ -117,7 +118,8 @@ class ReplayedStage(StageModule):
         self.enter()
         self._replay.running = self
         try:
-            output = self._model(inputs)
+            with regions.dissolved():
+                output = self._model(inputs)
         except _StageDone:
             tensors = [
                 now.received[result] if result in now.received else now.made[result]
@@ -161,7 +163,7 @@ class ReplayedStage(StageModule):
             return self._stand_in(now, number)
         replay.running = None  # calls inside a unit are not replayed
         try:
-            output = forward(*args, **kwargs)
+            output = regions.run_unit(forward, args, kwargs)
         finally:
             replay.running = self
         if not self._is_last:
