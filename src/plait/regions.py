@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from torch.utils.checkpoint import checkpoint
 
@@ -22,6 +22,15 @@ class _Depth(threading.local):
 
     regions: int | None = None
 
+    @contextmanager
+    def at(self, regions: int | None) -> Iterator[None]:
+        """Be in so many regions for a while."""
+        before, self.regions = self.regions, regions
+        try:
+            yield
+        finally:
+            self.regions = before
+
 
 _depth = _Depth()
 
@@ -30,21 +39,13 @@ _depth = _Depth()
 def dissolved() -> Iterator[None]:
     """Let calls of `torch.utils.checkpoint` run their function alone, in this thread."""
     on_checkpoint(_is_open, _entered)
-    before, _depth.regions = _depth.regions, 0
-    try:
+    with _depth.at(0):
         yield
-    finally:
-        _depth.regions = before
 
 
-@contextmanager
-def untouched() -> Iterator[None]:
+def untouched() -> AbstractContextManager[None]:
     """Let calls inside a unit mean what torch means by them."""
-    before, _depth.regions = _depth.regions, None
-    try:
-        yield
-    finally:
-        _depth.regions = before
+    return _depth.at(None)
 
 
 def run_unit(forward: Callable[..., PyTree], args: PyTree, kwargs: PyTree) -> PyTree:
@@ -60,11 +61,5 @@ def _is_open() -> bool:
     return _depth.regions is not None
 
 
-@contextmanager
-def _entered() -> Iterator[None]:
-    assert _depth.regions is not None  # asked by `_is_open`
-    _depth.regions += 1
-    try:
-        yield
-    finally:
-        _depth.regions -= 1
+def _entered() -> AbstractContextManager[None]:
+    return _depth.at((_depth.regions or 0) + 1)

@@ -54,6 +54,7 @@ NAMED = {
     "predict.planner.choose": "what a search found, a dataclass",
     "run.ending": "the attribute of a thread",
     "run.optimizers": "a function that is decorated",
+    "torch_internals": "functions of torch that checkpoint calls",
     "verify.outside.deepspeed": "the map of DeepSpeed",
     "verify.reference.copied": "the defaults of a function that is copied",
 }

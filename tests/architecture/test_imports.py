@@ -22,6 +22,7 @@ FLOOR = {
     "patterns",
     "torch_internals",
     "random_state",
+    "regions",
 }
 ENGINE = {*FLOOR, "comm", *STRATEGIES, "models", "datasets", "outer"}
 RUN = {*ENGINE, "engine", "launcher"}
@@ -44,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "paths": set(),  # limits behind which large tensors take other ways
     "patterns": set(),  # names of modules with wildcards
     "random_state": set(),  # who draws, one thread after another
+    "regions": {"torch_internals"},  # what a forward recomputes by its own code
     "torch_internals": set(),  # private functions of torch
     "reference": {"errors"},  # "module:function" of a config
     "origin": {"errors", "torch_internals"},  # the module and line that an error came from

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 VOCABULARY, LENGTH, WIDTH = 24, 8, 16
 
@@ -274,50 +272,6 @@ class Hyper(nn.Module):
         return self.last((weights @ x[..., None]).squeeze(-1).tanh())
 
 
-class Checkpointed(nn.Module):
-    """Blocks that compute their forward again in the backward, as old code asks for it."""
-
-    reentrant = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH)) for _ in range(4)
-        )
-        self.head = nn.Linear(WIDTH, VOCABULARY)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.embed(ids)
-        for layer in self.layers:
-            x = x + checkpoint(layer, x, use_reentrant=self.reentrant)
-        return self.head(x)
-
-
-class Recomputed(Checkpointed):
-    """All blocks and the code between them in one region that is computed again."""
-
-    def forward(self, ids: Tensor) -> Tensor:
-        def body(x: Tensor) -> Tensor:
-            for layer in self.layers:
-                x = x + layer(x).tanh()
-            return x
-
-        return self.head(checkpoint(body, self.embed(ids), use_reentrant=self.reentrant))
-
-
-class RecomputedAnew(Recomputed):
-    """The way that torch recommends now."""
-
-    reentrant = False
-
-
-class CheckpointedAnew(Checkpointed):
-    """The way that torch recommends now."""
-
-    reentrant = False
-
-
 class Nested(nn.Module):
     """A list in a list as input."""
 
@@ -397,30 +351,3 @@ class WithNone(nn.Module):
 
     def forward(self, *, x: Tensor, scale: Tensor) -> dict[str, Tensor | None]:
         return {"logits": self.layers(x) * scale[:, None], "cache": None}
-
-
-class Shuffled(nn.Module):
-    """Layers in an order that is drawn."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for number in random.sample(range(4), 4):
-            x = x + self.layers[number](x).tanh()
-        return x
-
-
-class Swapped(nn.Module):
-    """Two layers of one size, whose order the sign of the inputs decides."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        order = (0, 1, 2) if x[0, 0] > 0 else (0, 2, 1)
-        for number in order:
-            x = x + self.layers[number](x).tanh()
-        return x

@@ -20,6 +20,7 @@ from plait.engine.seeds import derive_seed
 from plait.plan import Plan
 from plait.verify.record.compare import largest, relative_error
 from tests.parity import kinds_of_modules as kinds
+from tests.parity import regions_and_orders
 from tests.parity.harness import join
 from tests.parity.kinds_of_modules import LENGTH, VOCABULARY
 
@@ -164,6 +165,11 @@ CASES: dict[str, Case] = {
 }
 
 
+def _class(kind: str) -> type[nn.Module]:
+    found: type[nn.Module] = getattr(kinds, kind, None) or getattr(regions_and_orders, kind)
+    return found
+
+
 def model_of(kind: str) -> nn.Module:
     """The module with its own values, in float64 on the host.
 
@@ -173,7 +179,7 @@ def model_of(kind: str) -> nn.Module:
         if kind not in _MODELS:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(SEED)
-                _MODELS[kind] = doubled(getattr(kinds, kind)())
+                _MODELS[kind] = doubled(_class(kind)())
         return copy.deepcopy(_MODELS[kind])
 
 

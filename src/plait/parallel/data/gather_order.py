@@ -1,7 +1,7 @@
 """The order in which a rank gathers its layers: a gather is collective, so it must be every rank's.
 
 Gathers of equal size do not show that they are of different layers. So each rank adds a number of
-its order, and its square, to the sums of the step. They are equal on all ranks if and only if the
+its order, and its square, to the sums of the step. Where all numbers are equal, and only there, the
 mean of the squares is the square of the mean.
 """
 

@@ -1,0 +1,81 @@
+"""Modules whose code recomputes parts of a forward, or calls layers in changing orders."""
+
+from __future__ import annotations
+
+import random
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.parity.kinds_of_modules import VOCABULARY, WIDTH
+
+
+class Checkpointed(nn.Module):
+    """Blocks that compute their forward again in the backward, as old code asks for it."""
+
+    reentrant = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH)) for _ in range(4)
+        )
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = x + checkpoint(layer, x, use_reentrant=self.reentrant)
+        return self.head(x)
+
+
+class Recomputed(Checkpointed):
+    """All blocks and the code between them in one region that is computed again."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        def body(x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = x + layer(x).tanh()
+            return x
+
+        return self.head(checkpoint(body, self.embed(ids), use_reentrant=self.reentrant))
+
+
+class RecomputedAnew(Recomputed):
+    """The way that torch recommends now."""
+
+    reentrant = False
+
+
+class CheckpointedAnew(Checkpointed):
+    """The way that torch recommends now."""
+
+    reentrant = False
+
+
+class Shuffled(nn.Module):
+    """Layers in an order that is drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number in random.sample(range(4), 4):
+            x = x + self.layers[number](x).tanh()
+        return x
+
+
+class Swapped(nn.Module):
+    """Two layers of one size, whose order the sign of the inputs decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = (0, 1, 2) if x[0, 0] > 0 else (0, 2, 1)
+        for number in order:
+            x = x + self.layers[number](x).tanh()
+        return x
