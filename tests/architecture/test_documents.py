@@ -88,7 +88,7 @@ def test_the_table_of_the_plan_is_true() -> None:
         "tp": (*axes.TENSOR_MODES, "sp"),
         "pp": axes.PIPELINE_SCHEDULES,
         "cp": axes.CONTEXT_STRATEGIES,
-        "remat": axes.REMATS,
+        "remat": axes.REMAT_WORDS,
         "precision": axes.PRECISIONS,
     }
     for axis, known in grammar.items():

@@ -279,6 +279,11 @@ def choose(config: Config, num_ranks: int | None) -> Plan:
 
 
 def chosen_together(config: Config, choose: Callable[[], Plan]) -> Plan:
+    """The plan that rank 0 chooses for a world that has begun. Collective."""
+    return Plan.parse(agreed(config, lambda: str(choose())))
+
+
+def agreed(config: Config, choose: Callable[[], str]) -> str:
     """The choice of rank 0 for a world that has begun: other hosts may have been measured
     otherwise. Collective.
     """
@@ -297,8 +302,8 @@ def chosen_together(config: Config, choose: Callable[[], Plan]) -> Plan:
     meeting = world.axis("world")
     if config.cluster.name.strip() == "local":
         ensure_probe_together(meeting)
-    own = str(choose()) if world.rank == 0 else ""
-    return Plan.parse(meeting.gather_objects(own)[0])
+    chosen: str = meeting.gather_objects(choose() if world.rank == 0 else "")[0]
+    return chosen
 
 
 def best(config: Config, cluster: Cluster, num_ranks: int | None) -> Plan:

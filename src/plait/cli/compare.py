@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from plait.cli import advice, common
 from plait.cli.answer import Answer, Json
 from plait.cli.layout import PlanTable
+from plait.cli.recomputation import with_remat
 from plait.cli.train import launched
 from plait.errors import PlaitError
 from plait.explore.html import drawing
@@ -55,7 +56,8 @@ def run(arguments: argparse.Namespace) -> Answer:
     courses = []
     for number, plan in enumerate(plans, start=1):
         say(f"plait compare: {plan} ({number} of {len(plans)})")
-        result = launched(job.TrainingRun(config, str(plan), keeps_timeline=True), plan.world_size)
+        own = with_remat(config, plan)
+        result = launched(job.TrainingRun(own, str(plan), keeps_timeline=True), plan.world_size)
         timelines.append(result.pop("timeline", None))
         courses.append(result.pop("course", ()))
         rows.append({**result, "loss_error": loss_error(result, rows[0] if rows else result)})

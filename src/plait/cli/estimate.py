@@ -11,6 +11,7 @@ from plait.cli.answer import Answer, Json
 from plait.cli.parser import UsageError
 from plait.cluster.mixed import MixedCluster
 from plait.errors import PlanError
+from plait.plan import remat_text
 from plait.values import JsonMapping
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from plait.plan import Plan
     from plait.predict.cost.frameworks import Framework
     from plait.predict.cost.model.operations import Model
-    from plait.predict.cost.records import Job
+    from plait.predict.cost.records import Estimate, Job
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,6 +75,7 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
         "notes": [
             *notes(job.model, guess.plan, runs),
             *device_notes(guess.plan, machines),
+            *remat_notes(guess),
             *open_keys,
         ],
     }
@@ -164,6 +166,13 @@ def device_notes(plan: Plan, cluster: Cluster) -> list[str]:
     ]
 
 
+def remat_notes(guess: Estimate) -> list[str]:
+    """That no choice of blocks fits, where `remat:auto` has none that does."""
+    if not guess.remat or guess.fits:
+        return []
+    return [f"no choice of remat:auto fits; this is the smallest, {remat_text(guess.remat)}"]
+
+
 def _view(data: Json) -> str:
     return "\n".join([*lines(data), *(f"note       {note}" for note in data["notes"])])
 
@@ -199,6 +208,7 @@ def lines(data: Json) -> list[str]:
     verdict = "fits" if data["fits"] else "DOES NOT FIT"
     return [
         f"plan       {data['plan']}",
+        *([f"remat      {remat_text(data['remat'])}"] if "remat" in data else []),
         f"step       {data['step_seconds']:.4g} s predicted, {data['tokens_per_second']:,.0f} "
         f"{data['unit']}/s, "
         f"{data['tflops_per_device']:.1f} TFLOP/s a device (MFU {data['mfu']:.1%}{_half(data)}), "

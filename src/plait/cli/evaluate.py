@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ def run(arguments: argparse.Namespace) -> Answer:
         raise UsageError(f"--batches is {arguments.batches}; an evaluation has 1 or more")
     config, text, checkpoint = _source(arguments)
     plan = common.plan_of(config, text, arguments.nproc)
+    plan = replace(plan, remat="none")  # a forward alone keeps nothing
     job = evaluating.EvaluateJob(config, str(plan), checkpoint, arguments.batches)
     start = "initial weights" if checkpoint is None else str(checkpoint)
     if is_main_process():

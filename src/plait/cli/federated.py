@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from plait.cli import common
 from plait.cli.answer import Answer, Json
 from plait.cli.parser import UsageError
+from plait.cli.recomputation import with_remat
 from plait.errors import ConfigError, PlanError
 from plait.launcher import joined_world, launch
 from plait.launcher.main_process import is_main_process, say
@@ -75,6 +76,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     ]
     config = load(arguments.config, overrides)
     plan = common.plan_of(config, None)
+    config = with_remat(config, plan)
     if config.plan.shares:
         raise PlanError(
             f"plan.shares {shares_text(config.plan.shares)}: the ranks of a client share its "

@@ -81,6 +81,11 @@ def fitting(config: Config, plan: Plan, first: Plan) -> Plan:
     common.check_makeable(plan)
     if config.train.fixed_order:
         check_fixed_order(plan)
+    if plan.remat == "auto" and plan != first:
+        raise PlanError(
+            f"recovery.replan '{plan}': remat:auto is chosen before the ranks start, for "
+            f"'{first}'; write remat:full or remat:selective"
+        )
     if not steps_together(plan) or plan.precision != first.precision:
         raise PlanError(
             f"recovery.replan '{plan}' cannot go on from '{first}': it must be synchronous, and of "

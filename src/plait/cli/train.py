@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from plait.cli import common, live, replanning
 from plait.cli.answer import Answer, Json
+from plait.cli.recomputation import with_remat
 from plait.errors import CheckpointError, ConfigError
 from plait.launcher import is_restart, joined_world, launch, run_id
 from plait.launcher.main_process import is_main_process, say
-from plait.plan import Plan
+from plait.plan import Plan, remat_text
 from plait.run import job
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def run(arguments: argparse.Namespace) -> Answer:
         )
     plan = replanning.plan_of(config, arguments.plan, arguments.nproc)
     replanning.check(config, plan)
+    config = with_remat(config, plan)
     starts_again = _starts_again(arguments.out)
     folder, checkpoint = _folder(arguments, starts_again)
     if folder is None:
@@ -266,6 +268,7 @@ def view(result: Json) -> str:
     ms = (result["step_seconds_median"] or 0) * 1e3
     lines = [
         f"plan          {result['plan']}",
+        *([f"remat         {remat_text(result['remat'])}"] if "remat" in result else []),
         f"steps         {result['steps']}"
         + ("" if here == result["steps"] else f", the last {here} here"),
         f"final loss    "

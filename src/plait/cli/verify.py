@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from plait.cli import common
 from plait.cli.answer import Answer
 from plait.cli.parser import UsageError
+from plait.cli.recomputation import with_remat
 from plait.cli.verify_all import resume_plans_of, run_all
 from plait.cli.verify_step import run_step, write_page
 from plait.launcher.main_process import is_main_process, say
@@ -89,6 +90,7 @@ def run(arguments: argparse.Namespace) -> Answer:
         return run_all(arguments, clock_of(arguments))
     config = common.read_config(arguments, with_steps=False)
     plan = common.plan_of(config, arguments.plan)
+    config = with_remat(config, plan)
     resume_plans = resume_plans_of(arguments, plan)
     for text in resume_plans:
         common.plan_of(config, text)

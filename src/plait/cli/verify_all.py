@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from plait.cli import common
 from plait.cli.answer import Answer, Json
+from plait.cli.recomputation import with_remat
 from plait.errors import PlaitError, PlanError
 from plait.launcher import joined_world
 from plait.launcher.main_process import say
@@ -92,7 +93,7 @@ def _row(
 
     is_own = plan == common.plan_of(config, None)
     report = run(
-        config,
+        with_remat(config, plan),
         plan,
         steps=arguments.steps,
         dtype=arguments.dtype,

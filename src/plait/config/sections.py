@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from plait.config.model import Count, ModelSection, PathText, Positive, Reference, Section
+from plait.plan.axes import BlockRemat
 
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -190,6 +191,8 @@ class PlanSection(Section):
     """Layers of each pipeline stage."""
     shares: Annotated[tuple[Positive, ...], BeforeValidator(_as_tuple)] | None = None
     """Parts of the global batch by data rank, in any numbers, as [3, 1]; equal by default."""
+    remat: Annotated[tuple[BlockRemat, ...], BeforeValidator(_as_tuple)] | None = None
+    """Recomputation of each block under `remat:auto`; the planner chooses where it is left out."""
     splits: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] | None = None
     """The layer that begins each later pipeline stage."""
     schedule: str | None = None

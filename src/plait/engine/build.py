@@ -17,7 +17,7 @@ from torch import nn
 from plait import comm
 from plait.cluster.products import MEASUREMENTS
 from plait.comm import World
-from plait.engine import choosing, compiling, update
+from plait.engine import choosing, compiling, recompute, update
 from plait.engine.around import contexts_of, make_balance, make_splitter
 from plait.engine.balance import has_routers
 from plait.engine.composition import check_composition, check_delayed
@@ -86,6 +86,7 @@ def build(
     options = options or Options()
     plan = _checked(plan)
     refuse_complex(model)
+    recompute.check_chosen(plan, options.remat)
     if options.fixed_order:
         check_fixed_order(plan)
     if isinstance(optimizer, torch.optim.Optimizer):

@@ -11,6 +11,7 @@ from plait.engine.update import LearningRate
 from plait.outer import Asynchrony
 from plait.parallel.expert import Placing
 from plait.parallel.pipeline.actions import Schedule
+from plait.plan.axes import BlockRemat
 from plait.products import MEASURED
 
 
@@ -44,6 +45,8 @@ class Options:
         spike_factor: the multiple of the median gradient norm from which a step is such a one too.
         fixed_order: sums over micro-batches and data ranks follow one tree, for equal bits under
         any number of ranks.
+        remat: recomputation of each block in the model's order, where the plan says `remat:auto`;
+        `plait.estimate(config, plan, cluster).remat` has it.
     """
 
     seed: int = 0
@@ -65,3 +68,4 @@ class Options:
     on_nan: str = "stop"
     spike_factor: float | None = None
     fixed_order: bool = False
+    remat: tuple[BlockRemat, ...] | None = None

@@ -3,7 +3,7 @@
 `full` keeps only the input of each block (T. Chen et al., Training Deep Nets with Sublinear Memory
 Cost, 2016). `selective` keeps the outputs of matrix products, and recomputes attention, norms and
 activations, which are large and cheap (V. Korthikanti et al., Reducing Activation Recomputation in
-Large Transformer Models, 2022, section 5).
+Large Transformer Models, 2022, section 5). Under `remat:auto` each block has a word of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from torch.utils.checkpoint import (
 
 from plait import products
 from plait.engine.state.buffers import Again, Buffers, Context, First
-from plait.errors import ModelError
+from plait.errors import ModelError, PlanError, nearest
+from plait.plan import Plan
+from plait.plan.axes import REMATS, BlockRemat
 from plait.values import PyTree
 
 Contexts = Callable[[], tuple[Context, Context]]
@@ -44,15 +46,52 @@ def _keep_products(
     return CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
+def words_of(
+    plan: Plan, blocks: Sequence[str], chosen: Sequence[BlockRemat] | None
+) -> list[BlockRemat]:
+    """The recomputation of each block; under `remat:auto` it is `chosen`.
+
+    Errors: `ModelError` for a model without blocks, and `PlanError` for other numbers of words.
+    """
+    if plan.remat == "none":
+        return ["none"] * len(blocks)
+    if not blocks:
+        raise ModelError(
+            f"remat:{plan.remat} recomputes block by block, and this model names none; pass "
+            "blocks='layers.*'"
+        )
+    if plan.remat != "auto":
+        return [plan.remat] * len(blocks)
+    check_chosen(plan, chosen)
+    words = list(chosen or ())
+    if len(words) != len(blocks):
+        raise PlanError(
+            f"plan '{plan}': the choice has {len(words)} words and the model {len(blocks)} blocks "
+            f"({blocks[0]} to {blocks[-1]}); give one word for each block"
+        )
+    return words
+
+
+def check_chosen(plan: Plan, chosen: Sequence[BlockRemat] | None) -> None:
+    """Raises `PlanError` for `remat:auto` without the words of the blocks, or with other words."""
+    if plan.remat != "auto":
+        return
+    if not chosen:
+        raise PlanError(
+            f"plan '{plan}': remat:auto is chosen by the planner for a model and a cluster; pass "
+            "Options(remat=plait.estimate(config, plan, cluster).remat), or write remat:full"
+        )
+    wrong = next((word for word in chosen if word not in REMATS), None)
+    if wrong is not None:
+        raise PlanError(
+            f"the choice of blocks has the word {wrong!r}; {nearest(str(wrong), REMATS)}"
+        )
+
+
 def apply(model: nn.Module, blocks: Sequence[str], policy: str) -> None:
     """Let each block recompute by `policy`: none, selective or full."""
     if policy == "none":
         return
-    if not blocks:
-        raise ModelError(
-            f"remat:{policy} recomputes block by block, and this model names none; pass "
-            "blocks='layers.*'"
-        )
     contexts: Contexts = _no_contexts
     if policy == "selective":
         contexts = functools.partial(create_selective_checkpoint_contexts, _keep_products)

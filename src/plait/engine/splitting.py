@@ -263,15 +263,16 @@ def wrap_blocks(
 
     Selective recomputation is part of the compiled graph; full recomputation wraps it.
     """
-    if plan.remat == "selective":
-        recompute.apply(model, blocks, plan.remat)
+    words = recompute.words_of(plan, blocks, options.remat)
+    selective = [name for name, word in zip(blocks, words, strict=True) if word == "selective"]
+    full = [name for name, word in zip(blocks, words, strict=True) if word == "full"]
+    recompute.apply(model, selective, "selective")
     if plan.compile:
         compiling.apply(
             model,
             blocks,
             backend=options.compile_backend,
             device=world.device,
-            as_one=plan.remat == "selective",
+            as_one=bool(selective),
         )
-    if plan.remat == "full":
-        recompute.apply(model, blocks, plan.remat)
+    recompute.apply(model, full, "full")

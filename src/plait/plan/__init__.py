@@ -16,6 +16,7 @@ from plait.plan.fit import (
     is_runnable,
 )
 from plait.plan.plan import Plan
+from plait.plan.recomputation import remat_text
 from plait.plan.shares import check_shares, shares_of, shares_text, whole_shares
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "check_shares",
     "check_world",
     "is_runnable",
+    "remat_text",
     "shares_of",
     "shares_text",
     "whole_shares",

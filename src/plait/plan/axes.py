@@ -24,11 +24,15 @@ from plait.plan.precisions import PRECISIONS, Precision
 
 TensorMode = Literal["1d", "2d", "2.5d", "3d"]
 ContextStrategy = Literal["ring", "ulysses"]
-Remat = Literal["none", "selective", "full"]
+BlockRemat = Literal["none", "selective", "full"]
+Remat = Literal[BlockRemat, "auto"]
 
 TENSOR_MODES: Final[tuple[str, ...]] = get_args(TensorMode)
 CONTEXT_STRATEGIES: Final[tuple[str, ...]] = get_args(ContextStrategy)
-REMATS: Final[tuple[Remat, ...]] = get_args(Remat)
+REMATS: Final[tuple[BlockRemat, ...]] = get_args(BlockRemat)
+"""Recomputation of one block, least first."""
+REMAT_WORDS: Final[tuple[Remat, ...]] = get_args(Remat)
+"""Recomputation of a plan: a word for all blocks, or `auto` for a word of each by memory."""
 
 
 __all__ = [
@@ -37,7 +41,9 @@ __all__ = [
     "PIPELINE_SCHEDULES",
     "PRECISIONS",
     "REMATS",
+    "REMAT_WORDS",
     "TENSOR_MODES",
+    "BlockRemat",
     "ContextAxis",
     "ContextStrategy",
     "DataAxis",

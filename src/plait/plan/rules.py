@@ -53,7 +53,7 @@ def malformed(plan: Terms) -> list[str]:
         *_unknown_word("tp", "mode", tp.mode, axes.TENSOR_MODES),
         *_unknown_word("pp", "schedule", pp.schedule, axes.PIPELINE_SCHEDULES),
         *_unknown_word("cp", "strategy", cp.strategy, axes.CONTEXT_STRATEGIES),
-        *_unknown_word("remat", "word", plan.remat, axes.REMATS),
+        *_unknown_word("remat", "word", plan.remat, axes.REMAT_WORDS),
         *_unknown_word("precision", "word", plan.precision, axes.PRECISIONS),
     ]
 

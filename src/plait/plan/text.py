@@ -47,7 +47,7 @@ _RECORDS: Final[dict[str, Callable[..., object]]] = {
     "cp": ContextAxis,
 }
 _COUNTS: Final = {"ep": "ep", "mb": "micro_batches"}
-_CHOICES: Final = {"remat": axes.REMATS, "precision": axes.PRECISIONS}
+_CHOICES: Final = {"remat": axes.REMAT_WORDS, "precision": axes.PRECISIONS}
 _TERMS: Final = ("pp", "tp", "dp", "ep", "cp", "mb", "remat", "precision", "compile")
 
 

@@ -232,6 +232,7 @@ def make_options(config: ConfigSource, plan: Plan | None = None) -> Options:
         linear_product=product_of(train),
         fixed_order=train.fixed_order,
         weight_grad_group=config.plan.weight_grad_group,
+        remat=config.plan.remat,
         cutting=cutting,
         schedule=schedule,
     )

@@ -213,7 +213,7 @@ def _ended(
     job: TrainingRun, world: World, training: Training, tally: Tally, more: JsonMapping
 ) -> JsonObject:
     """The numbers of a run that has done its steps, and `more`, written into its folder."""
-    from plait.run.metrics import first_loss
+    from plait.run.metrics import first_loss, planned
     from plait.run.rundir import RunFolder
     from plait.trace import Timeline
 
@@ -225,7 +225,7 @@ def _ended(
     result = {
         "out": None if folder is None else str(folder.path),
         **world.together(lambda: _numbers(world, training, tally, folder, more["recoveries"])),
-        "plan": job.plan,
+        **planned(job.plan, job.config.plan.remat),
         **more,
     }
     if folder is not None and world.rank == 0:

@@ -8,7 +8,7 @@ import os
 import statistics
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -214,6 +214,12 @@ def summary(
         "peak_memory": peak_memory_bytes,
         "traffic": {axis: max(sent.get(axis, 0) for sent in traffic) for axis in axes},
     }
+
+
+def planned(plan: str, remat: Sequence[str] | None) -> JsonObject:
+    """The plan of a run, and the recomputation of each block under `remat:auto`."""
+    chosen = "remat:auto" in plan.split() and remat
+    return {"plan": plan, **({"remat": list(remat or ())} if chosen else {})}
 
 
 def first_loss(path: Path) -> float | None:

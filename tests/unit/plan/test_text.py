@@ -166,7 +166,7 @@ BAD = [
     ("mb4,v2", "mb has no options; write mb4"),
     ("compile3", "compile stands alone; write compile"),
     ("compile:full", "compile stands alone; write compile"),
-    ("remat", "remat needs one word after a colon, remat:none|selective|full"),
+    ("remat", "remat needs one word after a colon, remat:none|selective|full|auto"),
     ("remat:fulll", "unknown remat 'fulll'; did you mean 'full'?"),
     ("precision:fp16", "unknown precision 'fp16'"),
     ("dp99999999999", "dp has a number of 11 digits; the largest that is read has 9"),
@@ -244,7 +244,7 @@ def plans() -> st.SearchStrategy[Plan]:
         ep=st.integers(1, 64),
         cp=st.builds(ContextAxis, st.integers(1, 99), st.sampled_from(words.CONTEXT_STRATEGIES)),
         micro_batches=st.integers(0, 512),
-        remat=st.sampled_from(words.REMATS),
+        remat=st.sampled_from(words.REMAT_WORDS),
         precision=st.sampled_from(words.PRECISIONS),
         compile=st.booleans(),
     )

@@ -143,7 +143,8 @@ def job_of(
     shares = whole_shares(shares_in(tables))
     counts = tuple(tables.get("plan", {}).get("counts") or ())
     chosen = runtime or runs.runtime
-    return Job(model, batch, optimizer, chosen, adapter_share(tables), shares, counts)
+    remat = tuple(tables.get("plan", {}).get("remat") or ())
+    return Job(model, batch, optimizer, chosen, adapter_share(tables), shares, counts, remat)
 
 
 def shares_in(tables: JsonMapping) -> tuple[float, ...]:

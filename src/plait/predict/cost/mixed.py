@@ -36,6 +36,11 @@ def estimate_mixed(
     Raises `WorldSizeError` for a plan of another number of ranks. Raises `PlanError` where a data
     rank or a stage would have devices of two kinds.
     """
+    if plan.remat == "auto":
+        raise PlanError(
+            f"plan '{plan}': remat:auto chooses for one kind of device, and {mixed.name} has "
+            f"{len(mixed.parts)}; write remat:selective or remat:full"
+        )
     if plan.world_size != mixed.num_devices:
         raise WorldSizeError(
             f"plan '{plan}' has {plan.world_size} ranks and {mixed.name} {mixed.num_devices} "

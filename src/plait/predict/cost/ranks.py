@@ -14,7 +14,7 @@ from plait.plan import Plan
 from plait.plan.facts import STRATEGIES
 from plait.predict.cost.layout import RankState
 from plait.predict.cost.memory import offload
-from plait.predict.cost.memory.rank_memory import RankMemory, rank_activations
+from plait.predict.cost.memory.rank_memory import Numerics, RankMemory, rank_activations
 from plait.predict.cost.records import Job
 from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time.collectives import messages_seconds
@@ -152,12 +152,12 @@ class Rank:
 
 @lru_cache(maxsize=65536)
 def stage_pass(
-    stage: StageBlocks, machine: Machine, shard: Sharding, numerics: tuple[str, bool, str]
+    stage: StageBlocks, machine: Machine, shard: Sharding, numerics: Numerics
 ) -> PassSeconds:
     """One micro-batch on one stage; `numerics` is (precision, compiled, recomputation)."""
     total = PassSeconds()
-    for block, count in stage.runs:
-        total = total.plus(block_pass(block, machine, shard, numerics), count)
+    for block, count, remat in stage.recomputed(numerics[2]):
+        total = total.plus(block_pass(block, machine, shard, (*numerics[:2], remat)), count)
     return total
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from plait.plan import Plan
+from plait.plan.axes import BlockRemat
 from plait.predict.cost import bars
 from plait.predict.cost.kept_hash import keeps_hash
 from plait.predict.cost.memory.rank_memory import Numerics, RankMemory
@@ -60,6 +61,8 @@ class Job:
     """Parts of the batch by data rank, under plans with so many of them; equal by default."""
     counts: tuple[int, ...] = ()
     """Layers of each pipeline stage, under plans with so many of them; balanced by default."""
+    remat: tuple[BlockRemat, ...] = ()
+    """Recomputation of each block under `remat:auto`; chosen by memory where there is none."""
 
     def counts_of(self, plan: Plan) -> tuple[int, ...]:
         """The layers of each stage of a plan; none where it has another number of stages."""
@@ -159,6 +162,8 @@ class Estimate:
     """Parts of the batch by data rank, where they were chosen for kinds of device."""
     counts: tuple[int, ...] = ()
     """Layers of each pipeline stage, where they were chosen for kinds of device."""
+    remat: tuple[BlockRemat, ...] = ()
+    """Recomputation of each block under `remat:auto`, in the order of the model."""
 
     def __repr__(self) -> str:
         return f"<Estimate {self}>"
@@ -227,4 +232,5 @@ class Estimate:
             "bars": self.bars(),
             **({"shares": list(self.shares)} if self.shares else {}),
             **({"counts": list(self.counts)} if self.counts else {}),
+            **({"remat": list(self.remat)} if self.remat else {}),
         }

@@ -11,11 +11,12 @@ from functools import cached_property, lru_cache
 
 from plait.plan import Plan
 from plait.predict.cost.bars import reach
-from plait.predict.cost.layout import PlanLayout, lay_out
+from plait.predict.cost.layout import PlanLayout
 from plait.predict.cost.memory.offload import overfull
 from plait.predict.cost.model.operations import Model
 from plait.predict.cost.ranks import Question, Rank, rank_memory, work_floor
 from plait.predict.cost.records import Breakdown, Estimate, Job
+from plait.predict.cost.remat.blocks import settled, words_of
 from plait.predict.cost.time.machine import Machine
 from plait.predict.cost.time.pipeline import (
     PipelineTime,
@@ -33,7 +34,7 @@ def estimate_job(job: Job, plan: Plan, machine: Machine) -> Estimate:
     """
     plan_asked = plan
     plan = machine.memory.placed(plan)
-    layout = lay_out(job, plan)
+    layout = settled(job, plan, machine)
     question = Question(job, plan, machine, layout.shard)
     memories = tuple(
         rank_memory(question, layout.ranks[rank], question.activations(layout.live_stages(rank)))
@@ -65,6 +66,7 @@ def estimate_job(job: Job, plan: Plan, machine: Machine) -> Estimate:
         devices_per_node=machine.devices_per_node,
         network_bandwidth=machine.network_bandwidth,
         reach=reach(plan.world_size, machine.devices_per_node),
+        remat=words_of(layout.stages),
     )
 
 
@@ -180,7 +182,7 @@ def predict_step(question: Question, layout: PlanLayout) -> PredictedStep:
 
 def step_of(job: Job, plan: Plan, machine: Machine) -> PredictedStep:
     """The predicted step of a plan, with the costs that its pipeline was given."""
-    layout = lay_out(job, plan)
+    layout = settled(job, plan, machine)
     return predict_step(Question(job, plan, machine, layout.shard), layout)
 
 

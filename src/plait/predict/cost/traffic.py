@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from plait.comm.transitions import bytes_sent
 from plait.plan import Plan
+from plait.plan.axes import Remat
 from plait.plan.facts import SCHEDULES
 from plait.predict.cost.layout import RankState
 from plait.predict.cost.records import Job
@@ -51,13 +52,13 @@ def traffic(
 
 @lru_cache(maxsize=65536)
 def stage_bytes(
-    stage: StageBlocks, shard: Sharding, precision: str, remat: str
+    stage: StageBlocks, shard: Sharding, precision: str, remat: Remat
 ) -> tuple[tuple[str, float], ...]:
     """Bytes of one micro-batch on one stage on the axes inside layers."""
     sent: dict[str, float] = {}
-    for block, count in stage.runs:
+    for block, count, word in stage.recomputed(remat):
         for message in block_messages(block, shard, precision):
-            times = count * (2 if sent_again(block, message, shard, remat) else 1)
+            times = count * (2 if sent_again(block, message, shard, word) else 1)
             sent[message.axis] = sent.get(message.axis, 0.0) + times * message.sent_bytes
     return tuple(sent.items())
 

@@ -48,12 +48,17 @@ class Exported:
 
 def export_plan(plan: Plan, framework: str, global_batch: int | None = None) -> Exported:
     """`plan` for "megatron-lm" (or "megatron"), "deepspeed" or "torchtitan". Raises `PlanError` for
-    another name.
+    another name, and for `remat:auto`, which is a choice by plait's own numbers.
     """
     name = framework.strip().lower().replace("_", "-")
     name = {"megatron": "megatron-lm", "megatron-core": "megatron-lm"}.get(name, name)
     if name not in EXPORTERS:
         raise PlanError(f"no export for {framework!r}; {nearest(name, EXPORTERS)}")
+    if plan.remat == "auto":
+        raise PlanError(
+            f"plan '{plan}': {name} has one recomputation for all blocks, and remat:auto one for "
+            "each; export remat:full or remat:selective"
+        )
     return EXPORTERS[name](plan.check(), global_batch or plan.dp.size * plan.micro_batches)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from plait.errors import PlanError, nearest
 from plait.plan import DataAxis, PipelineAxis, Plan
-from plait.plan.axes import CONTEXT_STRATEGIES, REMATS, TENSOR_MODES, Remat
+from plait.plan.axes import CONTEXT_STRATEGIES, REMATS, TENSOR_MODES, BlockRemat
 from plait.plan.facts import DATA_STRATEGIES, PIPELINE_SCHEDULES, SCHEDULES
 from plait.predict.planner.space import Degrees
 
@@ -93,7 +93,7 @@ class Fixed:
         decided = self.value("", "micro_batches")
         return counts if decided is None else [decided]
 
-    def remats(self) -> tuple[Remat, ...]:
+    def remats(self) -> tuple[BlockRemat, ...]:
         """The recomputation that is left, least first."""
         decided = self.value("", "remat")
         return REMATS if decided is None else (decided,)
@@ -144,6 +144,11 @@ def _decisions(word: str) -> Iterator[tuple[str, str, Any]]:
         raise PlanError(f"fix '{word}': it decides nothing; {nearest(word, [*known, 'sp'])}")
     plan = Plan.parse(word)
     head, _, tail = word.partition(":")
+    if word == "remat:auto":
+        raise PlanError(
+            "fix 'remat:auto': a search compares plans whose blocks are alike; fix remat:full or "
+            "remat:selective, and ask plait estimate what remat:auto makes of the plan"
+        )
     if word == "compile" or head in {"remat", "precision"}:
         yield "", head, getattr(plan, head)
         return

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from plait.plan import Plan
+from plait.plan.axes import Remat
 from plait.plan.facts import STRATEGIES
 from plait.plan.precisions import PRECISION
 from plait.predict.cost.memory.local_sizes import held
@@ -26,7 +27,7 @@ from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time.stages import StageBlocks
 from plait.predict.cost.widths import BYTES
 
-Numerics = tuple[str, bool, str]
+Numerics = tuple[str, bool, Remat]
 """Precision, whether elementwise operations are fused, and what is recomputed."""
 
 
@@ -179,13 +180,13 @@ def stage_activations(
     micro-batch, and at work.
     """
     once = each = working = 0.0
-    for block, count in stage.runs:
-        kept = block_activations(block, shard, numerics, rules) * count
+    for block, count, remat in stage.recomputed(numerics[2]):
+        kept = block_activations(block, shard, (*numerics[:2], remat), rules) * count
         if block.name == "head":
             once += kept
         else:
             each += kept
-        if numerics[2] != "none" and block.name != "head":
+        if remat != "none" and block.name != "head":
             working = max(
                 working, block_activations(block, shard, (numerics[0], numerics[1], "none"))
             )

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.plan import Plan
+from plait.plan.axes import REMATS
 from plait.predict.cost.memory.rank_memory import block_activations
 from plait.predict.cost.model.operations import Attention, Block, Matmul, Model
 from plait.predict.cost.sharding import sharding
 from plait.predict.cost.time.messages import block_messages
 
-POLICIES = ("none", "selective", "full")
 MODES = {
     "1d": "tp4:1d",
     "1d,sp": "tp4:1d,sp",
@@ -61,7 +61,7 @@ def _row(block: Block, count: int, seq_len: int, precision: str) -> BlockRow:
         block.parameters,
         forward,
         backward,
-        {remat: block_activations(block, alone, (precision, False, remat)) for remat in POLICIES},
+        {remat: block_activations(block, alone, (precision, False, remat)) for remat in REMATS},
         {mode: _messages(block, text, seq_len, precision) for mode, text in MODES.items()},
     )
 

@@ -7,11 +7,13 @@ each.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
 from plait.errors import PlanError
+from plait.plan.axes import BlockRemat, Remat
 from plait.predict.cost.kept_hash import keeps_hash
 from plait.predict.cost.model.operations import Block, Model
 
@@ -24,6 +26,25 @@ class StageBlocks:
     runs: tuple[tuple[Block, int], ...]
     first: bool = False
     last: bool = False
+    remat: tuple[BlockRemat, ...] = ()
+    """Recomputation of each run, where a budget chose it; none under a word for all blocks."""
+
+    def recomputed(self, remat: Remat) -> Iterator[tuple[Block, int, BlockRemat]]:
+        """Each run with its own recomputation; `remat` is the plan's.
+
+        Raises `PlanError` under `auto` before the words are chosen.
+        """
+        if remat != "auto":
+            for block, count in self.runs:
+                yield block, count, remat
+            return
+        if not self.remat:
+            raise PlanError(
+                "remat:auto is chosen for one whole plan, and these stages have no choice yet; "
+                "take remat:none, selective or full"
+            )
+        for (block, count), word in zip(self.runs, self.remat, strict=True):
+            yield block, count, word
 
     @property
     def parameters(self) -> int:
