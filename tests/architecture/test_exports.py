@@ -7,6 +7,10 @@ import importlib
 import pytest
 
 import plait
+import plait.predict.cost
+from plait.context import HaloConv2d
+from plait.cost import estimate
+from plait.parallel.context import halo
 from tests.architecture.source import files, module
 
 DOOR = [
@@ -40,6 +44,11 @@ def test_the_door_is_what_it_was_agreed_to_be() -> None:
 @pytest.mark.parametrize("name", DOOR)
 def test_every_name_of_the_door_opens(name: str) -> None:
     assert getattr(plait, name) is not None
+
+
+def test_the_old_addresses_lead_to_the_same_things() -> None:
+    assert estimate is plait.predict.cost.estimate
+    assert HaloConv2d is halo.HaloConv2d
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
