@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 from benchmarks.machine import announce
 from benchmarks.planner.rows import Case, cases
-from benchmarks.planner.validate import Pair, peak, run
+from benchmarks.planner.validate import Pair, contradicted, peak, run
 from plait.predict.cost.bars import LEVELS, reach
 
 OUT = Path(__file__).parents[2] / "src" / "plait" / "predict" / "cost" / "residuals.json"
@@ -94,46 +97,104 @@ def quantiles(rows: Sequence[Residual], levels: Sequence[float] = LEVELS) -> lis
 FULL_VOTE = 8
 """Rows from which on a source has a whole vote."""
 WANTED = 0.9
-STRETCHES = tuple(1 + step / 10 for step in range(31))
-"""Factors on the distance of a quantile from the median, in logarithms, that are tried."""
+MARGINS = tuple(step / 100 for step in range(61))
+"""Logarithms that are added to either side of a bar, of which the least that is enough is taken."""
 
 
-def stretched(values: Sequence[float], stretch: float) -> list[float]:
-    """Quantiles moved away from their median by a factor, in logarithms.
+def widened(values: Sequence[float], margin: float) -> list[float]:
+    """Quantiles moved away from their median: the outermost by a factor, inner ones by less of it.
 
     Sources differ more from each other than runs of one source do. So the spread of the sources at
-    hand is too narrow for one that nobody has seen; the factor makes up for it.
+    hand is too narrow for one that nobody has seen; the margin makes up for it.
     """
-    middle = values[len(values) // 2]
-    return [round(middle * (value / middle) ** stretch, 4) for value in values]
+    half = (len(values) - 1) / 2
+    return [
+        round(value * math.exp(margin * (place - half) / half), 4)
+        for place, value in enumerate(values)
+    ]
 
 
-def stretch_of(by_reach: dict[str, list[Residual]]) -> float:
-    """The least factor with which bars hold for nine of ten sources that were left out."""
-    for stretch in STRETCHES:
-        if coverage(by_reach, stretch)[0] >= WANTED:
-            return stretch
-    return STRETCHES[-1]
+def margin_of(by_reach: dict[str, list[Residual]]) -> float:
+    """The least margin with which bars hold for nine of ten sources that were left out."""
+    for margin in MARGINS:
+        if coverage(by_reach, margin).held >= WANTED:
+            return margin
+    return MARGINS[-1]
 
 
-def coverage(by_reach: dict[str, list[Residual]], stretch: float = 1.0) -> tuple[float, int]:
-    """How often a bar holds whose source was left out, each source one vote, and the sources."""
-    everything = [(place, *row) for place, rows in by_reach.items() for row in rows]
-    sources = sorted({source for _, source, _ in everything})
-    votes = []
+@dataclass(frozen=True)
+class Coverage:
+    """How often a bar holds whose source was left out, each source one vote."""
+
+    held: float
+    above: float
+    """Rows above their bar: for memory, those that take more than it says."""
+    sources: int
+
+
+def coverage(by_reach: dict[str, list[Residual]], margin: float = 0.0) -> Coverage:
+    """How often bars hold for sources that were left out."""
+    sources = sorted({source for rows in by_reach.values() for source, _ in rows})
+    held = []
+    above = []
     for source in sources:
-        inside = total = 0
-        for place, own, value in everything:
-            if own != source:
-                continue
-            others = [row for row in by_reach[place] if row[0] != source]
-            if len({one for one, _ in others}) < 2:
-                others = [(one, ratio) for _, one, ratio in everything if one != source]
-            low, _, high = stretched(quantiles(others, (0.05, 0.5, 0.95)), stretch)
-            inside += low <= value <= high
-            total += 1
-        votes.append(inside / total)
-    return sum(votes) / len(votes), len(sources)
+        left = {
+            place: [row for row in rows if row[0] != source] for place, rows in by_reach.items()
+        }
+        own = [
+            (place, value) for place, rows in by_reach.items() for one, value in rows
+            if one == source
+        ]  # fmt: skip
+        bars = {place: sides(left, place, margin) for place in {place for place, _ in own}}
+        held.append(sum(bars[place][0] <= value <= bars[place][1] for place, value in own))
+        above.append(sum(value > bars[place][1] for place, value in own))
+        held[-1] /= len(own)
+        above[-1] /= len(own)
+    number = len(sources)
+    return Coverage(sum(held) / number, sum(above) / number, number)
+
+
+def sides(by_reach: dict[str, list[Residual]], place: str, margin: float) -> tuple[float, float]:
+    """The two sides of a bar; it holds the predicted number itself."""
+    low, _, high = widened(quantiles(known(by_reach, place), (0.05, 0.5, 0.95)), margin)
+    return min(1.0, low), max(1.0, high)
+
+
+def known(by_reach: dict[str, list[Residual]], place: str) -> list[Residual]:
+    """The residuals behind a bar: those of its reach, or all where fewer than two sources have
+    it.
+    """
+    rows = by_reach[place]
+    if len({source for source, _ in rows}) >= 2:
+        return rows
+    return [row for others in by_reach.values() for row in others]
+
+
+RATIOS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.5)
+"""Predicted seconds of two plans over one another, from which on their order is counted."""
+
+
+def orders(pairs: Iterable[Pair]) -> dict[float, tuple[int, int]]:
+    """How many pairs of published plans were in the predicted order, of how many, by ratio.
+
+    A pair is of one model, cluster and batch. Rows that their own table contradicts are left out.
+    """
+    pairs = list(pairs)
+    odd = contradicted(pairs)
+    groups: dict[tuple[str, str, str], list[tuple[str, float, float]]] = defaultdict(list)
+    for case, estimate in pairs:
+        if case.seconds and case.id not in odd:
+            key = (case.source, case.group, str(case.config["train"]["global_batch"]))
+            groups[key].append((case.plan, estimate.step_seconds, case.seconds))
+    found = dict.fromkeys(RATIOS, (0, 0))
+    for runs in groups.values():
+        for (plan, predicted, measured), (other, second, third) in combinations(runs, 2):
+            if plan != other:
+                ratio = max(predicted / second, second / predicted)
+                edge = max(one for one in RATIOS if one <= ratio)
+                right, number = found[edge]
+                found[edge] = (right + ((predicted < second) == (measured < third)), number + 1)
+    return found
 
 
 def main() -> None:
@@ -146,16 +207,17 @@ def main() -> None:
         pairs, _ = run(cases()[0], plain)
         found = residuals(pairs)
         for kind, by_reach in found.items():
-            stretch = stretch_of(by_reach)
-            plain_held, sources = coverage(by_reach)
-            held, _ = coverage(by_reach, stretch)
+            margin = margin_of(by_reach)
+            plain_held = coverage(by_reach).held
+            left = coverage(by_reach, margin)
             print(
-                f"{name} {kind}: bars hold for {held:.0%} of {sources} sources, each left out once "
-                f"(stretched by {stretch:.1f}; {plain_held:.0%} without)"
+                f"{name} {kind}: bars hold for {left.held:.0%} of {left.sources} sources, each "
+                f"left out once, {left.above:.1%} of their rows above (wider by a factor of "
+                f"{math.exp(margin):.2f} on either side; {plain_held:.0%} without)"
             )
             places = {
-                place: stretched(quantiles(rows), stretch)
-                for place, rows in sorted(by_reach.items())
+                place: widened(quantiles(known(by_reach, place)), margin)
+                for place in sorted(by_reach)
             }
             for place, values in places.items():
                 rows = by_reach[place]
@@ -165,6 +227,14 @@ def main() -> None:
                 print(f"{where}: {low:.2f} {middle:.2f} {high:.2f}")
             if name == "named":
                 table[kind] = places
+        if name == "named":
+            found_orders = orders(pairs)
+            for ratio, (right, number) in found_orders.items():
+                print(f"order of plans {ratio:.2f} apart: right in {right} of {number} pairs")
+            table["order"] = {
+                f"{ratio:g}": [round(right / number, 2)]
+                for ratio, (right, number) in found_orders.items()
+            }
     if arguments.write:
         OUT.write_text(json.dumps(table, indent=1) + "\n")
         ROWS.write_text(json.dumps(behind(cases()[0]), indent=1) + "\n")

@@ -56,5 +56,5 @@ def machine_for(case: Case, efficiency: Efficiency | None = None) -> Machine:
 
 def preset_machine(case: Case, efficiency: Efficiency | None = None) -> Machine:
     """The preset alone, as a user would name it."""
-    name = {"h100-96gb": "h100", "gh200": "h100"}.get(case.device, case.device)
+    name = {"h100-96gb": "h100"}.get(case.device, case.device)
     return machine_of(Cluster.parse(f"{name}x{case.num_devices}"), efficiency)

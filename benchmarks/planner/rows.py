@@ -38,7 +38,6 @@ class Practice:
     framework: Framework
     dropout: float = 0.0
     family: str = "gpt"
-    fused_loss: bool = False
     precision: str = "bf16"
 
     def but(self, **habits: Any) -> Practice:
@@ -65,7 +64,7 @@ masks.
 """
 
 PRACTICE = {  # by table: what its framework's code of that time does
-    "01": replace(FOUNDRY, fused_loss=True),  # llm-foundry's default, and in place
+    "01": FOUNDRY,
     "02a": MEGATRON_2021,
     "02b": MEGATRON_2021,
     "02c": CORE,
@@ -337,7 +336,7 @@ def case(row: dict[str, str]) -> Case:
         "tie_word_embeddings": not gated or table in {"09d", "09e"},
         "attn_implementation": practice.framework.attention,
         "attention_dropout": practice.dropout,
-        "fused_cross_entropy": practice.fused_loss,
+        "fused_cross_entropy": practice.framework.fused_loss,
     }
     tp = int(row["tp"])
     sequence = ",sp" if row["sp"] == "1" and tp > 1 else ""

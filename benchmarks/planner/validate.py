@@ -66,9 +66,10 @@ def plainly(case: Case, plain: str) -> Case:
     model = {
         key: value
         for key, value in case.config["model"].items()
-        if not key.startswith(("att", "fused"))
+        if not key.startswith(("attn", "fused"))
     }
     model["attn_implementation"] = runs.attention
+    model["fused_cross_entropy"] = runs.fused_loss
     return replace(
         case,
         config={**case.config, "model": model},
@@ -128,6 +129,20 @@ def table(title: str, pairs: Iterable[tuple[str, float]]) -> dict[str, dict[str,
         )
     print()
     return rows
+
+
+MANY = 64
+"""Devices above which a run is one of many."""
+
+
+def flat(pairs: Iterable[Pair]) -> list[tuple[str, float]]:
+    """Errors by source of runs of a data axis alone on many devices."""
+    return [
+        (case.source, error(estimate.step_seconds, case.seconds))
+        for case, estimate in pairs
+        if case.seconds and case.num_devices > MANY
+        if estimate.plan.dp.size == estimate.plan.world_size
+    ]
 
 
 def failures(plain: str = "") -> tuple[int, int]:
@@ -246,6 +261,7 @@ def main() -> None:
         "peak memory",
         [(c.source, error(peak(c, e), c.peak_bytes)) for c, e in pairs if c.peak_bytes],
     )
+    table(f"flat, over {MANY}", flat(pairs))
     fitting = sum(estimate.fits for _, estimate in pairs)
     print(f"{fitting} of {len(pairs)} runs that ran are predicted to fit")
     count, foreseen = failures(arguments.plain)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from plait.cli import common, plan_questions
 from plait.cli.answer import Answer, Json
-from plait.cli.estimate import campaign_lines, size
+from plait.cli.estimate import campaign_lines, device_notes, size
 from plait.cli.layout import PlanTable, Prose
 from plait.cli.parser import UsageError
 from plait.cluster.mixed import MixedCluster
@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from plait.predict.cost.records import Estimate
     from plait.predict.planner.choose import Choice
 
-HEAD = ("plan", "step", "tokens/s", "MFU", "bubble", "memory", "USD/M tokens")
+SURE = 0.85
+"""Plans in whose order one may be less sure than this are said to be too near to tell apart."""
+
+
+def _head(data: Json) -> tuple[str, ...]:
+    unit = data["plans"][0]["unit"]
+    return ("plan", "step", f"{unit}/s", "MFU", "bubble", "memory", f"USD/M {unit}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +153,11 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
             "not_opened": choice.found.not_opened,
         },
     }
-    data["notes"] = assumed(tables, choice.job.global_batch, choice.job.model.seq_len)
+    data["notes"] = [
+        *device_notes(choice.plans[0].plan, cluster),
+        *(near_notes(plans) if arguments.objective == "time" else ()),
+        *assumed(tables, choice.job.global_batch, choice.job.model.seq_len),
+    ]
     if choice.job.shares:
         data["notes"].append(
             f"plan.shares {list(choice.job.shares)} is for dp{len(choice.job.shares)}, which is "
@@ -156,6 +166,22 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     if arguments.explain is not None:
         data["explanation"] = _explanation(choice, named)
     return Answer(data, partial(_view, data))
+
+
+def near_notes(plans: list[Json]) -> list[str]:
+    """The plans that predictions cannot tell from the first, of plans in the order of time."""
+    from plait.predict.cost.bars import order_probability
+
+    ratios = [one["step_seconds"] / plans[0]["step_seconds"] for one in plans[1:]]
+    near = [ratio for ratio in ratios if order_probability(ratio) < SURE]
+    if not near:
+        return []
+    sure = order_probability(max(near))
+    are = "the next plan is" if len(near) == 1 else f"the next {len(near)} plans are"
+    return [
+        f"{are} within {max(near) - 1:.1%} of the first, too near to tell apart: {sure:.0%} of "
+        "published pairs as near were in the predicted order; measure them"
+    ]
 
 
 def mixed_answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
@@ -206,7 +232,7 @@ def _mixed_view(data: Json) -> RenderableType:
         f"predicted for {data['cluster']}; the first is run on {best['num_devices']} devices, "
         f"{runs}",
     ]
-    return Group(PlanTable(HEAD, rows), Prose("\n".join(below)))
+    return Group(PlanTable(_head(data), rows), Prose("\n".join(below)))
 
 
 TWINS = 0.01
@@ -246,7 +272,7 @@ def _explanation(choice: Choice, named: list[Plan]) -> list[str]:
 def _view(data: Json) -> RenderableType:
     from rich.console import Group
 
-    table = PlanTable(HEAD, tuple(_cells(one) for one in data["plans"]))
+    table = PlanTable(_head(data), tuple(_cells(one) for one in data["plans"]))
     searched = data["searched"]
     below = [
         "",

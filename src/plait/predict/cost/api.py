@@ -153,16 +153,12 @@ def shares_in(tables: JsonMapping) -> tuple[float, ...]:
 
 
 def described(tables: JsonMapping, runs: Framework = PLAIT) -> Any:
-    """The description of the config's model, for samples of its length. Attention is as the
-    framework computes it, unless the config says.
+    """The description of the config's model, for samples of its length. Attention and loss are as
+    the framework computes them, unless the config says.
     """
     model = tables.get("model")
-    if (
-        isinstance(model, Mapping)
-        and "attn_implementation" not in model
-        and runs.attention != PLAIT.attention
-    ):
-        tables = {**tables, "model": {**model, "attn_implementation": runs.attention}}
+    if isinstance(model, Mapping):
+        tables = {**tables, "model": {**runs.kernels(), **model}}
     return describe(with_lengths(tables))
 
 

@@ -82,3 +82,14 @@ def share_for(risk: float, place: str) -> float:
     part = position - lower
     ratio = quantiles[lower] + part * (quantiles[lower + 1] - quantiles[lower])
     return min(1.0, 1 / ratio)
+
+
+def order_probability(ratio: float) -> float:
+    """The probability that the faster of two plans is the one that is predicted to be.
+
+    `ratio` is the slower prediction over the faster. Pairs of published plans of one model on one
+    cluster are behind it.
+    """
+    edges = stored()["order"]
+    known = [float(edge) for edge in edges if float(edge) <= max(1.0, ratio)]
+    return edges[f"{max(known):g}"][0]

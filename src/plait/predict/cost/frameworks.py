@@ -32,6 +32,8 @@ class Framework:
     runtime: Runtime = field(default_factory=Runtime)
     attention: str = "sdpa"
     """Attention kernel of the framework, where a config names none."""
+    fused_loss: bool = False
+    """The loss is one kernel that overwrites its logits, where a config does not say."""
     schedules: tuple[str, ...] | None = None
     """None: any, those that a user wrote too."""
     tensor_modes: tuple[str, ...] = TENSOR_MODES
@@ -43,6 +45,15 @@ class Framework:
     """Data strategies that go with a pipeline."""
     replicates_alone: bool = False
     """All-reduce over the data axis goes with no other axis."""
+
+    def kernels(self) -> dict[str, str | bool]:
+        """Keys of `[model]` for kernels that differ from plait's."""
+        keys: dict[str, str | bool] = {}
+        if self.attention != "sdpa":
+            keys["attn_implementation"] = self.attention
+        if self.fused_loss:
+            keys["fused_cross_entropy"] = True
+        return keys
 
     def offers(self, plan: Plan) -> bool:
         """Whether the framework has every part of the plan."""
@@ -182,9 +193,10 @@ FSDP = Framework(
 """PyTorch's fully sharded data parallel with gradients in the working precision, as trainers of one
 axis use it.
 """
-LLM_FOUNDRY = replace(FSDP, name="llm-foundry", attention="triton")
+LLM_FOUNDRY = replace(FSDP, name="llm-foundry", attention="triton", fused_loss=True)
 """The published benchmarks ran the first FlashAttention, written in Triton
-(`scripts/train/benchmarking/submit_benchmarks.py`).
+(`scripts/train/benchmarking/submit_benchmarks.py`). Its loss is FlashAttention's by default
+(`loss_fn: fused_crossentropy` of `models/mpt/modeling_mpt.py`), which overwrites its logits.
 """
 DEEPSPEED = Framework(
     "deepspeed",

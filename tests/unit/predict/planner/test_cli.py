@@ -40,6 +40,22 @@ def test_plan_prints_plans_best_first(capsys, path):
     assert data["explanation"] and data["pareto"]
 
 
+def test_plan_says_which_plans_are_too_near_and_what_stands_in_for_bf16(capsys, path):
+    _, data = answer(capsys, "plan", path, "--cluster", "v100-32gbx8")
+    near, held = data["notes"][1], data["notes"][0]
+    assert "too near to tell apart" in near and "has no bf16" in held
+    _, data = answer(capsys, "plan", path, "--cluster", "h100x8", "--objective", "memory")
+    assert not any("tell apart" in note for note in data["notes"])
+
+
+def test_images_are_counted_as_samples(capsys, tmp_path):
+    file = tmp_path / "images.toml"
+    file.write_text('[model]\nname = "resnet"\n[train]\nglobal_batch = 64\n')
+    assert main(["plan", str(file), "--cluster", "h100x2"]) == 0
+    shown = capsys.readouterr().out
+    assert "samples/s" in shown and "USD/M samples" in shown and "tokens" not in shown
+
+
 def test_plan_for_another_number_of_devices(capsys, path):
     _, data = answer(capsys, "plan", path, "--cluster", "h100", "--gpus", "4")
     assert data["num_devices"] == 4

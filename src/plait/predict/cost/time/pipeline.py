@@ -98,10 +98,15 @@ def pipeline_time(
     # Whole periods of num_ranks micro-batches, each as long as the last one that was replayed.
     less = _run(name, num_ranks, few - num_ranks, virtual, stages)
     more = (num_micro_batches - few) / num_ranks
+    each = [b - a for a, b in zip(less.busy, time.busy, strict=True)]
+    least = max(each)  # ranks that run ahead of others cannot do so for ever
     return PipelineTime(
-        time.seconds + more * (time.seconds - less.seconds),
-        tuple(b + more * (b - a) for a, b in zip(less.rank_ends, time.rank_ends, strict=True)),
-        tuple(b + more * (b - a) for a, b in zip(less.busy, time.busy, strict=True)),
+        time.seconds + more * max(least, time.seconds - less.seconds),
+        tuple(
+            b + more * max(least, b - a)
+            for a, b in zip(less.rank_ends, time.rank_ends, strict=True)
+        ),
+        tuple(b + more * more_busy for b, more_busy in zip(time.busy, each, strict=True)),
     )
 
 
