@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _DRAWING = threading.RLock()
 
@@ -16,9 +18,45 @@ def drawn_alone(seed: int) -> Iterator[None]:
     """Draw on the host from a seed, and leave its random state unchanged.
 
     Ranks that are threads share the process's generator, so they do this one after another. What is
-    done here must not wait for another rank.
+    done here must not wait for another rank; `IsolatedRandom` is for code that may.
     """
     with _DRAWING, torch.random.fork_rng(devices=[]):
         # torch.manual_seed asks every kind of device; values are drawn on the host alone.
         torch.default_generator.manual_seed(seed)
         yield
+
+
+class IsolatedRandom(TorchDispatchMode):
+    """A random stream of this thread alone: operations on the host draw from it, from a seed on.
+
+    The process's generator stays as it is, except within one operation. So the code may meet other
+    ranks that are threads. A rank that draws initial values at the same time is not disturbed.
+    `num_draws` counts the operations that have drawn.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._state = torch.Generator().manual_seed(seed).get_state()
+        self.num_draws = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        named = kwargs or {}
+        draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        if not draws or named.get("generator") is not None:
+            return func(*args, **named)
+        with _DRAWING:
+            before = torch.default_generator.get_state()
+            torch.default_generator.set_state(self._state)
+            try:
+                return func(*args, **named)
+            finally:
+                after = torch.default_generator.get_state()
+                torch.default_generator.set_state(before)
+                self.num_draws += not torch.equal(after, self._state)
+                self._state = after

@@ -67,6 +67,7 @@ def _windows(config: Any, input_ids: Tensor, dtype: torch.dtype) -> PyTree:
         "input_embeds": like,
         "attention_mask": None,
         "past_key_values": None,
+        "cache": None,
         "position_ids": positions,
         "cache_position": positions[0],
     }

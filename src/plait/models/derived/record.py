@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from plait.models.derived.kinds import holds_experts, is_dropout, is_norm, stays_still
-from plait.random_state import drawn_alone
+from plait.random_state import IsolatedRandom
 from plait.torch_internals import storage_key
 from plait.values import PyTree
 
@@ -293,7 +293,7 @@ def run(
             _weightless(named, recorder, sizes or Sizes()),
             _layers(named, recorder, sizes or Sizes(), opaque),
             torch.no_grad(),
-            drawn_alone(seed=0),
+            IsolatedRandom(seed=0),
             recorder,
         ):
             recorder.end(call())

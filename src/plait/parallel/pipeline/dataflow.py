@@ -21,7 +21,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from plait.random_state import drawn_alone
+from plait.random_state import IsolatedRandom
 from plait.regions import dissolved, untouched
 from plait.torch_internals import storage_key
 from plait.values import PyTree
@@ -179,6 +179,7 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
     calls: list[str] = []
     needs: list[_Origins] = []
     drawing: set[int] = set()
+    random = IsolatedRandom(seed=0)
 
     def observed(name: str, module: nn.Module) -> Callable[..., object]:
         forward = module.forward
@@ -189,7 +190,7 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
             number = len(calls)
             calls.append(name)
             needs.append(watch.of((args, kwargs)))
-            random = torch.get_rng_state()
+            drawn = random.num_draws
             # Code around may have sent them where the weights are: to the meta device.
             args, kwargs = tree_map_only(Tensor, _with_memory, (args, kwargs))
             with watch.unit(len(calls)):
@@ -198,7 +199,7 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
                 output = tree_map(
                     lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output
                 )
-            if not torch.equal(random, torch.get_rng_state()):
+            if random.num_draws > drawn:
                 drawing.add(number)
             for leaf, value in enumerate(tree_leaves(output)):
                 if isinstance(value, Tensor):
@@ -211,7 +212,7 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
     with (
         replaced(units, observed),
         glue_in_memory(model, units),
-        drawn_alone(seed=0),
+        random,
         torch.no_grad(),
         dissolved(),
         watch,

@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from plait.parallel.pipeline.dataflow import glue_in_memory, in_memory, replaced
 from plait.parallel.pipeline.partition import LayerProfile
-from plait.random_state import drawn_alone
 from plait.values import PyTree
 
 STATE_COPIES = 4  # of each trainable element: weight, gradient and the two moments of Adam
@@ -56,7 +55,7 @@ def profile_layers(
     with (
         replaced(units, weighed),
         glue_in_memory(model, units),
-        drawn_alone(seed=0),
+        torch.random.fork_rng(devices=[]),  # all ranks meet before any draws its start
         torch.no_grad(),
     ):
         run()
