@@ -113,11 +113,10 @@ def test_ranks_at_work_are_not_awaited_by_one_that_a_plan_leaves_over() -> None:
     run._lost = []
     run._policy = keeper.Policy()
     run._first_note = -1e9
+    run._ended = {}
     run._notes = {2: Note()}
-    run._ranks = {
-        seat: SimpleNamespace(has_come=True, process=SimpleNamespace(kill=lambda: killed.append(1)))
-        for seat in range(3)
-    }
+    process = SimpleNamespace(pid=11, kill=lambda: killed.append(1))
+    run._ranks = {seat: SimpleNamespace(has_come=True, process=process) for seat in range(3)}
     run._look_at_the_silent()
     assert not killed
     run._notes[0] = Note("its connection broke")

@@ -108,6 +108,7 @@ def policy(config: Config, plan: Plan) -> Policy:
         choose=None if recovery.replan == "never" else choose,
         wait_seconds=recovery.wait_seconds,
         deadline_seconds=recovery.deadline_seconds,
+        hang_seconds=recovery.hang_seconds,
     )
 
 

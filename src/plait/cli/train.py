@@ -9,6 +9,7 @@ import contextlib
 import signal
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -244,7 +245,9 @@ def kept_alive(task: job.TrainingRun, num_ranks: int) -> Json:
 
     policy = replanning.policy(task.config, Plan.parse(task.plan))
     try:
-        with task.supervision.outside():
+        with task.supervision.outside() as watcher:
+            if watcher is not None:
+                policy = replace(policy, why_ended=watcher.why_ended)
             ended = keep(kept.run, (task,), LaunchPlan(task.plan, num_ranks), policy)
             result: Json = ended.results[0]
             return result

@@ -70,10 +70,16 @@ def kill(view: RankSnapshot, finding: Symptom) -> None:
 
 
 class Watcher:
-    """The watcher of one folder of records. `hang` is what has ended the run, if something has."""
+    """The watcher of one folder of records.
+
+    Attributes:
+        hang: what has ended a rank, and the run with it, until another step is done.
+    """
 
     def __init__(self, folder: Path, limits: HangLimits, end: End = kill) -> None:
         self.hang: Symptom | None = None
+        self._hung_at = 0.0
+        self._ended: dict[int, Symptom] = {}
         self._folder = folder
         self._limits = limits
         self._end = end
@@ -116,6 +122,8 @@ class Watcher:
             self._tell(words)
 
     def _look(self, views: dict[int, RankSnapshot]) -> None:
+        if any(view.steps and view.steps[-1].ended > self._hung_at for view in views.values()):
+            self.hang = None  # the run has gone on without that rank
         limit = self._limits.of(recent_seconds(views))
         moment = now()
         idle = [rank for rank, view in views.items() if moment - view.moved > limit]
@@ -169,7 +177,14 @@ class Watcher:
         self._tell(finding)
         if self._limits.ends:
             self.hang = finding
+            self._hung_at = now()
+            self._ended[view.pid] = finding
             self._end(view, finding)
+
+    def why_ended(self, pid: int) -> str | None:
+        """The cause for which this watcher has ended a process; None where it has not."""
+        finding = self._ended.get(pid)
+        return None if finding is None else f"{finding.where}: {finding.cause}"
 
     def _claim(self, view: RankSnapshot) -> bool:
         """Whether nobody else has taken up this fault."""

@@ -75,3 +75,8 @@ def died_silently(rank: int, exit_code: int) -> RankFailed:
         name = f"signal {-exit_code}"
     cure = "; the kernel kills so when memory runs out: see dmesg" if name == "SIGKILL" else ""
     return RankFailed(f"rank {rank} was killed by {name}{cure}; the other ranks were stopped")
+
+
+def ended(rank: int, reason: str) -> RankFailed:
+    """The error for a rank that its launcher or its watcher has ended, and why."""
+    return RankFailed(f"rank {rank} was ended: {reason}; the other ranks were stopped")

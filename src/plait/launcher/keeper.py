@@ -12,11 +12,10 @@ under another plan. When it comes they are recalled between two steps, and retur
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import wait
@@ -25,20 +24,21 @@ from typing import Any
 
 from plait.comm.network import LOOPBACK, listening_store
 from plait.errors import PlaitError, RankFailed
-from plait.launcher.board import Board, Files
-from plait.launcher.failure import died_silently, read_failures
+from plait.launcher.board import NOTHING, Board, Files
+from plait.launcher.failure import died_silently, ended, read_failures
+from plait.launcher.hearing import heard
 from plait.launcher.kept_process import KeptProcess, RunFacts, start_process
 from plait.launcher.leftovers import leftovers
 from plait.launcher.main_process import say
 from plait.launcher.policy import Layouts, Policy, deadline_passed
 from plait.launcher.seat import SIGNALS, Assignment, LaunchPlan, Note, RankLoss
 from plait.launcher.snapshot_files import SnapshotFiles
+from plait.launcher.stalled import Stalled
 
 Main = Callable[..., object]
 LOOK_SECONDS = 0.1
 SILENT_SECONDS = 10.0
 BUSY_SECONDS = 120.0
-START_SECONDS = 60.0
 FAREWELL_SECONDS = 5.0
 STOPPED = "; the other ranks were stopped"  # at the end of an error, where they go on
 
@@ -59,7 +59,7 @@ def keep(main: Main, args: tuple[object, ...], layout: LaunchPlan, policy: Polic
     """
     with leftovers() as folder:
         run = _Run(main, args, layout, policy, folder)
-        with _signals_of(run):
+        with heard(run.hear):
             try:
                 return run.until_done()
             finally:
@@ -101,6 +101,8 @@ class _Run:
         self._first_note = 0.0
         self._signals: list[int] = []
         self._asked_at: float | None = None
+        self._stalled = Stalled(policy.hang_seconds)
+        self._ended: dict[int, str] = {}
 
     def hear(self, number: int, frame: object) -> None:
         """Take note of a signal. The second one ends the run at once."""
@@ -116,6 +118,7 @@ class _Run:
             self._listen()
             self._look_at_signals()
             self._look_at_the_silent()
+            self._look_at_the_stalled()
             self._start_due()
             self._look_at_the_returned()
             if self._is_done():
@@ -167,10 +170,13 @@ class _Run:
         rank.process.join()
         self._notes.pop(seat, None)
         code = rank.process.exitcode or 0
-        if -code in SIGNALS:  # it came before the rank could hear it
-            self._signals += [-code, -code]
-            self._look_at_signals()
-        error = self._error_of(seat, code)
+        if -code in SIGNALS:  # a second one, or it came before the rank could hear it
+            if self._generation >= 0 and self._restarts and not rank.has_come:
+                self._board.ask_to_end(-code)  # the others have something to save
+            else:
+                self._signals += [-code, -code]
+                self._look_at_signals()
+        error = self._error_of(seat, rank, code)
         if not isinstance(error, RankFailed) or not self._policy.goes_on:
             raise error
         if seat in self._members:
@@ -202,7 +208,7 @@ class _Run:
             self._lost.append(number)
         self._board.make_void(self._generation)
 
-    def _error_of(self, seat: int, code: int) -> PlaitError:
+    def _error_of(self, seat: int, rank: KeptProcess, code: int) -> PlaitError:
         """The error that a rank has told, or the way in which it died.
 
         Where the run ends with it, the earliest error of any rank is the cause of the others.
@@ -211,7 +217,9 @@ class _Run:
         failures = read_failures(self._failures)
         of_rank = [failure for failure in failures if failure.rank == number]
         if not of_rank:
-            return died_silently(number, code)
+            pid = rank.process.pid or 0
+            reason = self._ended.get(pid) or self._policy.why_ended(pid)
+            return died_silently(number, code) if reason is None else ended(number, reason)
         if not self._policy.goes_on:
             return failures[0].as_error()
         (self._failures / f"rank{number}.json").unlink()
@@ -237,7 +245,7 @@ class _Run:
             raise deadline_passed(self._board.signal, self._policy.deadline_seconds)
 
     def _look_at_the_silent(self) -> None:
-        """End ranks that do not come to a meeting for which the others wait, or do not start."""
+        """End ranks that do not come to a meeting for which the others wait."""
         if self._generation < 0:
             return
         now = time.monotonic()
@@ -245,12 +253,23 @@ class _Run:
         waits = bool(come) and not all(self._notes[seat].is_done for seat in come)
         patience = BUSY_SECONDS if self._lost else SILENT_SECONDS
         for seat, rank in self._ranks.items():
+            is_absent = waits and seat in self._members and seat not in self._notes
+            if rank.has_come and is_absent and now > self._first_note + patience:
+                reason = f"it did not meet the others for {patience:g} s"
+                self._ended.setdefault(rank.process.pid or 0, reason)
+                rank.process.kill()
+
+    def _look_at_the_stalled(self) -> None:
+        """End processes that get nowhere before they are at work."""
+        loading, joining = set(), set()
+        for seat, rank in self._ranks.items():
             if not rank.has_come:
-                is_late = now > rank.started + START_SECONDS + self._policy.wait_seconds
-            else:
-                is_absent = waits and seat in self._members and seat not in self._notes
-                is_late = is_absent and now > self._first_note + patience
-            if is_late:
+                loading.add(rank.process.pid or 0)
+            elif seat not in self._notes and self._board.done(seat) == NOTHING:
+                joining.add(rank.process.pid or 0)
+        self._ended.update(self._stalled.look(loading, joining))
+        for rank in self._ranks.values():
+            if rank.process.pid in self._ended:
                 rank.process.kill()
 
     def _look_at_the_returned(self) -> None:
@@ -377,18 +396,3 @@ class _Run:
             self._snapshots.newest,
             tuple(self._losses),
         )
-
-
-@contextmanager
-def _signals_of(run: _Run) -> Iterator[None]:
-    """Signals of this process are the run's, where this is the thread that gets them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (*SIGNALS, signal.SIGHUP)
-    before = {number: signal.signal(number, run.hear) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

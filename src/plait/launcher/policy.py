@@ -10,6 +10,11 @@ from plait.errors import RunError
 from plait.launcher.seat import LaunchPlan
 
 
+def _unknown(pid: int) -> str | None:
+    """No reason: where only the launcher ends processes."""
+    return None
+
+
 @dataclass(frozen=True)
 class Policy:
     """The treatment of a run whose ranks are lost, or which a signal is to end.
@@ -19,12 +24,16 @@ class Policy:
         choose: the layout for so many ranks, None where there is none; None ends the run.
         wait_seconds: for a rank that is started again, before the others go on without it.
         deadline_seconds: to end after a signal.
+        hang_seconds: after which a process that is stopped is lost; None for the least.
+        why_ended: why a process of this number was ended, where somebody else has done so.
     """
 
     restarts: int = 0
     choose: Callable[[int], LaunchPlan | None] | None = None
     wait_seconds: float = 10.0
     deadline_seconds: float = 60.0
+    hang_seconds: float | None = None
+    why_ended: Callable[[int], str | None] = _unknown
 
     @property
     def goes_on(self) -> bool:

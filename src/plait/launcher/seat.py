@@ -118,6 +118,7 @@ class Seat:
         self._launcher = launcher
         self._generation = NOTHING
         self._members: tuple[int, ...] = ()
+        self._has_heard = False
 
     def meet(self, note: Note) -> Assignment | None:
         """Wait for the other ranks; None when the run is done."""
@@ -135,6 +136,11 @@ class Seat:
             signal.signal(number, self._hear)
 
     def _hear(self, number: int, frame: object) -> None:
+        """Ask for the end. A second signal ends this process, and so the run, at once."""
+        if self._has_heard:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self._has_heard = True
         self.board.ask_to_end(number)
 
     @contextmanager

@@ -46,17 +46,20 @@ class Supervision:
         return SILENT_SECONDS if self.hang_seconds is None else self.hang_seconds
 
     @contextlib.contextmanager
-    def outside(self) -> Iterator[None]:
-        """Watch over the ranks that this process launches. A hang that ended one is the error."""
+    def outside(self) -> Iterator[Watcher | None]:
+        """Watch over the ranks that this process launches. A hang that ended one is the error.
+
+        The watcher; None where there is none.
+        """
         if self.folder is None or self.by_ranks:
-            yield
+            yield None
             return
         with Watcher(RunFolder(self.folder).doctor, self.limits) as watcher:
             try:
-                yield
+                yield watcher
             except PlaitError as error:
                 watcher.look_back()
-                if watcher.hang is None:
+                if watcher.hang is None or not isinstance(error, RankFailed):
                     raise
                 raise RankFailed(watcher.hang.text()) from error
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from plait.doctor.findings import Symptom
 from plait.doctor.process import Usage
-from plait.doctor.watcher import is_starved
+from plait.doctor.record import now
+from plait.doctor.watcher import HangLimits, Watcher, is_starved
 
 BEFORE = Usage(cpu_seconds=100.0, io_bytes=0, major_faults=0, delay_seconds=50.0)
 LIMIT = 5.0
@@ -25,3 +31,15 @@ def test_a_rank_without_a_processor_is_no_hang_until_it_has_computed_for_the_lim
 ) -> None:
     after = Usage(BEFORE.cpu_seconds + computed, 0, 0, BEFORE.delay_seconds + delayed)
     assert is_starved(BEFORE, after, seconds, LIMIT) is expected
+
+
+def test_a_hang_that_the_run_has_survived_is_no_cause_of_a_later_end(tmp_path: Path) -> None:
+    watcher = Watcher(tmp_path, HangLimits(LIMIT))
+    hang = Symptom("hang", 1, 4, "its actions", "stopped process")
+    watcher.hang = hang
+    watcher._hung_at = 50.0
+    for ended, kept in ((49.0, hang), (51.0, None)):
+        step = SimpleNamespace(ended=ended, step=4, seconds=0.1)
+        view: Any = SimpleNamespace(steps=(step,), moved=now())
+        watcher._look({0: view})
+        assert watcher.hang is kept
