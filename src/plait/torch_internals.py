@@ -5,6 +5,7 @@ A new version of torch may rename them; then this file and its test are where to
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,6 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils import checkpoint as _checkpoint
 from torch.utils._python_dispatch import _disable_current_modes
+
+from plait.imports import when_loaded
+
+_optimizer: Any = sys.modules["torch.optim.optimizer"]  # torch.optim takes the name away
 
 flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -45,14 +50,64 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def on_compile(begin: Callable[[], object], end: Callable[[], object]) -> None:
-    """Have functions called when torch's compiler begins and ends; nothing where it has changed."""
-    from torch._dynamo import callback
+_COMPILER = "torch._dynamo"
+_CALLBACKS = "torch._dynamo.callback"
 
-    handler = getattr(callback, "callback_handler", None)
-    if handler is not None:
-        handler.register_start_callback(lambda about: begin())
-        handler.register_end_callback(lambda about: end())
+
+def on_compile(begin: Callable[[], object], end: Callable[[], object]) -> None:
+    """Have functions called when torch's compiler begins and ends; nothing where it has changed.
+
+    A process that has not loaded the compiler does not load it for this.
+    """
+
+    def ask() -> None:
+        handler = getattr(sys.modules[_CALLBACKS], "callback_handler", None)
+        if handler is not None:
+            handler.register_start_callback(lambda about: begin())
+            handler.register_end_callback(lambda about: end())
+
+    when_loaded(_CALLBACKS, ask)
+
+
+def step(optimizer: torch.optim.Optimizer) -> None:
+    """One step of an optimizer. It does not load torch's compiler, where nobody else has.
+
+    Loading takes a second, and torch's own step does it to say that it is not to be traced.
+    """
+    plain = None if _COMPILER in sys.modules else _plain_step(optimizer)
+    if plain is None:
+        optimizer.step()
+        return
+    kind = type(optimizer).__name__
+    with (
+        torch.autograd.profiler.record_function(f"Optimizer.step#{kind}.step"),
+        torch.set_grad_enabled(bool(optimizer.defaults.get("differentiable"))),
+    ):
+        plain(optimizer)
+
+
+def _plain_step(optimizer: torch.optim.Optimizer) -> Callable[..., object] | None:
+    """The rule of one of torch's own optimizers, without its two wrappers.
+
+    One of these runs hooks; the other loads the compiler, to tell it not to trace. None where the
+    optimizer is another's, or has hooks, or has changed.
+    """
+    kind: Any = type(optimizer)
+    hooks = (
+        *_optimizer._global_optimizer_pre_hooks,
+        *_optimizer._global_optimizer_post_hooks,
+        *optimizer._optimizer_step_pre_hooks,
+        *optimizer._optimizer_step_post_hooks,
+    )
+    hooked = kind.step
+    is_own = kind.__module__.startswith("torch.optim.") and "step" not in vars(optimizer)
+    if hooks or not is_own or not getattr(hooked, "hooked", False):
+        return None
+    without_grad = hooked.__wrapped__
+    if without_grad.__code__.co_name != "_use_grad":
+        return None
+    plain: Callable[..., object] = without_grad.__wrapped__
+    return plain
 
 
 def storage_key(tensor: Tensor) -> int:

@@ -46,7 +46,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "patterns": set(),  # names of modules with wildcards
     "random_state": set(),  # who draws, one thread after another
     "regions": {"torch_internals"},  # what a forward recomputes by its own code
-    "torch_internals": set(),  # private functions of torch
+    "torch_internals": {"imports"},  # private functions of torch
+    "imports": set(),  # what to do once a module is loaded
     "reference": {"errors"},  # "module:function" of a config
     "origin": {"errors", "torch_internals"},  # the module and line that an error came from
     "cluster": {"errors", "toml"},
@@ -69,7 +70,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "random_state",
     },
     "datasets": {"errors", "reference"},
-    "launcher": {"errors", "comm", "doctor"},  # of comm, the rendezvous of ranks that come and go
+    "launcher": {
+        "errors",
+        "comm",
+        "doctor",
+        "imports",
+    },  # of comm, the rendezvous of ranks that come and go
     "outer": {*LOWER, "comm", "parallel.data"},
     "engine": ENGINE,
     "run": {*RUN, "toml", "predict.cost"},  # a report sets predictions beside measurements

@@ -76,6 +76,51 @@ def test_fused_optimizers_divide_by_a_scale_themselves() -> None:
     assert not internals.takes_gradient_scale(torch.optim.SGD([param], lr=0.1, fused=False))
 
 
+OPTIMIZERS = {
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.1, fused=True),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.1, amsgrad=True),
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "adafactor": lambda params: torch.optim.Adafactor(params, lr=0.1),
+    "muon": lambda params: torch.optim.Muon(params, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_without_the_compiler_is_the_same_step(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(step: Any) -> tuple[Tensor, Any]:
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(6, 4))
+        optimizer = OPTIMIZERS[name]([weight])
+        for _ in range(3):
+            weight.grad = torch.randn_like(weight)
+            step(optimizer)
+        return weight.detach(), optimizer.state_dict()["state"]
+
+    expected = trained(lambda optimizer: optimizer.step())
+    monkeypatch.setattr(internals, "_COMPILER", "a module that nobody loads")
+    loads_compiler = name not in ("adafactor", "muon")  # torch wraps these two otherwise
+    plain = internals._plain_step(OPTIMIZERS[name]([torch.zeros(2, 2)]))
+    assert (plain is not None) == loads_compiler
+    weight, state = trained(internals.step)
+    assert torch.equal(weight, expected[0])
+    torch.testing.assert_close(state, expected[1], rtol=0, atol=0)
+
+
+def test_an_optimizer_with_hooks_or_of_somebody_else_makes_its_own_step() -> None:
+    class Own(torch.optim.SGD):
+        pass
+
+    hooked = torch.optim.SGD([torch.zeros(1)])
+    assert internals._plain_step(hooked) is not None
+    hooked.register_step_pre_hook(lambda *given: None)
+    replaced = torch.optim.SGD([torch.zeros(1)])
+    replaced.step = lambda: None  # type: ignore[method-assign]
+    for one in (hooked, replaced, Own([torch.zeros(1)])):
+        assert internals._plain_step(one) is None
+
+
 def test_flash_attention_has_an_output_and_a_backward() -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 8, 16, requires_grad=True) for _ in range(3))

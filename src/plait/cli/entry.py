@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import plait
+import plait.launcher.lean  # before torch
 from plait.cli import table
 from plait.cli.answer import Answer, to_json
 from plait.cli.parser import Parser, UsageError

@@ -234,6 +234,10 @@ def kept_alive(task: job.TrainingRun, num_ranks: int) -> Json:
 
     They go on without a rank that is lost where `[recovery]` says so.
     """
+    if joined_world() is None and Plan.parse(task.plan).compile:
+        from plait.launcher.agent import start_server
+
+        start_server("torch._dynamo")  # once, and not in every rank
     if task.config.train.restarts:
         start = launched if joined_world() is not None else _coming_and_going
         return start(task, num_ranks)

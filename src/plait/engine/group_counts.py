@@ -13,6 +13,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from plait import torch_internals
+
 Number: TypeAlias = bool | int | float
 
 
@@ -36,7 +38,7 @@ class GroupCounts:
         """One step of the optimizer; learn which numbers it changes."""
         groups = self._optimizer.param_groups
         before = [_numbers(group) for group in groups]
-        self._optimizer.step()
+        torch_internals.step(self._optimizer)
         for old, group in zip(before, groups, strict=True):
             new = _numbers(group)
             if new != old:

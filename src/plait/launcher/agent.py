@@ -28,10 +28,7 @@ from plait.values import JsonObject
 T = TypeVar("T")
 
 SHUTDOWN_SECONDS = 5
-_PRELOADED = [  # torch's compiler is loaded by the first optimizer that is made
-    "torch", "torch.distributed", "torch.distributed.elastic.multiprocessing", "torch._dynamo",
-    "plait.engine.build",
-]  # fmt: skip
+_PRELOADED = ["plait.launcher.lean", "torch", "torch.distributed", "plait.run.preloaded"]
 _AGENT_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -131,11 +128,14 @@ def free_environment() -> dict[str, str]:
     return {**variables, **variables_of(loopback_interface())}
 
 
-def start_server() -> str:
-    """Set the fork server to loading torch and say which start method to use."""
+def start_server(*more: str) -> str:
+    """Set the fork server to loading torch, and more modules, and say which start method to use.
+
+    The first call of a process starts it, so that later ones add nothing.
+    """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return "spawn"
-    multiprocessing.set_forkserver_preload(_PRELOADED)
+    multiprocessing.set_forkserver_preload([*_PRELOADED, *more])
     multiprocessing.forkserver.ensure_running()
     return "forkserver"
 

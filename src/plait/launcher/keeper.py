@@ -22,7 +22,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from plait.comm.network import LOOPBACK, listening_store
+from plait.comm.network import LOOPBACK
 from plait.errors import PlaitError, RankFailed
 from plait.launcher.board import NOTHING, Board, Files
 from plait.launcher.failure import died_silently, ended, read_failures
@@ -81,7 +81,6 @@ class _Run:
         self._board = Board(board, layout.size)
         start = RunFacts(folder, board, layout.size, policy.goes_on)
         self._start_process = partial(start_process, start, main, args)
-        self._store = listening_store()
         self._ranks: dict[int, KeptProcess] = {}
         self._notes: dict[int, Note] = {}
         self._members: tuple[int, ...] = tuple(range(layout.size))
@@ -331,10 +330,11 @@ class _Run:
         self._met = set(self._notes)
         self._members = tuple(sorted(self._notes)[: self._layout.size])
         self._board.clear()
+        port = self._notes[self._members[0]].port
         for rank, seat in enumerate(self._members):
             del self._notes[seat]
             with suppress(OSError):  # it is lost, which the next look finds
-                self._ranks[seat].line.send(self._assignment(rank))
+                self._ranks[seat].line.send(self._assignment(rank, port))
 
     def _recover(self) -> None:
         """Choose the layout for the ranks that are left, and what they go on from."""
@@ -385,13 +385,13 @@ class _Run:
             )
         self._layout = chosen
 
-    def _assignment(self, rank: int) -> Assignment:
+    def _assignment(self, rank: int, port: int) -> Assignment:
         return Assignment(
             self._generation,
             rank,
             self._layout,
             self._members,
-            (LOOPBACK, self._store.port),
+            (LOOPBACK, port),
             self._snapshots.parts,
             self._snapshots.newest,
             tuple(self._losses),

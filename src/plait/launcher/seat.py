@@ -13,13 +13,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from plait.comm.network import listening_store
 from plait.launcher.board import NOTHING, Board
 from plait.values import JsonObject
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
 
 LOOK_SECONDS = 0.02
 POLITE_SECONDS = 0.001
@@ -101,11 +105,15 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Note:
-    """A word to the launcher at a meeting: the result of a rank that is done, or why it comes."""
+    """A word to the launcher at a meeting: the result of a rank that is done, or why it comes.
+
+    `port` is that of the process's own store, at which a generation meets whose first rank it is.
+    """
 
     reason: str = ""
     result: Any = None
     is_done: bool = False
+    port: int = 0
 
 
 class Seat:
@@ -119,16 +127,23 @@ class Seat:
         self._generation = NOTHING
         self._members: tuple[int, ...] = ()
         self._has_heard = False
+        self._store: TCPStore | None = None
 
     def meet(self, note: Note) -> Assignment | None:
         """Wait for the other ranks; None when the run is done."""
-        self._launcher.send(note)
+        self._launcher.send(replace(note, port=self._store_port()))
         assignment: Assignment | None = self._launcher.recv()
         if assignment is not None:
             self._generation = assignment.generation
             self._members = assignment.members
             os.environ.update(_variables(assignment))
         return assignment
+
+    def _store_port(self) -> int:
+        """The port of this process's store. The launcher keeps none, so that it loads no torch."""
+        if self._store is None:
+            self._store = listening_store()
+        return self._store.port
 
     def listen(self) -> None:
         """Have signals of this process end the run, after a checkpoint."""

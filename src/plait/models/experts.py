@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from plait.models.gated import gated_experts
 from plait.models.grouped import default_method
+from plait.models.layers import start_normal
 from plait.models.permute import add_up, inverse, to_rows
 from plait.models.routing import Router, Routing
 from plait.products import Products
@@ -122,9 +123,9 @@ class Experts(ExpertWeights):
 
     def reset_parameters(self) -> None:
         """Normal."""
-        nn.init.normal_(self.gate, std=self.std)
-        nn.init.normal_(self.up, std=self.std)
-        nn.init.normal_(self.down, std=self.std_residual)
+        start_normal(self.gate, self.std)
+        start_normal(self.up, self.std)
+        start_normal(self.down, self.std_residual)
 
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """rows [R, D] sorted by expert -> [R, D]."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from plait.models.experts import Exchange, ExpertWeights, MixtureOfExperts, as_it_is
 from plait.models.grouped import default_method, grouped_product
+from plait.models.layers import start_normal
 from plait.models.router_settings import RouterSettings
 from plait.models.routing import Router
 
@@ -48,8 +49,8 @@ class FusedExperts(ExpertWeights):
 
     def reset_parameters(self) -> None:
         """Draw both weights from a normal law of deviation `std`, as the library does."""
-        nn.init.normal_(self.gate_up_proj, std=self.std)
-        nn.init.normal_(self.down_proj, std=self.std)
+        start_normal(self.gate_up_proj, self.std)
+        start_normal(self.down_proj, self.std)
 
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """rows [R, D] sorted by expert -> [R, D]."""

@@ -15,6 +15,14 @@ from torch import Tensor, nn
 from plait.errors import ModelError
 
 
+def start_normal(weight: Tensor, std: float) -> None:
+    """Draw a weight from the default generator. On the meta device there is nothing to draw, and
+    torch would load its symbolic shapes to find that out.
+    """
+    if not weight.is_meta:
+        nn.init.normal_(weight, std=std)
+
+
 class Linear(nn.Linear):
     """A linear layer [..., in] -> [..., out] whose weight starts normal with `std`, and its bias at
     zero.
@@ -28,7 +36,7 @@ class Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Draw the weight from the default generator; zero the bias."""
-        nn.init.normal_(self.weight, std=self.std)
+        start_normal(self.weight, self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -42,7 +50,7 @@ class Embedding(nn.Embedding):
 
     def reset_parameters(self) -> None:
         """Draw the table from the default generator."""
-        nn.init.normal_(self.weight, std=self.std)
+        start_normal(self.weight, self.std)
 
 
 class ScaledEmbedding(nn.Embedding):

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from plait.models.layers import start_normal
 from plait.models.losses import widen
 from plait.models.router_settings import RouterSettings
 
@@ -102,7 +103,7 @@ class Router(nn.Module):
 
     def reset_parameters(self) -> None:
         """Normal weights; no noise and no bias to begin with."""
-        nn.init.normal_(self.weight, std=self.std)
+        start_normal(self.weight, self.std)
         if self.noise_weight is not None:
             nn.init.zeros_(self.noise_weight)
         if self.bias is not None:

@@ -22,17 +22,6 @@ if TYPE_CHECKING:
     from plait.launcher.board import Page
 
 CUT_SECONDS = 2.0
-_NEEDED = (
-    "plait.engine.state.snapshots",
-    "plait.run.assemble",
-    "plait.run.checkpoints",
-    "plait.run.evaluation",
-    "plait.run.loop",
-    "plait.run.observing",
-    "plait.run.replicas",
-    "plait.run.restarts",
-    "plait.run.sources",
-)
 
 
 def run(seat: Seat, job: jobs.TrainingRun) -> None:
@@ -49,8 +38,7 @@ def _prepare() -> None:
 
     Nothing of it is ever garbage, so collections between generations pass it over.
     """
-    for name in _NEEDED:
-        importlib.import_module(name)
+    importlib.import_module("plait.run.preloaded")
     gc.freeze()
 
 

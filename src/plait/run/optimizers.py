@@ -12,11 +12,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from plait import reference
+from plait import reference, torch_internals
 from plait.config import Train
 from plait.errors import OptimizerError, PlaitError
 from plait.models.parameters import OnWhole, Parameters
-from plait.torch_internals import orthogonal
 from plait.values import JsonObject
 
 MATRIX = 2
@@ -153,6 +152,7 @@ class OrthogonalMomentum(torch.optim.Optimizer):
             name: self._momentum(param, group_of[id(param)]["momentum"])
             for name, param in used.items()
         }
+        orthogonal = torch_internals.orthogonal
         if self._whole is None:
             orthogonal_updates = {name: orthogonal(update) for name, update in updates.items()}
         else:
@@ -214,7 +214,7 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: object = None) -> None:  # type: ignore[override]  # no closure here
         """Update every parameter. A closure is not called."""
         for part in self._parts:
-            part.step()
+            torch_internals.step(part)
 
 
 def learning_rate(train: Train) -> Callable[[int], float] | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from plait import torch_internals
 from plait.errors import OptimizerError
 
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
@@ -47,8 +48,8 @@ def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str) -> None:
             whole.grad = grad.clone()
             for half, part in zip(halves, _halves(grad), strict=True):
                 half.grad = part.clone()
-            on_whole.step()
-            on_halves.step()
+            torch_internals.step(on_whole)
+            torch_internals.step(on_halves)
     except OptimizerError:
         raise
     except Exception as error:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plait import torch_internals
 from plait.models.parameters import Parameters
 from plait.parallel.pipeline.weights import StageWeights
 from plait.verify.record.observation import Tensors
@@ -67,7 +68,7 @@ class _DelayedStage:
             param.grad = None if grad is None else grad / self.count
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
-        self.optimizer.step()
+        torch_internals.step(self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)
         self.versions.append([param.detach().clone() for param in self.params])
         self.grads = [None] * len(self.params)

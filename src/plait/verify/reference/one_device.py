@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
+from plait import torch_internals
 from plait.errors import ModelError
 from plait.models.parameters import Parameters
 from plait.values import PyTree
@@ -116,7 +117,7 @@ def run_reference(
         besides = {name: grad.clone() for name, grad in auxiliary.grads.items()}
         norm = _finish_gradients(named, count, recipe.clip_grad_norm, auxiliary.grads)
         grads = {name: None if p.grad is None else p.grad.clone() for name, p in named.items()}
-        optimizer.step()
+        torch_internals.step(optimizer)
         optimizer.zero_grad(set_to_none=True)
         with apart.together():
             _after_update(model)

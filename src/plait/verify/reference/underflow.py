@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from plait import torch_internals
 from plait.models.parameters import Parameters
 from plait.values import PyTree
 from plait.verify.record.observation import Record
@@ -100,7 +101,7 @@ class Underflow:
                 grad = seen.grads.get(name)
                 parameter.data.copy_(before[name])
                 parameter.grad = None if grad is None else grad.to(dtype, copy=True)
-            optimizer.step()
+            torch_internals.step(optimizer)
             for name, parameter in params.items():
                 found[step, name] = [
                     value.detach().clone()

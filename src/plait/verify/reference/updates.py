@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from plait import torch_internals
 from plait.models.parameters import Parameters
 from plait.verify.record.compare import Difference, relative_error
 from plait.verify.record.observation import Record, Tensors
@@ -99,7 +100,7 @@ def _updated(
                 grad = moved(grad, generator)
             param.data.copy_(before[name])
             param.grad = None if grad is None else grad.to(dtype, copy=True)
-        optimizer.step()
+        torch_internals.step(optimizer)
         updates.append({name: param.detach().clone() for name, param in params.items()})
     return updates
 

@@ -1,0 +1,31 @@
+"""What is to be done once a module is loaded is done once, and then."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from plait.imports import when_loaded
+
+
+def test_it_is_done_as_the_module_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "loaded_late.py").write_text("VALUE = 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = list(sys.meta_path)
+    seen: list[int] = []
+    when_loaded("loaded_late", lambda: seen.append(sys.modules["loaded_late"].VALUE))
+    assert seen == []
+    module = importlib.import_module("loaded_late")
+    importlib.import_module("loaded_late")
+    assert seen == [3]
+    assert sys.meta_path == before
+    assert module.__spec__ is not None
+    assert module.__spec__.loader is module.__loader__
+    assert type(module.__loader__).__name__ == "SourceFileLoader"
+    when_loaded("loaded_late", lambda: seen.append(4))
+    assert seen == [3, 4]
