@@ -32,7 +32,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[PageServer]:
-    one = PageServer(site_of(opening_of("llama3-8b", "h100x64")))
+    one = PageServer(site_of(opening_of("llama3-8b", "h100x512")))
     thread = threading.Thread(target=one.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     yield one
@@ -41,7 +41,7 @@ def server() -> Iterator[PageServer]:
     one.server_close()
 
 
-def course(speed: float) -> list[dict[str, Any]]:
+def course(speed: float, tokens: int = 64) -> list[dict[str, Any]]:
     """A made-up run of forty steps."""
     return [
         {
@@ -49,8 +49,8 @@ def course(speed: float) -> list[dict[str, Any]]:
             "loss": 2.0 + 3.5 * math.exp(-step / 12),
             "grad_norm": 1.0 + 2.0 * math.exp(-step / 6),
             "lr": 3e-4 * min(1.0, step / 10),
-            "memory": 4e8 + 1e6 * step,
-            "tokens": 64,
+            "memory": 3.2e5 + 1e3 * min(step, 12),
+            "tokens": tokens,
             "seconds": speed * (1 + 0.1 * math.sin(step)),
         }
         for step in range(1, 41)
@@ -66,14 +66,22 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (run / "metrics.jsonl").write_text(lines)
     summary = json.loads((run / "summary.json").read_text())
     state = [{"parameters": 40_000, "gradients": 40_000, "optimizer": 80_000}] * 2
-    more = {"steps": 40, "final_loss": 2.125, "tokens_per_second": 3200.0, "state_memory": state}
+    memory = {"peak_memory": [420_000, 380_000], "memory_before": [20_000, 20_000]}
+    more = {
+        **memory,
+        "steps": 40,
+        "final_loss": 2.125,
+        "tokens_per_second": 3200.0,
+        "state_memory": state,
+    }
     (run / "summary.json").write_text(json.dumps({**summary, **more, "traffic": {"pp": 4096}}))
     assert main(["report", str(run), "--out", str(folder / "report.html")]) == 0
     words = ["schedule", "zbv", "--stages", "4", "--microbatches", "8"]
     assert main([*words, "--html", str(folder / "schedule.html")]) == 0
-    rows = [row("pp2 mb4"), {**row("dp2:zero1"), "tokens_per_second": 15123.4}]
+    faster = {"tokens_per_second": 15123.4, "step_seconds_median": 0.0099, "bubble_fraction": 0.0}
+    rows = [row("pp2 mb4"), {**row("dp2:zero1"), **faster}]
     timelines = [drawn(schedule, 2), drawn(lower(make("1f1b", 1, 1)), 1)]
-    runs = [ComparedRun(course(0.02)), ComparedRun(course(0.016))]
+    runs = [ComparedRun(course(0.012, 148)), ComparedRun(course(0.0098, 148))]
     script = Drawing(*drawing(pictures_of(rows, timelines, runs)))
     text = html("Plans compared: made-up runs", rows, timelines, runs, script)
     (folder / "compare.html").write_text(text)

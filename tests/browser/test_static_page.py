@@ -72,7 +72,7 @@ def test_a_tab_answers_as_plait_plan_does_and_says_its_progress(browser: Any, si
     with opened(browser, site, "light") as (page, said):
         expect(page.locator("#headline")).to_contain_text("Python")
         page.wait_for_selector("#plans tbody tr", timeout=120_000)
-        assert "h100x64, 64 devices" in page.inner_text("#headline")
+        assert "h100x512, 512 devices" in page.inner_text("#headline")
         here = in_a_tab()
         for question in QUESTIONS:
             found = page.evaluate("(choices) => ask('/plan.json', choices)", question)

@@ -42,7 +42,7 @@ OPTIONS: Final = {
 }
 """Choices that are options of a verb."""
 NAMES: Final = ("model", *OVERRIDES, *OPTIONS, "explain", "timeline")
-FIRST_CLUSTER: Final = "h100x64"
+FIRST_CLUSTER: Final = "h100x512"
 """The cluster of a page that is opened without a config."""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from plait.trace import Timeline
+from plait.trace.bars import Bar, Bars
 from plait.trace.drawn import drawn_timeline
 from plait.trace.page import (
     NO_DRAWING,
@@ -20,7 +21,8 @@ from plait.trace.page import (
     Top,
     page,
 )
-from plait.trace.picture import Bar, Frame, bars, lanes, timeline_lanes
+from plait.trace.picture import Frame, lanes, timeline_lanes
+from plait.trace.units import size_words, time_words
 from plait.values import JsonMapping, JsonObject
 
 HEAD = ("plan", "loss", "error", "ms/step", "tokens/s", "bubble", "peak MB", "MB sent by axis")
@@ -69,19 +71,28 @@ def html(
     traffic = [bar for row, run in zip(rows, runs, strict=True) for bar in _traffic(row, run)]
     memory = [bar for row, run in zip(rows, runs, strict=True) for bar in _memory(row, run)]
     advice = [
-        f"{row['plan']}: {line}" for row, run in zip(rows, runs, strict=True) for line in run.advice
+        (row["plan"], " ".join(run.advice))
+        for row, run in zip(rows, runs, strict=True)
+        if run.advice
     ]
     sections = [
         PageSection("Side by side", (Grid(HEAD, tuple(cells(row) for row in rows)),)),
         *_predicted(rows, runs),
-        *([PageSection("What limits them, and what to try next", advice)] if advice else []),
+        *_advised(advice),
         *([PageSection("Course", (Spot("charts"),))] if any(run.course for run in runs) else []),
         PageSection("Timelines", (Spot("timelines", tuple(_pictures(rows, timelines))),)),
-        PageSection("Where a step goes", (STEP_TEXT, Picture(bars(seconds, "ms")))),
-        PageSection("Traffic", ("Sent in a step, by axis.", Picture(bars(traffic, "MB")))),
-        PageSection("Memory", (MEMORY_TEXT, Picture(bars(memory, "MB")))),
+        PageSection("Where a step goes", (STEP_TEXT, Bars(seconds, time_words))),
+        PageSection("Traffic", ("Sent in a step, by axis.", Bars(traffic))),
+        PageSection("Memory", (MEMORY_TEXT, Bars(memory))),
     ]
     return page(title, sections, Top(lead(rows), _cards(rows, runs)), drawing)
+
+
+def _advised(rows: Sequence[tuple[str, str]]) -> list[PageSection]:
+    """A table of each plan and its advice; no section where nothing is known."""
+    head = ("plan", "what limits it, and what to try next")
+    grid = Grid(head, tuple(rows), sentences=head[1:])
+    return [PageSection("What limits them, and what to try next", [grid])] if rows else []
 
 
 def pictures_of(
@@ -151,13 +162,13 @@ def _cards(rows: Sequence[JsonObject], runs: Sequence[ComparedRun]) -> tuple[Car
         ),
         Card(
             "peak memory",
-            f"{max(row['peak_memory']) / 1e6:,.0f} MB",
-            beside(lambda one: f"{one['memory']['total'] / 1e6:,.0f} MB"),
+            size_words(max(row["peak_memory"])),
+            beside(lambda one: size_words(one["memory"]["total"])),
         ),
         Card(
             "sent by a rank",
-            f"{sent / 1e6:,.1f} MB",
-            beside(lambda one: f"{sum(one['traffic'].values()) / 1e6:,.1f} MB"),
+            size_words(sent),
+            beside(lambda one: size_words(sum(one["traffic"].values()))),
         ),
     )
 
@@ -186,34 +197,30 @@ def _predicted(rows: Sequence[JsonObject], runs: Sequence[ComparedRun]) -> list[
 
 def _parts(breakdown: JsonObject) -> tuple[tuple[str, float], ...]:
     waiting = [
-        (f"waiting for {axis}", seconds * 1e3)
+        (f"waiting for {axis}", seconds)
         for axis, seconds in sorted(breakdown["waiting_seconds"].items())
     ]
     return (
-        ("computing", breakdown["compute_seconds"] * 1e3),
+        ("computing", breakdown["compute_seconds"]),
         *(part for part in waiting if part[1] > 0),
-        ("other", breakdown["other_seconds"] * 1e3),
+        ("other", breakdown["other_seconds"]),
     )
 
 
-def _megabytes(parts: JsonMapping) -> tuple[tuple[str, float], ...]:
-    return tuple((name, value / 1e6) for name, value in parts.items())
-
-
 def _traffic(row: JsonObject, run: ComparedRun) -> Iterator[Bar]:
-    yield Bar(row["plan"], _megabytes(row["traffic"]))
+    yield Bar(row["plan"], tuple(row["traffic"].items()))
     if run.predicted is not None:
         sent = {axis: count for axis, count in run.predicted["traffic"].items() if count}
-        yield Bar("   predicted", _megabytes(sent))
+        yield Bar(f"{row['plan']}, predicted", tuple(sent.items()))
 
 
 def _memory(row: JsonObject, run: ComparedRun) -> Iterator[Bar]:
     """The state of each rank by kind, and what was predicted for the fullest."""
     for rank, kinds in enumerate(row["state_memory"][:MOST_RANKS]):
-        yield Bar(f"{row['plan']}, rank {rank}", _megabytes(kinds))
+        yield Bar(f"{row['plan']}, rank {rank}", tuple(kinds.items()))
     if run.predicted is not None:
         kinds = {name: run.predicted["memory"][name] for name in STATE}
-        yield Bar("   predicted, fullest rank", _megabytes(kinds))
+        yield Bar(f"{row['plan']}, predicted, fullest rank", tuple(kinds.items()))
 
 
 def _pictures(rows: Sequence[JsonObject], timelines: Sequence[Timeline]) -> list[str | Picture]:

@@ -11,6 +11,7 @@ from plait.plan.facts import SCHEDULES
 from plait.run.rundata import RunData, lines_of
 from plait.run.rundir import RunFolder
 from plait.trace import Timeline
+from plait.trace.bars import Bar, Bars
 from plait.trace.drawn import drawn_timeline, laid_over
 from plait.trace.page import (
     NO_DRAWING,
@@ -24,7 +25,8 @@ from plait.trace.page import (
     Top,
     page,
 )
-from plait.trace.picture import COLOURS, Bar, Frame, Lane, bars, lanes, legend, timeline_lanes
+from plait.trace.picture import COLOURS, Frame, Lane, lanes, legend, timeline_lanes
+from plait.trace.units import size_words
 from plait.values import JsonMapping, JsonValue
 
 MAX_LANES = 16
@@ -114,8 +116,9 @@ def _cards(data: RunData) -> tuple[Card, ...]:
     loss = summary.get("final_loss")
     first = data.metrics[0]["loss"] if data.metrics else None
     sent = sum((summary.get("traffic") or {}).values())
-    memory = f"predicted {_mb(guess['memory']['total'])}" if guess else ""
-    traffic = f"predicted {_mb(sum(guess['traffic'].values()))}" if guess else ""
+    peaks = summary.get("peak_memory")
+    memory = f"predicted {size_words(guess['memory']['total'])}" if guess else ""
+    traffic = f"predicted {size_words(sum(guess['traffic'].values()))}" if guess else ""
     return (
         Card(
             "loss",
@@ -133,8 +136,8 @@ def _cards(data: RunData) -> tuple[Card, ...]:
             _percent(numbers["measured_bubble_fraction"]),
             predicted("bubble_fraction", _percent),
         ),
-        Card("peak memory of training", _peak_of_training(summary), memory),
-        Card("sent by a rank", _mb(sent), traffic),
+        Card("peak memory", size_words(max(peaks)) if peaks else "-", memory),
+        Card("sent by a rank", size_words(sent), traffic),
     )
 
 
@@ -144,13 +147,7 @@ def _peak_of_training(summary: JsonMapping) -> str:
     before = summary.get("memory_before") or []
     if not peaks or len(before) != len(peaks) or None in before:
         return "-"
-    return _mb(max(0, *(peak - held for peak, held in zip(peaks, before, strict=True))))
-
-
-def _mb(count: float) -> str:
-    if count < 1e5:
-        return f"{count / 1e3:,.1f} kB"
-    return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.2f} GB"
+    return size_words(max(0, *(peak - held for peak, held in zip(peaks, before, strict=True))))
 
 
 def measured_timeline(data: RunData) -> Timeline:
@@ -186,7 +183,7 @@ def _summary(data: RunData) -> PageSection:
         what = f"the cost model for cluster {data.prediction.cluster}"
         bubble = _percent(numbers["predicted_bubble_fraction"])
         rows.append(("predicted", _ms(numbers["predicted_step_seconds"]), bubble, what))
-    parts: list[str | Grid] = [Grid(("", "step", "bubble", "from"), tuple(rows))]
+    parts: list[str | Grid] = [Grid(("", "step", "bubble", "from"), tuple(rows), ("from",))]
     if data.prediction is None:
         parts.append(f"No prediction of the cost model: {data.why_no_prediction}")
     loss = summary.get("final_loss")
@@ -232,8 +229,9 @@ def _timelines(data: RunData) -> PageSection:
         )
     if len(line) < data.plan.world_size:
         parts.append(
-            f"Predicted and simulated are one pipeline line, ranks {', '.join(map(str, line))}; "
-            "the others do alike."
+            f"Predicted and simulated is one pipeline, "
+            f"rank{'s' if len(line) > 1 else ''} {', '.join(map(str, line))}. "
+            "The others do the same."
         )
     return PageSection("Timelines", parts)
 
@@ -257,32 +255,27 @@ def _picture(rows: Sequence[Lane], length: float, caption: str) -> Picture:
     )
 
 
+AT_PEAK = "all else, at the peak"
+
+
 def _memory(data: RunData) -> PageSection:
     rows: list[Bar] = []
     if data.prediction is not None:
         memory = data.prediction.numbers["memory"]
         kinds = ("parameters", "gradients", "optimizer", "activations", "buffers")
-        rows.append(
-            Bar("predicted, fullest rank", tuple((name, memory[name] / 1e6) for name in kinds))
-        )
-    for rank, state in enumerate(data.summary.get("state_memory") or []):
-        rows.append(
-            Bar(
-                f"measured, rank {rank}",
-                tuple((name, count / 1e6) for name, count in state.items()),
-            )
-        )
+        rows.append(Bar("predicted, fullest rank", tuple((name, memory[name]) for name in kinds)))
     peaks = data.summary.get("peak_memory") or []
+    for rank, state in enumerate(data.summary.get("state_memory") or []):
+        rest = max(0, peaks[rank] - sum(state.values())) if rank < len(peaks) else 0
+        rows.append(Bar(f"measured, rank {rank}", (*state.items(), (AT_PEAK, rest))))
     sentence = (
-        "Measured between steps: state alone. At its peak the fullest rank held "
-        f"{max(peaks) / 1e6:,.0f} MB, without a GPU the program and its libraries among them. "
-        f"Of these {_peak_of_training(data.summary)} came after the model was begun."
+        "The state was measured between steps, the whole at its peak. Without a GPU the program "
+        "and its libraries are a part of it; the prediction counts them as buffers. What came "
+        f"after the model was begun is {_peak_of_training(data.summary)}."
         if peaks
         else ""
     )
-    return PageSection(
-        "Memory", [Picture(bars(rows[: MAX_LANES + 1], "MB")), *([sentence] if sentence else [])]
-    )
+    return PageSection("Memory", [Bars(rows[: MAX_LANES + 1]), *([sentence] if sentence else [])])
 
 
 def _traffic(data: RunData) -> PageSection:
@@ -298,13 +291,13 @@ def _traffic(data: RunData) -> PageSection:
 
     def row(axis: str) -> Iterator[Bar]:
         if data.prediction is not None:
-            yield Bar(f"{axis}, predicted", ((axis, expected.get(axis, 0) / 1e6),))
-        yield Bar(f"{axis}, counted", ((axis, counted.get(axis, 0) / 1e6),))
+            yield Bar(f"{axis}, predicted", ((axis, expected.get(axis, 0)),))
+        yield Bar(f"{axis}, counted", ((axis, counted.get(axis, 0)),))
 
     rows = [bar for axis in axes for bar in row(axis)]
     return PageSection(
-        "Traffic: MB sent by the busiest rank in a step",
-        [Picture(bars(rows, "MB")) if rows else "Nothing was sent."],
+        "Traffic: what the busiest rank sent in a step",
+        [Bars(rows) if rows else "Nothing was sent."],
     )
 
 
@@ -333,14 +326,14 @@ def _recoveries(data: RunData) -> list[PageSection]:
     """The recoveries, and what was spent on them; no section where there is nothing of it."""
     recoveries = data.summary.get("recoveries") or []
     waits = [
-        f"{num} {what} took {_ms(waited['seconds'] / num)} of a step each"
-        for what in ("snapshots", "checkpoints")
-        if (waited := data.summary.get(what)) and (num := waited["count"])
+        f"{num} {what}{'s' if num > 1 else ''} took {_ms(waited['seconds'] / num)} of a step each"
+        for what in ("snapshot", "checkpoint")
+        if (waited := data.summary.get(f"{what}s")) and (num := waited["count"])
     ]
     parts: list[str | Grid] = []
     if recoveries:
         header = ("step", "lost ranks", "cause", "seconds", "plan", "steps repeated")
-        parts.append(Grid(header, tuple(_recovery(one) for one in recoveries)))
+        parts.append(Grid(header, tuple(_recovery(one) for one in recoveries), ("cause", "plan")))
     if waits:
         parts.append(f"{'; '.join(waits)}.")
     return [PageSection("Recoveries and their cost", parts)] if parts else []
@@ -376,7 +369,11 @@ def _findings(data: RunData) -> list[PageSection]:
         for one in entries
     )
     header = ("kind", "rank", "step", "where", "cause", "line")
-    return [PageSection("Findings of the doctor", [Grid(header, rows)])] if rows else []
+    return (
+        [PageSection("Findings of the doctor", [Grid(header, rows, ("where", "cause", "line"))])]
+        if rows
+        else []
+    )
 
 
 def _ms(seconds: float | None) -> str:

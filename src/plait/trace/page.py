@@ -6,10 +6,12 @@ Everything that comes in is escaped but for the pictures, which are our own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Final
+
+from plait.trace.bars import BAR_STYLE, Bars
 
 _VIEW = '<meta name="viewport" content="width=device-width, initial-scale=1">'
 _STYLE = """
@@ -31,12 +33,22 @@ margin:0 0 1rem}
 .card b{display:block;font-size:1.12rem;font-variant-numeric:tabular-nums}
 .card span,.card small{color:var(--faint);font-size:.8rem;display:block}
 .picture,.table{overflow-x:auto}
+section>:last-child{margin-bottom:0}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}
 th,td{padding:.25rem .9rem .25rem 0;text-align:right;white-space:nowrap}
-th:first-child,td:first-child{text-align:left}
+th:first-child,td:first-child,.words{text-align:left}
+td.words{white-space:normal;min-width:9rem;max-width:46rem}
+td{vertical-align:top}
 th{border-bottom:1px solid var(--line);color:var(--faint);font-weight:500}
+@media (max-width:520px){th,td{padding-right:.5rem}.words{min-width:6rem!important}
+.wide thead{position:absolute;left:-999px}
+.wide tr{display:grid;grid-template-columns:repeat(3,1fr);padding:.35rem 0;
+border-bottom:1px solid var(--line)}
+.wide td{text-align:left;white-space:normal}.wide td:first-child{grid-column:1/-1;font-weight:600}
+.wide td:not(:first-child)::before{content:attr(data-name);display:block;color:var(--faint);
+font-size:.76rem}}
 summary{cursor:pointer;color:var(--faint);font-size:.9rem}
-.note{color:var(--faint);font-size:.9rem}
+.note{font-size:.92rem;margin:.5rem 0}
 """
 
 
@@ -70,6 +82,8 @@ class Grid:
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    sentences: tuple[str, ...] = ()
+    """The columns, by their heads, that hold words: they begin at the left and may break."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +107,9 @@ class PageSection:
     """A heading and what stands under it: sentences (str), tables and pictures, in order."""
 
     title: str
-    parts: Sequence[str | Grid | Picture | Cards | Spot | Folded] = field(default_factory=tuple)
+    parts: Sequence[str | Grid | Picture | Cards | Spot | Folded | Bars] = field(
+        default_factory=tuple
+    )
 
 
 @dataclass(frozen=True)
@@ -112,6 +128,8 @@ class Drawing:
     policy: str = ""
 
 
+MOST_NARROW: Final = 4
+"""Columns of a table that fit a screen of 400 pixels side by side."""
 NO_TOP: Final = Top()
 NO_DRAWING: Final = Drawing()
 
@@ -126,7 +144,8 @@ def page(
     begins = f'<p class="lead">{escape(top.lead)}</p>' if top.lead else ""
     begins += _part(Cards(top.cards)) if top.cards else ""
     body = "\n".join(_section(section) for section in sections)
-    head = f'<meta charset="utf-8">{_VIEW}<title>{escape(title)}</title><style>{_STYLE}</style>'
+    style = f"<style>{_STYLE}{BAR_STYLE}</style>"
+    head = f'<meta charset="utf-8">{_VIEW}<title>{escape(title)}</title>{style}'
     if drawing.policy:
         policy = escape(drawing.policy)
         head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">{head}'
@@ -141,28 +160,47 @@ def _section(section: PageSection) -> str:
     return f"<section><h2>{escape(section.title)}</h2>\n{parts}</section>"
 
 
-def _row(words: Iterable[str]) -> str:
-    cells = "".join(f"<td>{escape(word)}</td>" for word in words)
-    return f"<tr>{cells}</tr>\n"
+def _table(grid: Grid) -> str:
+    """A table. On a narrow screen a row of many columns is a block, each number below its name."""
+    wide = len(grid.head) > MOST_NARROW
+    kinds = [' class="words"' if name in grid.sentences else "" for name in grid.head]
+    head = "".join(
+        f"<th{kind}>{escape(name)}</th>" for name, kind in zip(grid.head, kinds, strict=True)
+    )
+    if wide:
+        kinds = [
+            f'{kind} data-name="{escape(name)}"'
+            for name, kind in zip(grid.head, kinds, strict=True)
+        ]
+    rows = "".join(f"<tr>{_cells(row, kinds)}</tr>\n" for row in grid.rows)
+    body = f"<thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody>"
+    begins = '<table class="wide">' if wide else "<table>"
+    return f'<div class="table">{begins}{body}</table></div>'
 
 
-def _part(part: str | Grid | Picture | Cards | Spot | Folded) -> str:
-    if isinstance(part, Folded):
-        return f"<details><summary>{escape(part.line)}</summary>{_part(part.grid)}</details>"
-    if isinstance(part, Cards):
-        return f'<div class="cards">{"".join(map(_card, part.cards))}</div>'
-    if isinstance(part, Spot):
+def _cells(row: Sequence[str], kinds: Sequence[str]) -> str:
+    pairs = zip(row, kinds, strict=True)
+    return "".join(f"<td{kind}>{escape(word)}</td>" for word, kind in pairs)
+
+
+def _part(part: str | Grid | Picture | Cards | Spot | Folded | Bars) -> str:
+    if isinstance(part, Bars):
+        text = part.html()
+    elif isinstance(part, Folded):
+        text = f"<details><summary>{escape(part.line)}</summary>{_part(part.grid)}</details>"
+    elif isinstance(part, Cards):
+        text = f'<div class="cards">{"".join(map(_card, part.cards))}</div>'
+    elif isinstance(part, Spot):
         inner = "\n".join(_part(one) for one in part.parts)
-        return f'<div id="{escape(part.name)}">{inner}</div>'
-    if isinstance(part, Grid):
-        head = "".join(f"<th>{escape(word)}</th>" for word in part.head)
-        rows = "".join(map(_row, part.rows))
-        body = f"<thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody>"
-        return f'<div class="table"><table>{body}</table></div>'
-    if isinstance(part, Picture):
+        text = f'<div id="{escape(part.name)}">{inner}</div>'
+    elif isinstance(part, Grid):
+        text = _table(part)
+    elif isinstance(part, Picture):
         caption = f"<h3>{escape(part.caption)}</h3>" if part.caption else ""
-        return f'{caption}<div class="picture">{part.svg}</div>'
-    return f'<p class="note">{escape(part)}</p>'
+        text = f'{caption}<div class="picture">{part.svg}</div>'
+    else:
+        text = f'<p class="note">{escape(part)}</p>'
+    return text
 
 
 def _card(card: Card) -> str:

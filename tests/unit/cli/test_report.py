@@ -93,11 +93,12 @@ class Outside(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[str] = []
-        self.pictures = 0
+        self.pictures = self.bars = 0
         self.policy: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.pictures += tag == "svg"
+        self.bars += ("class", "track") in attrs
         self.asked += [
             f"{tag} {key}={value}"
             for key, value in attrs
@@ -135,7 +136,7 @@ def test_the_page_is_one_file_with_three_timelines_above_each_other(
     # whatever its script does, the browser lets the page ask for nothing
     assert len(page.policy) == 1 and page.policy[0].startswith("default-src 'none'; style-src ")
     assert "http" not in page.policy[0] and "'self'" not in page.policy[0]
-    assert page.pictures >= 5  # a legend, three timelines, memory, traffic
+    assert page.pictures >= 4 and page.bars >= 2  # a legend, three timelines; memory, traffic
     places = [text.index(f"<h3>{word}") for word in ("predicted before", "simulated", "measured")]
     assert places == sorted(places)
     assert text.count(">1F0<") == 3
@@ -237,13 +238,14 @@ def test_recoveries_and_their_cost_are_told(
     assert "recoveries.0.step" in capsys.readouterr().err
 
 
-def test_the_memory_of_training_leaves_out_what_the_program_held(
+def test_memory_is_told_whole_as_it_is_predicted_and_what_training_added(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path, "pp2:1f1b mb4", two_steps(lower(make("1f1b", 2, 4)), 2))
     text = Path(report(run, capsys)["out"]).read_text()
-    assert "peak memory of training" in text
-    assert "Of these 200.0 MB came after the model was begun." in text
+    assert "<span>peak memory</span><b>300 MB</b><small>predicted " in text
+    assert "What came after the model was begun is 200 MB." in text
+    assert 'title="all else, at the peak: ' in text
 
 
 def test_the_page_begins_with_what_happened_and_says_what_to_try(

@@ -13,11 +13,9 @@ from plait.trace import CommEvent, Span, Timeline
 from plait.trace.page import Grid, PageSection, Picture, page
 from plait.trace.picture import (
     COLOURS,
-    Bar,
     Frame,
     Lane,
     TimeBox,
-    bars,
     lanes,
     legend,
     timeline_lanes,
@@ -77,24 +75,9 @@ def test_a_timeline_is_a_lane_a_rank_from_its_first_start_on() -> None:
     assert wait.slim and [wait.start, wait.length] == pytest.approx([50, 250])
 
 
-def test_bars_are_on_one_scale_and_parts_have_a_legend() -> None:
-    drawn = bars(
-        [
-            Bar("dp2", (("state", 30.0), ("activations", 10.0))),
-            Bar("pp2", (("state", 20.0),), "20 MB"),
-        ],
-        "MB",
-        width=400,
-    )
-    widths = [float(rect["width"]) for rect in rects(drawn)[:3]]
-    assert widths == [pytest.approx(300), pytest.approx(100), pytest.approx(200)]
-    assert words(drawn) == ["dp2", "40 MB", "pp2", "20 MB", "state", "activations"]
-
-
 def test_nothing_to_draw_is_still_a_picture() -> None:
     for drawn in (
         lanes([]),
-        bars([]),
         lanes(timeline_lanes(Timeline())),
         legend([("wait", "#fff")]),
     ):

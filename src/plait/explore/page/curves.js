@@ -8,8 +8,8 @@ const CURVES = [
     predicted: (guess) => guess.tokens_per_second },
   { key: "ms", label: "milliseconds a step", of: (one) => (one.seconds ? one.seconds * 1e3 : null),
     predicted: (guess) => guess.step_seconds * 1e3 },
-  { key: "memory", label: "gigabytes", title: "gigabytes: rank 0 after a step; predicted, the fullest rank at its peak",
-    of: (one) => (one.memory ? one.memory / 1e9 : null), predicted: (guess) => guess.memory.total / 1e9 },
+  { key: "memory", label: "memory", title: "memory of rank 0 after a step", level: "predicted peak of the fullest rank", text: bytes,
+    of: (one) => one.memory || null, predicted: (guess) => guess.memory.total },
 ];
 const CURVE_KEYS = "Keys: left and right go from step to step, + and - zoom, 0 shows all.";
 const charts = new Map();
@@ -41,29 +41,37 @@ function drawCurve(curve, runs, index) {
   if (!data.slice(1, runs.length + 1).some((row) => row.some((value) => value !== null))) return;
   const place = known ? known.root.parentNode : byId("charts").appendChild(element("div", {}));
   if (known) known.destroy();
-  const value = (chart, number) => shown(number);
+  const text = curve.text || shown;
+  const value = (chart, number) => (Number.isFinite(number) ? text(number) : "-");
   const lines = runs.map((run, number) => ({
     label: runs.length > 1 ? run.name : curve.label, width: 2, spanGaps: true, value,
     stroke: colourOf(runs, number, index),
   }));
   const levels = promised(curve, runs).map((run) => ({
-    label: runs.length > 1 ? `${run.name}, predicted` : "predicted", width: 1, dash: [6, 4], value,
+    label: `${runs.length > 1 ? `${run.name}, ` : ""}${curve.level || "predicted"}`, width: 1, dash: [6, 4], value,
     stroke: colourOf(runs, runs.indexOf(run), index), points: { show: false },
   }));
   const options = {
     title: curve.title || curve.label, width: Math.max(280, place.clientWidth), height: 190,
     scales: { x: { time: false } },
-    axes: [axis("step", (number) => String(number)), axis("", (number) => digits(number))],
+    axes: [axis("step", (number) => String(number)), axis("", curve.text || ((number) => digits(number)))],
     series: [{ label: "step" }, ...lines, ...levels],
+    hooks: { setCursor: [legendAtEnd] },
   };
   const chart = new uPlot(options, data, place);
   charts.set(curve.key, chart);
+  legendAtEnd(chart);
   const last = data[1].findLast((number) => number !== null);
-  const label = `${options.title} over ${data[0].length} steps${last === undefined ? "" : `, ${shown(last)} at the end`}. ${CURVE_KEYS}`;
+  const label = `${options.title} over ${data[0].length} steps${last === undefined ? "" : `, ${text(last)} at the end`}. ${CURVE_KEYS}`;
   for (const [name, text] of [["tabindex", "0"], ["role", "group"], ["aria-label", label]]) place.setAttribute(name, text);
   const said = spoken();
   place.append(said);
   place.onkeydown = (event) => keyOfCurve(chart, said, event);
+}
+
+// Without a pointer the legend has the numbers of the last step.
+function legendAtEnd(chart) {
+  if (!(chart.cursor.left >= 0)) chart.setLegend({ idx: chart.data[0].length - 1 }, false);
 }
 
 // Left and right go from step to step, whose numbers the legend shows; + and - zoom, 0 shows all.
@@ -79,7 +87,7 @@ function keyOfCurve(chart, said, event) {
   } else if (by) {
     const next = Math.min(Math.max(0, now + by), steps.length - 1);
     chart.setCursor({ left: chart.valToPos(steps[next], "x"), top: chart.over.clientHeight / 2 });
-    said.textContent = chart.series.map((one, index) => `${one.label} ${shown(chart.data[index][next])}`).join(", ");
+    said.textContent = chart.series.map((one, index) => `${one.label} ${index ? one.value(chart, chart.data[index][next]) : steps[next]}`).join(", ");
   } else return;
   event.preventDefault();
 }
@@ -91,6 +99,7 @@ function renew(chart, data) {
   const zoomed = min > before[0] || max < before[before.length - 1];
   chart.setData(data, !zoomed);
   if (zoomed) chart.redraw();
+  legendAtEnd(chart);
 }
 
 function drawCurves(runs) {

@@ -18,6 +18,8 @@ function cellsOf(lines) {
   return cells;
 }
 
+function dark() { return matchMedia("(prefers-color-scheme: dark)").matches; }
+
 class Grid {
   constructor(canvas, note) {
     this.canvas = canvas;
@@ -42,7 +44,7 @@ class Grid {
     this.at = null;
     const kinds = ["F", "B", "I", "W"].filter((kind) => this.cells.some((cell) => cell.kind === kind));
     this.note.textContent = `${kinds.map((kind) => `${kind} ${MEANING[kind]}`).join(", ")}; the number is the micro-batch. ` +
-      "Paler cells belong to later stages of a rank; a dark edge is an update.";
+      `Cells in a ${dark() ? "darker" : "paler"} shade belong to later stages of a rank; a red edge is an update.`;
     this.canvas.setAttribute("aria-label", `${answer.name}: ${answer.ranks} ranks, ${answer.micro_batches} ` +
       `micro-batches, bubble ${percent(answer.bubble_fraction)}. The arrow keys go from cell to cell.`);
     this.draw();
@@ -77,7 +79,7 @@ class Grid {
     context.globalAlpha = cell.start < this.until ? 1 : 0.12;
     const label = `${wide > 26 ? cell.kind : ""}${cell.micro}`;
     if (wide > 7 * label.length) {
-      context.fillStyle = chunk && matchMedia("(prefers-color-scheme: dark)").matches ? "#ffffff" : "#111111";
+      context.fillStyle = chunk && dark() ? "#ffffff" : "#111111";
       context.fillText(label, x + wide / 2, cell.rank * ROW + ROW / 2);
     }
     if (cell.updated) {

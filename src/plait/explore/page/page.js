@@ -320,7 +320,7 @@ function renderRows() {
     const place = reach in BEGINNING.rows[kind] ? reach : "several nodes";
     const sources = Object.entries(BEGINNING.rows[kind][place]).sort((one, other) => other[1] - one[1]);
     const runs = sources.reduce((all, [, number]) => all + number, 0);
-    return [element("p", { class: "hint" }, `${kind}: ${runs} runs of ${sources.length} sources, on ${REACHES[place]}`),
+    return [element("p", { class: "hint" }, `${kind}: ${runs} runs of ${sources.length} source${sources.length === 1 ? "" : "s"}, on ${REACHES[place]}`),
       element("ul", { class: "sources" }, ...sources.map(([name, number]) => element("li", {}, `${name}: ${number}`)))];
   }));
 }

@@ -6,7 +6,7 @@ const timelines = byId("timelines") && drawTimelines(byId("timelines"), DRAWN.ti
 if (byId("charts") && DRAWN.runs?.length) drawCurves(DRAWN.runs);
 if (timelines) {
   byId("timelines").append(element("p", { class: "caption" },
-    `Drag over a timeline to zoom in, click twice for all. ${TIMELINE_KEYS}`));
+    `A box says stage, kind and micro-batch (2F13), or the micro-batch alone. Drag to zoom in, click twice for all. ${TIMELINE_KEYS}`));
   const again = () => zoomTo(timelines, timelines.from, timelines.to);
   addEventListener("resize", again);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);

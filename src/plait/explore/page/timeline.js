@@ -126,10 +126,12 @@ class Lanes {
     context.fillStyle = COLOURS[kind] || COLOURS.other;
     if (slim) { context.fillRect(left, top + height - 4, Math.max(right - left, 0.5), 4); return; }
     context.fillRect(left, top, Math.max(right - left - gap, 0.5), height);
-    if (label && height > STRIP && right - left > context.measureText(label).width + 4) {
-      context.fillStyle = "#111111";
-      context.fillText(label, (left + right) / 2, top + height / 2 + 0.5);
-    }
+    if (!label || height <= STRIP) return;
+    const short = /\d+(?=U?$)/.exec(label)?.[0] || ""; // of 2F13 the micro-batch
+    const text = right - left > Math.max(30, context.measureText(label).width + 4) ? label : short;
+    if (right - left <= context.measureText(text).width + 2) return;
+    context.fillStyle = "#111111";
+    context.fillText(text, (left + right) / 2, top + height / 2 + 0.5);
   }
 
   drawScale(context, top) {
