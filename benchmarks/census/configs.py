@@ -173,6 +173,8 @@ def _small(known: Mapping[str, Any]) -> dict[str, Any]:
             table[key] = {**_kept(value), **_small(value)}
         elif key.endswith(DROPS) and isinstance(value, float):
             table[key] = 0.0
+        elif key.endswith(DROPS) and isinstance(value, list):  # one for each stage
+            table[key] = [0.0] * len(value)
         elif key in LISTS and isinstance(value, list):
             step = 0 if LISTS[key] == 1 else LISTS[key]
             table[key] = [LISTS[key] + step * index for index in range(len(value))]

@@ -187,6 +187,7 @@ def _random_pictures(
     config = key(model, "config")
     table = config if isinstance(config, Mapping) else {}
     side = key(data, "image_size", key(table, "image_size", IMAGE_SIZE))
-    shape = (key(table, "num_channels", 3), side, side)
+    sides = (side, side) if isinstance(side, int) else tuple(side)
+    shape = (key(table, "num_channels", 3), *sides)
     classes = key(table, "num_labels", len(key(table, "id2label", "ab")))
     return RandomClasses(shape, classes, seed=seed, **size)

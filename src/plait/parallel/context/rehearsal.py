@@ -8,6 +8,7 @@ and the rehearsal begins anew until nothing mixes any more.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
@@ -32,6 +33,7 @@ RANKS = 3
 SAMPLES = 2
 PARTS = (7, 5, 3, 11, 13, 17, 19, 23, 29, 31, 37)
 LENGTHS_TRIED = 3
+SHORT = ((5, 7), (3, 5), (7, 11), (11, 13))  # parts and wholes, for models of short sequences
 ROUNDS = 24
 PER_TOKEN = "computes_tokens_alone"
 
@@ -43,15 +45,16 @@ class LengthsOnly(ContextGroup):
 
     learns = True
 
-    def __init__(self, strategy: str, part: int, size: int) -> None:
+    def __init__(self, strategy: str, part: int, whole: int, size: int) -> None:
         self.strategy = strategy
-        self.seq_len = part * RANKS
+        self.seq_len = whole
         self.size = size  # of the axis that is meant
+        self._part = part
 
     @property
     def length(self) -> int:
         """The positions of a sequence that a rank holds."""
-        return self.seq_len // RANKS
+        return self._part
 
     def take(self, whole: Tensor, dim: int) -> Tensor:
         """A tensor as long as a part."""
@@ -163,7 +166,7 @@ def _trunk_of(model: nn.Module, blocks: Sequence[str], calls: Sequence[str]) -> 
     def num_parameters(names: list[str]) -> int:
         return sum(p.numel() for name in names for p in model.get_submodule(name).parameters())
 
-    names = max(lists.values(), key=num_parameters, default=[])
+    names = max(lists.values(), key=num_parameters, default=_called_again(model, calls))
     if not names:
         raise ModelError(
             "context parallelism cuts sequences inside the repeated blocks of a model, and a "
@@ -175,18 +178,30 @@ def _trunk_of(model: nn.Module, blocks: Sequence[str], calls: Sequence[str]) -> 
     return Trunk({name: {} for name in names}, (last_block, outside[-1]))
 
 
+def _called_again(model: nn.Module, calls: Sequence[str]) -> list[str]:
+    """The outermost modules of several parts that the forward calls more than once."""
+    again: list[str] = []
+    for name, count in Counter(calls).items():
+        has_parts = any(True for _ in model.get_submodule(name).children())
+        if name and count > 1 and has_parts and not _inside(name, again):
+            again.append(name)
+    return again
+
+
 def _first_that_runs(
     model: nn.Module, run: Run, strategy: str, size: int
 ) -> tuple[_Stage, list[str]]:
     """The rehearsal of a length that the model takes, and its calls: some take no long sequence."""
     failures = []
-    for part in unlike_sizes(model):
-        stage = _Stage(model, LengthsOnly(strategy, part, size), run, {part, SAMPLES * part})
+    usual = [(part, RANKS * part) for part in unlike_sizes(model)]
+    for part, whole in (*usual, *_short_lengths(model)):
+        group = LengthsOnly(strategy, part, whole, size)
+        stage = _Stage(model, group, run, {part, SAMPLES * part})
         try:
             return stage, stage.calls()
         except ModelError as failure:
             failures.append(failure)
-    raise failures[-1]
+    raise failures[0]
 
 
 class _Stage:
@@ -240,8 +255,8 @@ class _Stage:
         except Exception as failure:
             outcome.mixing.setdefault(stack[-1], f"{type(failure).__name__}: {failure}")
         else:
-            if not any(_is_cut(leaf, self._group) for leaf in _leaves(result)):
-                outcome.mixing.setdefault("", "its output is no part of a sequence")
+            if why := _uncut(list(_leaves(result)), self._group):
+                outcome.mixing.setdefault("", why)
         finally:
             if trunk.tail is not None:
                 del self._model.get_submodule(trunk.last[1]).forward
@@ -259,8 +274,13 @@ def _leaves(result: PyTree) -> Iterator[PyTree]:
         yield from _leaves(list(vars(leaf).values())) if is_dataclass(leaf) else (leaf,)
 
 
-def _is_cut(leaf: PyTree, group: LengthsOnly) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dim() > 1 and group.is_part(leaf, 1)
+def _uncut(leaves: Sequence[PyTree], group: LengthsOnly) -> str:
+    """Why an output is not one of a rank's part; empty where it is."""
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 1]
+    if not any(group.is_part(tensor, 1) for tensor in tensors):
+        return "its output is no part of a sequence"
+    whole = any(group.is_whole(tensor, 1) for tensor in tensors)
+    return "one of its outputs has whole sequences, another a part" if whole else ""
 
 
 def inputs_like(example: PyTree, length: int, device: str) -> PyTree:
@@ -307,12 +327,26 @@ def _inside(name: str, outer: PyTree) -> bool:
 
 def unlike_sizes(model: nn.Module) -> list[int]:
     """Lengths of parts that no dim of the model has, nor one of their multiples that are met."""
-    tensors = [*model.parameters(), *model.buffers()]
-    sizes = {size for tensor in tensors for size in tensor.shape}
+    sizes = _sizes(model)
     parts = [part for part in PARTS if not sizes & {part, SAMPLES * part, RANKS * part}]
     if not parts:
         raise ModelError(f"every length of {PARTS} is a size of the model; leave cp out")
     return parts[:LENGTHS_TRIED]
+
+
+def _short_lengths(model: nn.Module) -> list[tuple[int, int]]:
+    """Lengths for models that take no more than some positions: a whole need not be some parts."""
+    sizes = _sizes(model)
+    return [
+        (part, whole)
+        for part, whole in SHORT
+        if not sizes & {part, whole, SAMPLES * part, SAMPLES * whole}
+    ]
+
+
+def _sizes(model: nn.Module) -> set[int]:
+    tensors = [*model.parameters(), *model.buffers()]
+    return {size for tensor in tensors for size in tensor.shape}
 
 
 @contextmanager

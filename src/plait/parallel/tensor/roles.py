@@ -149,6 +149,7 @@ def divides(rule: LinearRule, out: int, into: int, number: int = 1) -> bool:
 
 def _misfits(model: nn.Module, found: Mapping[str, str], mode: Mode) -> Iterator[str]:
     mode = mode.coarse or mode
+    knows_heads = "whole" in found.values()  # from dataflow, where a trial has cut the heads
     for name, role in found.items():
         module = model.get_submodule(name)
         label = f"{_pattern(name)} ({role})"
@@ -164,6 +165,7 @@ def _misfits(model: nn.Module, found: Mapping[str, str], mode: Mode) -> Iterator
             head_size = _head_size(model, name, fused, out == 3 * into)
             if (
                 role in {"column", "qkv"}
+                and not knows_heads
                 and isinstance(head_size, int)
                 and (out // fused) % head_size == 0
             ):
