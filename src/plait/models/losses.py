@@ -29,6 +29,25 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     `logits` [..., V], `targets` [...] integers; computed in float32 at least. Without any counted
     target: (0, 0).
     """
+    rows, flat, count = _rows(logits, targets)
+    if rows.numel() > LARGE_NUMEL:
+        total: Tensor = _CrossEntropyByRows.apply(rows, flat, GROUP_NUMEL)
+        return total, count
+    return F.cross_entropy(widen(rows), flat, ignore_index=IGNORE, reduction="sum"), count
+
+
+def cross_entropy_by_rows(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """`cross_entropy`, as it goes where logits are large, in groups of a few rows.
+
+    A proof takes it, so that small logits take the way of large ones.
+    """
+    rows, flat, count = _rows(logits, targets)
+    total: Tensor = _CrossEntropyByRows.apply(rows, flat, 3 * rows.shape[-1])
+    return total, count
+
+
+def _rows(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits [N, V], targets [N], and the number of targets that are not `IGNORE`."""
     if logits.shape[:-1] != targets.shape:
         raise ModelError(
             "cross entropy wants one target for each row of logits: the logits are "
@@ -37,13 +56,8 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         )
     if targets.is_floating_point():
         raise ModelError(f"cross entropy wants class numbers as targets, not {targets.dtype}")
-    rows = logits.reshape(-1, logits.shape[-1])
     flat = targets.reshape(-1)
-    count = (flat != IGNORE).sum()
-    if rows.numel() > LARGE_NUMEL:
-        total: Tensor = _CrossEntropyByRows.apply(rows, flat)
-        return total, count
-    return F.cross_entropy(widen(rows), flat, ignore_index=IGNORE, reduction="sum"), count
+    return logits.reshape(-1, logits.shape[-1]), flat, (flat != IGNORE).sum()
 
 
 class _CrossEntropyByRows(torch.autograd.Function):
@@ -54,10 +68,10 @@ class _CrossEntropyByRows(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: AutogradContext, logits: Tensor, targets: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext, logits: Tensor, targets: Tensor, group_numel: int) -> Tensor:
         counted = targets != IGNORE
         columns = targets.masked_fill(~counted, 0)[:, None]
-        step = max(1, GROUP_NUMEL // logits.shape[-1])
+        step = max(1, group_numel // logits.shape[-1])
         largest = widen(logits.amax(-1, keepdim=True))
         groups = zip(logits.split(step), largest.split(step), strict=True)
         sums = [(widen(group) - top).exp_().sum(-1, keepdim=True) for group, top in groups]
@@ -65,21 +79,22 @@ class _CrossEntropyByRows(torch.autograd.Function):
         logs = torch.cat(sums).log_()
         losses = (logs + (largest - widen(logits.gather(-1, columns))))[:, 0]
         ctx.save_for_backward(logits, largest, logs, columns, counted)
+        ctx.step = step
         return losses.masked_fill_(~counted, 0.0).sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: AutogradContext, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: AutogradContext, *gradients: Tensor) -> tuple[Tensor, None, None]:
         logits, largest, logs, columns, counted = ctx.saved_tensors
         made = torch.empty_like(logits)
         factors = (gradients[0] * counted)[:, None]
-        step = max(1, GROUP_NUMEL // logits.shape[-1])
+        step = ctx.step
         parts = (one.split(step) for one in (logits, made, largest, logs, columns, factors))
         for group, out, top, log, column, factor in zip(*parts, strict=True):
             probabilities = (widen(group) - top).sub_(log).exp_()
             probabilities.scatter_add_(-1, column, torch.full_like(log, -1.0))
             out.copy_(probabilities.mul_(factor))
-        return made, None
+        return made, None, None
 
 
 def count_targets(targets: Tensor) -> Tensor:
@@ -88,7 +103,8 @@ def count_targets(targets: Tensor) -> Tensor:
 
 
 # mypy has no type for an attribute of a function.
-setattr(cross_entropy, "count", count_targets)  # noqa: B010
+for _loss in (cross_entropy, cross_entropy_by_rows):
+    setattr(_loss, "count", count_targets)  # noqa: B010
 
 
 def mse(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -139,7 +139,8 @@ def _last_batch(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan
     short = max(min(problem.train.global_batch - 1, 3 * slices - 1), 1)
     if short < 2 * slices and _needs_two(problem):
         return f"its batch norm needs 2 samples a slice, and {short} samples leave one"
-    return replace(problem, num_samples=(steps - 1) * problem.train.global_batch + short), plan
+    full = max(steps - 2, 1)  # of three steps the last is of another epoch, in an order of its own
+    return replace(problem, num_samples=full * problem.train.global_batch + short), plan
 
 
 def _needs_two(problem: Problem) -> bool:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate, islice, pairwise
 from typing import Any
 
@@ -27,12 +28,16 @@ from plait.engine.precision import DTYPES, MASTER_DTYPES
 from plait.engine.seeds import derive_seed
 from plait.engine.state.init import is_meta
 from plait.errors import ModelError
+from plait.models import losses
 from plait.plan import Plan
 from plait.products import MEASURED
 from plait.run import assemble, optimizers
 from plait.values import JsonMapping
 from plait.verify.reference.copied import in_precision
 from plait.verify.reference.one_device import Batch, Recipe, Slice, num_samples
+from plait.verify.reference.plain.data import plain_batches
+from plait.verify.reference.plain.layers import plain_layers
+from plait.verify.reference.plain.training import plain_loss, plain_optimizer, plain_rate
 from plait.verify.reference.start import plain_start, start_by_name
 
 
@@ -67,6 +72,9 @@ class Problem:
 
     def make_whole_model(self, dtype: torch.dtype) -> nn.Module:
         """With its values, on the host, made without the engine where plain PyTorch has a start."""
+        return plain_layers(self._with_values(dtype), self.model)
+
+    def _with_values(self, dtype: torch.dtype) -> nn.Module:
         seed = self.train.seed
         start = self.make_model()
         model = plain_start(self.model, seed, start)
@@ -99,15 +107,8 @@ class Problem:
 
     def loader(self, rank: int = 0, size: int = 1) -> Loader:
         """This data coordinate's part of each global batch."""
-        dataset: Any = datasets.make(
-            self.data, self.model, self.train.seed, self.train.global_batch
-        )
-        if self.num_samples is not None:
-            dataset = Subset(dataset, range(min(self.num_samples, len(dataset))))
-        if self.masked:
-            dataset = Masked(dataset, seed=self.train.seed)
         return Loader(
-            dataset,
+            self._dataset(),
             self.train.global_batch,
             dp_size=size,
             dp_rank=rank,
@@ -115,22 +116,43 @@ class Problem:
             shares=assemble.shares_between(self.plan, size),
         )
 
+    def _dataset(self) -> Any:
+        dataset: Any = datasets.make(
+            self.data, self.model, self.train.seed, self.train.global_batch
+        )
+        if self.num_samples is not None:
+            dataset = Subset(dataset, range(min(self.num_samples, len(dataset))))
+        return Masked(dataset, seed=self.train.seed) if self.masked else dataset
+
     def batches(self, steps: int, dtype: torch.dtype) -> list[Batch]:
-        """The first global batches, whole."""
-        return [_cast(batch, dtype) for batch in islice(self.loader(), steps)]
+        """The first global batches, whole; the loader is not asked."""
+        made = plain_batches(self._dataset(), self.train.global_batch, self.train.seed)
+        return [_cast(batch, dtype) for batch in islice(made, steps)]
 
     @property
     def loss(self) -> LossFunction:
         """The function that training minimises."""
         return assemble.make_loss(self.train, self.model)
 
+    def loss_under(self, plan: Plan) -> LossFunction:
+        """The loss for the engine; hurried, the way that large logits take."""
+        loss = self.loss
+        if self.hurried and loss is losses.cross_entropy and plan.tp.size == 1:
+            return losses.cross_entropy_by_rows
+        return loss
+
     def recipe(self) -> Recipe:
-        """For the reference: the same options of training, and none of the engine."""
-        factor = optimizers.learning_rate(self.train)
-        return Recipe(self.loss, self._optimizer, self.train.clip_grad_norm, factor or _constant)
+        """For the reference: the same options of training, read anew, and none of the engine."""
+        own = self.train.loss is not None
+        loss = self.loss if own else plain_loss(self.model)
+        return Recipe(
+            loss, self._optimizer, self.train.clip_grad_norm, partial(plain_rate, self.train)
+        )
 
     def _optimizer(self, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The plain one, element by element: the engine may use a fused kernel."""
+        if ":" not in self.train.optimizer:
+            return plain_optimizer(self.train, params)
         optimizer = optimizers.from_config(self.train)(params)
         for group in optimizer.param_groups:
             group.update(fused=False, foreach=False)
@@ -197,10 +219,6 @@ def plan_dtype(plan: Plan) -> torch.dtype:
 def with_keys(section: Train, **keys: object) -> Train:
     """A copy of `[train]` with other values."""
     return section.model_copy(update=keys)
-
-
-def _constant(step: int) -> float:
-    return 1.0
 
 
 def _cast(batch: Batch, dtype: torch.dtype) -> Batch:

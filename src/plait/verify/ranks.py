@@ -15,6 +15,8 @@ from plait.plan import Plan
 from plait.verify.problem import Problem
 
 T = TypeVar("T")
+WAIT_SECONDS = 1200.0
+"""For the first rank, which does the work of all ranks while the others wait."""
 
 
 class RankTask(Protocol):
@@ -37,7 +39,7 @@ def make_engine(problem: Problem, plan: Plan, world: World) -> Engine:
     engine = build(
         problem.make_model(),
         plan,
-        loss=problem.loss,
+        loss=problem.loss_under(plan),
         optimizer=problem.make_optimizer,
         options=problem.options(plan),
         world=world,
@@ -85,7 +87,7 @@ def in_new_world(in_world: Callable[[World, AnyTask], T], task: AnyTask) -> T:
 
 
 def _rank_main(in_world: Callable[[World, AnyTask], T], task: AnyTask) -> T:
-    world = join_world(Plan.parse(task.plan), backend=task.problem.backend)
+    world = join_world(Plan.parse(task.plan), WAIT_SECONDS, backend=task.problem.backend)
     together = False  # a rank that fails leaves alone: the others may never reach the door
     try:
         report = in_world(world, task)

@@ -24,4 +24,5 @@ SCALED: Mapping[str, int] = {
     "ring_segment_bytes": 64,
     "shared_gradient_numel": 0,
     "sum_block_bytes": 64,
+    "vocabulary_numel": 64,
 }

@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ DATA = ("allreduce", "ring", "zero1", "zero2", "zero3", "server")
 MODELS = ("mlp", "gpt", "llama", "even", "experts", "batch-norm")
 TENSOR = ("tp2", "tp2:1d,sp", "tp4:2d")
 PIPELINE = ("pp2 mb2", "pp2:gpipe mb3", "pp2:zb-h1 mb4", "pp2:zbv mb4")
+PATIENCE_SECONDS = 170.0  # one device is slow where other work takes the processor
 CONTEXT = ("cp2", "cp2:ulysses")
 EXPERTS: Sequence[dict[str, Any]] = (
     {},
@@ -129,7 +131,7 @@ class Verdict:
 def verdict(entry: Entry, pool: Pool) -> Verdict:
     """Verify's answer to a right configuration; only `silent` and `refused` are no false alarm."""
     try:
-        answer = judged(entry, pool.run)
+        answer = judged(entry, partial(pool.run, group_timeout_seconds=PATIENCE_SECONDS))
     except PlaitError as error:  # what was drawn diverges, or does not fit its model
         return Verdict("refused", str(error))
     except RanksFailed as error:
@@ -152,7 +154,9 @@ def _of_ranks(said: str) -> Verdict:
     parts = re.split(r"rank \d+ (raised|hung):", said)
     raised = [text for kind, text in zip(parts[1::2], parts[2::2], strict=True) if kind == "raised"]
     last = [text.strip().rsplit("\n", 1)[-1] for text in raised]
-    is_refusal = bool(last) and all(line.startswith("plait.errors.") for line in last)
+    is_refusal = bool(last) and all(
+        line.startswith("plait.errors.") and "RankFailed" not in line for line in last
+    )
     return Verdict("refused", last[0]) if is_refusal else Verdict("alarm", said)
 
 

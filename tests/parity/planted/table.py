@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.parity import update_faults
 from tests.parity.mutations import MUTATIONS, Mutation
-from tests.parity.planted import layers, resume, samples, stages, updates
+from tests.parity.planted import layers, resume, samples, shared, stages, updates
 from tests.parity.planted.entry import ONE_DEVICE, Entry
 
 NAMED = {
@@ -62,6 +62,7 @@ NEW = [
     *layers.ENTRIES,
     *stages.ENTRIES,
     *resume.ENTRIES,
+    *shared.ENTRIES,
 ]
 ENTRIES: list[Entry] = [*map(of_mutation, MUTATIONS), *NEW, *TRAINING]
 BY_NAME = {one.name: one for one in ENTRIES}

@@ -7,8 +7,6 @@ exponentials, and the target's logit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -91,7 +89,9 @@ class _CrossEntropy(torch.autograd.Function):
         local = counted & (inside >= 0) & (inside < size)  # targets in this rank's range
         column = inside.masked_fill(~local, 0)[:, None]
         largest = _wide(logits.amax(-1))
-        groups = zip(_groups(logits), _groups(largest, logits), strict=True)
+        step = max(1, axis.paths.limit("vocabulary_numel", GROUP_NUMEL) // max(size, 1))
+        axis.paths.note("vocabulary_numel", len(logits) > step)
+        groups = zip(logits.split(step), largest.split(step), strict=True)
         sums = [(_wide(group) - top[:, None]).exp_().sum(-1) for group, top in groups]
         target_logits = _wide(logits.gather(-1, column)[:, 0]).masked_fill_(~local, 0.0)
         numbers = torch.stack([largest, torch.cat(sums), target_logits])
@@ -102,6 +102,7 @@ class _CrossEntropy(torch.autograd.Function):
         log = (gathered[:, 1] * (gathered[:, 0] - top).exp()).sum(0).log_()
         losses = log + (top - gathered[:, 2].sum(0))
         ctx.save_for_backward(logits, top, log, column, local, counted)
+        ctx.step = step
         return losses.masked_fill_(~counted, 0.0).sum()
 
     @staticmethod
@@ -112,21 +113,15 @@ class _CrossEntropy(torch.autograd.Function):
         factor = gradients[0] * counted
         hit = -(gradients[0] * local)
         rows = (made, top, log, column, factor, hit)
-        parts = (_groups(one, logits) for one in rows)
+        parts = (one.split(ctx.step) for one in rows)
         for group, out, most, sums, columns, scale, less in zip(
-            _groups(logits), *parts, strict=True
+            logits.split(ctx.step), *parts, strict=True
         ):
             gradient = (_wide(group) - most[:, None]).sub_(sums[:, None]).exp_()
             gradient.mul_(scale[:, None])
             gradient.scatter_add_(-1, columns, less.to(gradient.dtype)[:, None])
             out.copy_(gradient)
         return made, None, None, None
-
-
-def _groups(tensor: Tensor, logits: Tensor | None = None) -> Sequence[Tensor]:
-    """Groups of the rows that the logits are taken by, so that no copy has their size."""
-    width = (tensor if logits is None else logits).shape[-1]
-    return tensor.split(max(1, GROUP_NUMEL // max(width, 1)))
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ def _expected(model: nn.Module, problem: Problem, parts: Sequence[Slice]) -> Fol
             with random_from(part.seed):
                 if not num_samples(part.batch):
                     continue
-                total, _ = loss_sum(problem.loss, call(model, part.batch[0]), part.batch)
+                total, _ = loss_sum(problem.recipe().loss, call(model, part.batch[0]), part.batch)
                 if backward:
                     total.backward()
     return flow

@@ -1,0 +1,208 @@
+"""Layers with hand-written gradients, written anew: experts, their router, and adapters.
+
+Both sides of a proof make one model. A fault in the backward of its experts, or in the formula of
+its balance loss, would be on both. So one device computes these layers by plain operations of
+torch, expert by expert, and autograd makes their gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plait.models.adapters import adapted
+from plait.models.experts import Experts, MixtureOfExperts
+from plait.models.routing import Router, Routing, best_first
+from plait.values import JsonMapping
+
+ADAPTER = "adapter"
+
+
+def plain_layers(model: nn.Module, keys: JsonMapping) -> nn.Module:
+    """The model with these layers exchanged; their parameters and names are as they were."""
+    with_adapter = adapted(model)
+    for name, module in list(model.named_modules()):
+        plain: nn.Module | None = None
+        if type(module) is MixtureOfExperts and isinstance(module.experts, Experts):
+            plain = PlainMixture(module)
+        elif name in with_adapter:
+            plain = PlainAdapted(module, keys.get(ADAPTER) or {})
+        if plain is not None and name:
+            parent, _, own = name.rpartition(".")
+            model.get_submodule(parent).add_module(own, plain.train(module.training))
+    return model
+
+
+class PlainMixture(nn.Module):
+    """[B, S, D] -> [B, S, D]: each expert computes its tokens, one expert after the other."""
+
+    def __init__(self, mixture: MixtureOfExperts) -> None:
+        super().__init__()
+        own = type(mixture.router) is Router and mixture.router.settings.method in PlainRouter.TAKES
+        self.router = PlainRouter(mixture.router) if own else mixture.router
+        self.experts = mixture.experts
+        self.shared = mixture.shared
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The weighted sum of the experts that the router chose, and of the shared ones."""
+        routing = self.router(x)
+        tokens = x.flatten(0, 1)
+        experts: Any = self.experts
+        total = torch.zeros_like(tokens)
+        for expert in range(len(experts.gate)):
+            chosen = (routing.expert == expert).nonzero()[:, 0]
+            rows = tokens[routing.token[chosen]]
+            inner = F.silu(rows @ experts.gate[expert].T) * (rows @ experts.up[expert].T)
+            made = inner @ experts.down[expert].T
+            weighed = made * routing.weight[chosen].to(made.dtype)[:, None]
+            total = total.index_add(0, routing.token[chosen], weighed)
+        output = total.view_as(x)
+        return output if self.shared is None else output + self.shared(x)
+
+
+class PlainRouter(Router):
+    """A router whose tokens choose experts; the method is one of `TAKES`."""
+
+    TAKES = ("greedy", "group_limited_greedy", "noaux_tc")
+
+    def __init__(self, router: Router) -> None:
+        with torch.device("meta"):
+            super().__init__(router.weight.shape[1], router.settings, std=router.std)
+        self.weight = router.weight
+        self.bias = router.bias
+        self.context = router.context
+
+    def forward(self, x: Tensor) -> Routing:
+        """Route the tokens of x, and keep the auxiliary loss and the load."""
+        settings = self.settings
+        wide = x.float() if x.itemsize < 4 else x
+        logits = wide @ self.weight.to(wide.dtype).t()
+        softmax = settings.scoring == "softmax"
+        scores = logits.softmax(-1) if softmax else logits.sigmoid()
+        shares = scores if softmax else scores / scores.sum(-1, keepdim=True)
+        chosen = self._choice(scores.detach())
+        weight = scores.gather(-1, chosen)
+        if settings.normalise:
+            weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
+        kept = self._kept(chosen, scores.detach())
+        if self.training:
+            self._remember(chosen, kept)
+            self.auxiliary = self._auxiliary(logits, shares, chosen)
+        else:
+            self.auxiliary = None
+        token, place = kept.flatten(0, 1).nonzero(as_tuple=True)
+        expert, factor = (one.flatten(0, 1)[token, place] for one in (chosen, weight))
+        return Routing(token, expert, factor * settings.scale)
+
+    def balance(self, load: Tensor | None) -> None:
+        """Experts with more tokens than the mean become less wanted, others more."""
+        if self.bias is not None and load is not None:
+            chosen = load[: self.settings.num_experts]
+            below = torch.sign(chosen.mean() - chosen)
+            self.bias += self.settings.bias_speed * below.to(self.bias.dtype)
+        self.load = None
+
+    def _choice(self, scores: Tensor) -> Tensor:
+        """The k experts of each token [B, S, k], of the best groups alone."""
+        settings = self.settings
+        if self.bias is not None:
+            scores = scores + self.bias.to(scores.dtype)
+        if settings.num_groups > 1:
+            each = settings.num_experts // settings.num_groups
+            groups = scores.unflatten(-1, (settings.num_groups, each))
+            most = min(2, each) if settings.method == "noaux_tc" else 1
+            of_groups = groups.sort(-1, descending=True).values[..., :most].sum(-1)
+            best = of_groups.topk(settings.num_chosen_groups, -1).indices
+            is_open = F.one_hot(best, settings.num_groups).sum(-2).bool()
+            scores = scores.masked_fill(~is_open.repeat_interleave(each, -1), -torch.inf)
+        return scores.topk(settings.num_chosen, -1).indices
+
+    def _kept(self, chosen: Tensor, scores: Tensor) -> Tensor:
+        """Which pairs their expert has room for [B, S, k]; it takes them in order."""
+        settings = self.settings
+        if settings.capacity_factor is None:
+            return torch.ones_like(chosen, dtype=torch.bool)
+        samples, positions, k = chosen.shape
+        wanted = settings.capacity_factor * k * positions / settings.num_experts
+        most = min(positions, -int(-wanted // 1))
+        experts = chosen.flatten(1)
+        order = torch.arange(positions * k).expand(samples, -1)
+        if settings.drop_by == "score":
+            order = best_first(scores.gather(-1, chosen).flatten(1))
+        kept = torch.zeros_like(experts, dtype=torch.bool)
+        for sample in range(samples):
+            taken = [0] * settings.num_experts
+            for pair in order[sample].tolist():
+                expert = int(experts[sample, pair])
+                kept[sample, pair] = taken[expert] < most
+                taken[expert] += 1
+        return kept.unflatten(1, (positions, k))
+
+    def _remember(self, chosen: Tensor, kept: Tensor) -> None:
+        """Add to the load: the tokens of each expert, the dropped pairs, all pairs."""
+        if not self.context.recording:
+            return
+        counts = F.one_hot(chosen.flatten(), self.settings.num_experts).sum(0).double()
+        numbers = counts.new_tensor([float((~kept).sum()), float(kept.numel())])
+        seen = torch.cat((counts, numbers))
+        self.load = seen if self.load is None else self.load + seen
+
+    def _auxiliary(self, logits: Tensor, shares: Tensor, chosen: Tensor) -> Tensor | None:
+        """The balance loss E sum of f_e P_e, and the mean of squared logarithms of sums."""
+        settings = self.settings
+        samples, positions = self.context.sizes(*chosen.shape[:2])
+        tokens = samples * positions
+        counts = F.one_hot(chosen, settings.num_experts).sum((1, 2)).to(shares.dtype)  # [B, E]
+        parts = []
+        if settings.balance_coef and settings.balance_per_sequence:
+            fractions = counts / (positions * settings.num_chosen)
+            of_samples = (fractions * shares.sum(1) / positions).sum(-1) * settings.num_experts
+            parts.append(settings.balance_coef * of_samples.sum() / samples)
+        elif settings.balance_coef:
+            total = self.context.sum_tokens(counts.sum(0))
+            fractions = total / (tokens * settings.num_chosen)
+            means = shares.sum((0, 1)) / tokens
+            parts.append(settings.balance_coef * settings.num_experts * (fractions * means).sum())
+        if settings.z_coef:
+            parts.append(settings.z_coef * logits.logsumexp(-1).square().sum() / tokens)
+        return torch.stack(parts).sum() if parts else None
+
+
+class PlainAdapted(nn.Module):
+    """A linear layer [..., in] -> [..., out] with an adapter, LoRA or DoRA.
+
+    Sources: Hu et al. 2021, equation 3; Liu et al. 2024, equation 5.
+    """
+
+    def __init__(self, layer: Any, settings: JsonMapping) -> None:
+        super().__init__()
+        self.weight = layer.weight
+        self.bias = layer.bias
+        self.in_features = layer.lora_A.in_features
+        self.out_features = layer.lora_B.out_features
+        for name, child in layer.named_children():
+            self.add_module(name, child)
+        self._adapter = layer.adapter
+        self._scale = layer.adapter.scale
+        if settings.get("weights") is None:
+            alpha = settings.get("alpha")
+            rank = settings.get("rank", layer.adapter.rank)
+            self._scale = 1.0 if alpha is None else alpha / rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's output with the adapter's part."""
+        children: dict[str, Any] = dict(self.named_children())
+        a, b = (children[name].weight for name in ("lora_A", "lora_B"))
+        weight = self.weight.t() if self._adapter.transposed else self.weight
+        dropped = F.dropout(x, self._adapter.dropout, self.training)
+        delta = self._scale * (dropped @ a.t() @ b.t())
+        base = x @ weight.t()
+        if self._adapter.kind == "dora":
+            norms = (weight + self._scale * (b @ a)).detach().square().sum(1).sqrt()
+            factor = children["lora_magnitude_vector"].weight / norms
+            base = base + (factor - 1) * (dropped @ weight.t())
+            delta = factor * delta
+        return base + delta if self.bias is None else base + delta + self.bias
