@@ -1,12 +1,14 @@
 """Whether shares reach the rate of all ranks together, where one rank is slower.
 
     python -m benchmarks.unequal.bench [--steps 30] [--ratio 3] [--plan dp2] [--processor]
+        [--batch 64] [--layers 16] [--counts 12 4]
 
 The second rank is throttled: another process stops and continues it, so that it runs one part in
 `ratio` of the time. A row has the samples a second, and their fraction of what both ranks reach
 alone, added up. A busy machine makes all of it noise. `--processor` throttles nothing and counts
 each rank's processor time instead, the slow rank's `ratio` times; a step lasts as long as the
-slowest rank. That is the division of work alone, without waiting for messages.
+slowest rank. That is the division of work alone, without waiting for messages. A pipeline's step
+is longer by the work of one micro-batch on every other rank, which fills and empties it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,6 @@ from plait.run.assemble import assemble
 
 MODEL: dict[str, Any] = {
     "name": "gpt",
-    "num_hidden_layers": 4,
     "hidden_size": 256,
     "num_attention_heads": 8,
     "intermediate_size": 1024,
@@ -95,11 +96,19 @@ def train(
 
 @dataclass(frozen=True)
 class Measure:
-    """How rates are measured: steps, samples of one, and whether by processor time."""
+    """How rates are measured: steps, samples of one, layers, and whether by processor time."""
 
     steps: int
     batch: int
+    layers: int
     processor: bool
+
+    def step_seconds(self, ranks: list[float], micro_batches: int) -> float:
+        """Seconds of a step from those of each rank, of one stage each."""
+        if not self.processor:
+            return max(ranks)
+        filling = (sum(ranks) - max(ranks)) / micro_batches if micro_batches else 0.0
+        return max(ranks) + filling
 
 
 def rate(
@@ -107,13 +116,16 @@ def rate(
 ) -> float:
     """Samples a second of a plan; `keys` are `shares` or `counts` of `[plan]`."""
     config = {
-        "model": MODEL,
+        "model": {**MODEL, "num_hidden_layers": measure.layers},
         "data": {"name": "random", "seq_len": 128},
         "train": {"global_batch": measure.batch},
         "plan": {key: list(numbers) for key, numbers in keys.items()},
     }
     found = launch(train, config, plan, measure.steps, ratios, measure.processor, nproc=len(ratios))
-    return measure.batch / max(found)
+    asked = Plan.parse(plan)
+    return measure.batch / measure.step_seconds(
+        found, asked.micro_batches if asked.pp.size > 1 else 0
+    )
 
 
 def main() -> None:
@@ -123,20 +135,22 @@ def main() -> None:
     parser.add_argument("--ratio", type=int, default=3)
     parser.add_argument("--plan", default="dp2")
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--counts", type=int, nargs=2, help="layers of each stage under pp2")
     parser.add_argument("--processor", action="store_true")
     arguments = parser.parse_args()
     announce()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     ratio = float(arguments.ratio)
-    measure = Measure(arguments.steps, arguments.batch, arguments.processor)
+    measure = Measure(arguments.steps, arguments.batch, arguments.layers, arguments.processor)
     fast = rate("dp1", measure, (1.0,))
     slow = rate("dp1", measure, (ratio,))
     both = (1.0, ratio)
     plan = arguments.plan
     key, parts = ("shares", (ratio, 1.0))
     if plan.startswith("pp"):
-        layers = MODEL["num_hidden_layers"]
-        key, parts = ("counts", (layers - round(layers / (ratio + 1)), round(layers / (ratio + 1))))
+        few = round(arguments.layers / (ratio + 1))
+        key, parts = ("counts", tuple(arguments.counts or (arguments.layers - few, few)))
     rows = {
         "fast rank alone": fast,
         "slow rank alone": slow,

@@ -19,6 +19,10 @@ MAX_SAMPLES = 32
 """The largest micro-batch that is tried, in samples,"""
 MAX_TOKENS = 4096
 """or in tokens, where that is more."""
+USUAL_VIRTUAL = (2, 3, 4, 6, 8, 12, 16)
+"""Stages on each rank that are tried whether or not they divide its layers,"""
+MAX_VIRTUAL = 16
+"""and the most that are tried because they do."""
 MIN_TOKENS = 1024
 """The fewest tokens of a sequence that one context rank is given."""
 
@@ -139,8 +143,8 @@ def micro_batch_counts(global_batch: int, dp: int, pp: int, seq_len: int = MAX_T
 
 
 def schedules(model: Model, pp: int, micro_batches: int) -> Iterator[PipelineAxis]:
-    """Schedules beyond the default that are worth a look, interleaved over the divisors of a
-    stage's layers.
+    """Schedules beyond the default that are worth a look; interleaved ones with few stages on a
+    rank, or with as many as its layers divide by.
     """
     layers = model.num_repeated // pp
     for name in PIPELINE_SCHEDULES:
@@ -148,7 +152,8 @@ def schedules(model: Model, pp: int, micro_batches: int) -> Iterator[PipelineAxi
         if not facts.searched or micro_batches < facts.least_micro_batches(pp):
             continue
         if facts.needs_virtual:
-            for virtual in (2, 3, 4, 6, 8, 12, 16):
+            even = (one for one in divisors(layers) if 1 < one <= MAX_VIRTUAL)
+            for virtual in sorted({*USUAL_VIRTUAL, *even}):
                 divides_evenly = micro_batches % pp == 0 and virtual <= layers
                 if divides_evenly and virtual * pp <= model.num_repeated:
                     yield PipelineAxis(pp, name, virtual)
