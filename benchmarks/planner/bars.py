@@ -135,8 +135,8 @@ class Coverage:
 def coverage(by_reach: dict[str, list[Residual]], margin: float = 0.0) -> Coverage:
     """How often bars hold for sources that were left out."""
     sources = sorted({source for rows in by_reach.values() for source, _ in rows})
-    held = []
-    above = []
+    held: list[float] = []
+    above: list[float] = []
     for source in sources:
         left = {
             place: [row for row in rows if row[0] != source] for place, rows in by_reach.items()
@@ -146,10 +146,10 @@ def coverage(by_reach: dict[str, list[Residual]], margin: float = 0.0) -> Covera
             if one == source
         ]  # fmt: skip
         bars = {place: sides(left, place, margin) for place in {place for place, _ in own}}
-        held.append(sum(bars[place][0] <= value <= bars[place][1] for place, value in own))
-        above.append(sum(value > bars[place][1] for place, value in own))
-        held[-1] /= len(own)
-        above[-1] /= len(own)
+        held.append(
+            sum(bars[place][0] <= value <= bars[place][1] for place, value in own) / len(own)
+        )
+        above.append(sum(value > bars[place][1] for place, value in own) / len(own))
     number = len(sources)
     return Coverage(sum(held) / number, sum(above) / number, number)
 

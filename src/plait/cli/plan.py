@@ -12,6 +12,7 @@ from plait.cli.estimate import campaign_lines, device_notes, size
 from plait.cli.layout import PlanTable, Prose
 from plait.cli.parser import UsageError
 from plait.cluster.mixed import MixedCluster
+from plait.plan import remat_text
 from plait.values import JsonMapping
 
 if TYPE_CHECKING:
@@ -91,8 +92,11 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     from plait.predict.cost.campaign import campaign
     from plait.predict.cost.frameworks import framework_of
     from plait.predict.cost.model.tables import assumed
+    from plait.predict.planner.blocks import faster_by_blocks
     from plait.predict.planner.choose import NothingFits, decide
+    from plait.predict.planner.fixed import Fixed
     from plait.predict.planner.pareto import pareto_front
+    from plait.predict.planner.search import SearchSettings
 
     if arguments.top < 1:
         raise UsageError(f"--top is {arguments.top}; show one plan or more")
@@ -153,7 +157,13 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
             "not_opened": choice.found.not_opened,
         },
     }
+    auto = None
+    if arguments.objective == "time" and data["framework"] == "plait":
+        auto = faster_by_blocks(choice, SearchSettings(fixed=Fixed.parse(arguments.fix)))
+    if auto is not None:
+        data["blocks"] = auto.as_dict()
     data["notes"] = [
+        *(blocks_notes(choice.plans[0], auto) if auto is not None else ()),
         *device_notes(choice.plans[0].plan, cluster),
         *(near_notes(plans) if arguments.objective == "time" else ()),
         *assumed(tables, choice.job.global_batch, choice.job.model.seq_len),
@@ -166,6 +176,15 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     if arguments.explain is not None:
         data["explanation"] = _explanation(choice, named)
     return Answer(data, partial(_view, data))
+
+
+def blocks_notes(first: Estimate, auto: Estimate) -> list[str]:
+    """The plan that is faster than the first because each block recomputes as it must."""
+    less = 1 - auto.step_seconds / first.step_seconds
+    return [
+        f"'{auto.plan}' is predicted {less:.1%} faster than the first: {auto.step_seconds:.4g} s, "
+        f"{remat_text(auto.remat)}; it fits with probability {auto.fits_probability:.0%}"
+    ]
 
 
 def near_notes(plans: list[Json]) -> list[str]:

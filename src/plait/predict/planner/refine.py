@@ -53,6 +53,8 @@ REPLAYED = tuple(
 )
 """Schedules that flush, fix the stages of a rank and hold less than every micro-batch."""
 MOST_VIRTUAL = 16
+MOST_EVEN = 32
+"""The most stages on a rank that are tried, where they divide the layers evenly."""
 AXES = ("tp", "pp", "cp", "dp")
 
 
@@ -206,7 +208,8 @@ def _pipelines(size: int, layers: int) -> Iterator[PipelineAxis]:
             PipelineAxis(size, name, v)
             for name in PIPELINE_SCHEDULES
             if SCHEDULES[name].needs_virtual
-            for v in range(2, min(MOST_VIRTUAL, layers // size) + 1)
+            for v in range(2, layers // size + 1)
+            if v <= MOST_VIRTUAL or (v <= MOST_EVEN and layers % (size * v) == 0)
         )
 
 
