@@ -16,6 +16,7 @@ from typing import Any
 from plait.predict.cost.frameworks import (
     FSDP,
     LLM_FOUNDRY,
+    MAXTEXT,
     MEGATRON_2022,
     MEGATRON_CORE,
     MEGATRON_DEEPSPEED,
@@ -27,6 +28,8 @@ from plait.predict.cost.frameworks import (
 from plait.predict.cost.memory.rules import COMMUNICATOR_BYTES, PROCESS_BYTES
 
 DATA = Path(__file__).parent / "data" / "published_runs.csv"
+TPU = DATA.with_name("maxtext_runs.csv")
+"""MaxText on TPU v6e, from Google's recipes. No constant was set with them in sight."""
 FAILED = DATA.with_name("failed_runs.csv")
 """Plans of the sweep 09d that did not run: too little memory or a crash, not told apart."""
 
@@ -92,6 +95,7 @@ FRAMEWORKS = (  # for other tables, by the words of their framework column, firs
     ("megatron", MEGATRON_2021),
     ("nanotron", Practice(NANOTRON, family="llama")),
     ("torchtitan", TITAN),
+    ("maxtext", Practice(MAXTEXT)),
 )
 
 
@@ -247,6 +251,7 @@ DEVICES = {
     "GB300": "gb300",
     "MI300X": "mi300x",
     "L40S": "l40s",
+    "TPU v6e": "tpu-v6e",
 }
 
 

@@ -92,11 +92,8 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     from plait.predict.cost.campaign import campaign
     from plait.predict.cost.frameworks import framework_of
     from plait.predict.cost.model.tables import assumed
-    from plait.predict.planner.blocks import faster_by_blocks
     from plait.predict.planner.choose import NothingFits, decide
-    from plait.predict.planner.fixed import Fixed
     from plait.predict.planner.pareto import pareto_front
-    from plait.predict.planner.search import SearchSettings
 
     if arguments.top < 1:
         raise UsageError(f"--top is {arguments.top}; show one plan or more")
@@ -157,25 +154,39 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
             "not_opened": choice.found.not_opened,
         },
     }
-    auto = None
-    if arguments.objective == "time" and data["framework"] == "plait":
-        auto = faster_by_blocks(choice, SearchSettings(fixed=Fixed.parse(arguments.fix)))
-    if auto is not None:
-        data["blocks"] = auto.as_dict()
-    data["notes"] = [
-        *(blocks_notes(choice.plans[0], auto) if auto is not None else ()),
-        *device_notes(choice.plans[0].plan, cluster),
-        *(near_notes(plans) if arguments.objective == "time" else ()),
-        *assumed(tables, choice.job.global_batch, choice.job.model.seq_len),
-    ]
-    if choice.job.shares:
-        data["notes"].append(
-            f"plan.shares {list(choice.job.shares)} is for dp{len(choice.job.shares)}, which is "
-            "predicted with the largest share; other plans have equal ones"
-        )
+    auto = _by_blocks(choice, arguments, data)
+    notes = [] if auto is None else blocks_notes(choice.plans[0], auto)
+    notes += device_notes(choice.plans[0].plan, cluster)
+    notes += near_notes(plans) if arguments.objective == "time" else []
+    notes += assumed(tables, choice.job.global_batch, choice.job.model.seq_len)
+    data["notes"] = [*notes, *_shares_notes(choice)]
     if arguments.explain is not None:
         data["explanation"] = _explanation(choice, named)
     return Answer(data, partial(_view, data))
+
+
+def _by_blocks(choice: Choice, arguments: argparse.Namespace, data: Json) -> Estimate | None:
+    """The plan with `remat:auto` that is faster than the first, which `data` gains as `blocks`."""
+    from plait.predict.planner.blocks import faster_by_blocks
+    from plait.predict.planner.fixed import Fixed
+    from plait.predict.planner.search import SearchSettings
+
+    if arguments.objective != "time" or data["framework"] != "plait":
+        return None
+    found = faster_by_blocks(choice, SearchSettings(fixed=Fixed.parse(arguments.fix)))
+    if found is not None:
+        data["blocks"] = found.as_dict()
+    return found
+
+
+def _shares_notes(choice: Choice) -> list[str]:
+    shares = choice.job.shares
+    if not shares:
+        return []
+    return [
+        f"plan.shares {list(shares)} is for dp{len(shares)}, which is predicted with the largest "
+        "share; other plans have equal ones"
+    ]
 
 
 def blocks_notes(first: Estimate, auto: Estimate) -> list[str]:

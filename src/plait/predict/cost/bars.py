@@ -32,10 +32,14 @@ def reach(num_devices: int, node_size: int) -> str:
 
 
 @lru_cache(maxsize=1)
+def _file() -> Quantiles:
+    found: Quantiles = json.loads(Path(__file__).with_name("residuals.json").read_text())
+    return found
+
+
 def stored() -> Quantiles:
     """The quantiles by kind and by reach."""
-    quantiles: Quantiles = json.loads(Path(__file__).with_name("residuals.json").read_text())
-    return quantiles
+    return {kind: _file()[kind] for kind in ("time", "memory")}
 
 
 def quantiles_of(kind: str, place: str) -> Sequence[float]:
@@ -90,6 +94,6 @@ def order_probability(ratio: float) -> float:
     `ratio` is the slower prediction over the faster. Pairs of published plans of one model on one
     cluster are behind it.
     """
-    edges = stored()["order"]
+    edges = _file()["order"]
     known = [float(edge) for edge in edges if float(edge) <= max(1.0, ratio)]
     return edges[f"{max(known):g}"][0]

@@ -143,8 +143,9 @@ def micro_batch_counts(global_batch: int, dp: int, pp: int, seq_len: int = MAX_T
 
 
 def schedules(model: Model, pp: int, micro_batches: int) -> Iterator[PipelineAxis]:
-    """Schedules beyond the default that are worth a look; interleaved ones with few stages on a
-    rank, or with as many as its layers divide by.
+    """Schedules beyond the default that are worth a look.
+
+    Interleaved ones have few stages on a rank, or as many as its layers divide by.
     """
     layers = model.num_repeated // pp
     for name in PIPELINE_SCHEDULES:

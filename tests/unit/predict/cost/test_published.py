@@ -5,7 +5,7 @@ carries.
 import pytest
 from benchmarks.planner.calculon import CALCULON_MEAN, CALCULON_WORST, points
 from benchmarks.planner.ptdp import COLUMNS, PUBLISHED, predict
-from benchmarks.planner.rows import cases
+from benchmarks.planner.rows import TPU, cases
 from benchmarks.planner.trials import trials
 from benchmarks.planner.validate import (
     attainable,
@@ -59,6 +59,15 @@ def test_eight_bits():
     medians = {source: summary(values)["median"] for source, values in errors.items()}
     assert max(medians.values()) <= 0.15, medians
     assert summary([value for values in errors.values() for value in values])["median"] <= 0.06
+
+
+def test_maxtext_on_tpus_which_no_constant_was_fitted_to():
+    asked, refused = run(cases([TPU])[0], "name")
+    assert len(asked) == 11 and not refused
+    found = summary(
+        [error(estimate.step_seconds, case.seconds) for case, estimate in asked if case.seconds]
+    )
+    assert found["median"] <= 0.05 and found["worst"] <= 0.10, found
 
 
 def test_peak_memory(pairs):
