@@ -30,6 +30,8 @@ from plait.predict.cost.memory.rules import COMMUNICATOR_BYTES, PROCESS_BYTES
 DATA = Path(__file__).parent / "data" / "published_runs.csv"
 TPU = DATA.with_name("maxtext_runs.csv")
 """MaxText on TPU v6e, from Google's recipes. No constant was set with them in sight."""
+EXPERTS = DATA.with_name("expert_runs.csv")
+"""Megatron-Bridge with experts; sizes of the models from their own configs. None was fitted to."""
 FAILED = DATA.with_name("failed_runs.csv")
 """Plans of the sweep 09d that did not run: too little memory or a crash, not told apart."""
 
@@ -140,7 +142,7 @@ def cases(
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
                 reason = incomplete(row)
-                if not reason and eight_bits != (precision(row, "") == "fp8"):
+                if not reason and eight_bits != bool(precision(row, "")):
                     reason = "8-bit products: not asked for" if not eight_bits else "16 bits"
                 if reason:
                     dropped.setdefault(f"{row['id'].split('_')[0]}: {reason}", []).append(row["id"])
@@ -163,7 +165,7 @@ def incomplete(row: dict[str, str]) -> str:
         return "device not published"
     if not device(row):
         return f"no preset for {row['gpu_type']}"
-    if row["n_experts"]:
+    if row["n_experts"] and not row.get("expert_ffn"):
         return "mixture of experts: its expert sizes are not in the table"
     for key in ("layers", "hidden", "heads", "seq_len", "n_gpus", "dp"):
         if not row[key] and not (key == "seq_len" and row["id"].startswith("03")):
@@ -318,6 +320,8 @@ def compiled(row: dict[str, str]) -> bool:
 def precision(row: dict[str, str], usual: str) -> str:
     """The plan's word for the precision of a row: eight bits where it says so, else `usual`."""
     words = row["precision"].lower()
+    if words == "mxfp8":
+        return words
     return "fp8" if "fp8" in words or "float8" in words else usual
 
 
@@ -343,6 +347,13 @@ def case(row: dict[str, str]) -> Case:
         "attention_dropout": practice.dropout,
         "fused_cross_entropy": practice.framework.fused_loss,
     }
+    if row.get("expert_ffn"):
+        model |= {
+            "num_local_experts": int(row["n_experts"]),
+            "num_experts_per_tok": int(row["topk"]),
+            "moe_intermediate_size": int(row["expert_ffn"]),
+            "head_dim": int(row["head_dim"]),
+        }
     tp = int(row["tp"])
     sequence = ",sp" if row["sp"] == "1" and tp > 1 else ""
     batch = global_batch(row)
@@ -350,7 +361,7 @@ def case(row: dict[str, str]) -> Case:
     micro = max(1, round(batch / dp / int(row["micro_batch"])))
     terms = [
         schedule_term(row, layers), data_term(row), f"cp{row['cp'] or 1}", f"tp{tp}:1d{sequence}",
-        f"mb{micro}",
+        f"mb{micro}", f"ep{row['ep'] or 1}",
         f"remat:{remat(row)}", f"precision:{precision(row, practice.precision)}",
     ]  # fmt: skip
     if compiled(row):
