@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.architecture.source import PACKAGE, ROOT, files, module
+from tests.conftest import LONG
 
 MOST = 5  # tests that are named for one file
 FAR = 4  # imports between a test and a file that it still tests
@@ -159,6 +160,10 @@ def _texts() -> dict[Path, str]:
     return {test: test.read_text() for test in TESTS.rglob("test_*.py")}
 
 
+def _is_long(test: Path) -> bool:
+    return test.relative_to(ROOT).as_posix() in LONG
+
+
 def proof_of(path: Path) -> Path | None:
     """The test of many plans, of the innermost folder that has one."""
     for folder in (path.relative_to(PACKAGE).parent, *path.relative_to(PACKAGE).parents):
@@ -179,7 +184,8 @@ def main(arguments: list[str]) -> int:
         chosen = [*tests[:MOST], *([proof] if proof and proof not in tests[:MOST] else [])]
         names = " ".join(str(test.relative_to(ROOT)) for test in chosen)
         more = f"  # and {len(tests) - MOST} more" if len(tests) > MOST else ""
-        print(f"python -m pytest {names}{more}")
+        whole = '-m "" ' if any(_is_long(test) for test in chosen) else ""
+        print(f"python -m pytest {whole}{names}{more}")
     return 0
 
 

@@ -149,7 +149,10 @@ def on_checkpoint(
     if getattr(_checkpoint.CheckpointFunction, "_plait_asks", False):
         return
     plainly = _checkpoint.CheckpointFunction.apply
-    anew = _checkpoint._checkpoint_without_reentrant_generator
+    generator_name = "_checkpoint_without_reentrant_generator"
+    if hasattr(_checkpoint, f"{generator_name}_impl"):  # torch 2.14 calls this one
+        generator_name += "_impl"
+    original = getattr(_checkpoint, generator_name)
 
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
         if not is_taken():
@@ -158,7 +161,7 @@ def on_checkpoint(
             return function(*args)
 
     def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
-        return alone() if is_taken() else anew(*args, **kwargs)
+        return alone() if is_taken() else original(*args, **kwargs)
 
     def alone() -> Iterator[None]:
         with around():
@@ -167,4 +170,4 @@ def on_checkpoint(
     members: Any = _checkpoint
     members.CheckpointFunction.apply = apply
     members.CheckpointFunction._plait_asks = True
-    members._checkpoint_without_reentrant_generator = generator
+    setattr(_checkpoint, generator_name, generator)

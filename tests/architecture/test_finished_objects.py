@@ -52,7 +52,7 @@ NAMED = {
     "parallel.expert.split": "the wrapper of PEFT around experts",
     "parallel.tensor.adapters": "the submodule of a linear layer",
     "parallel.tensor.apply": "the width that a module of transformers splits by",
-    "predict.cost.kept_hash": "a class that is decorated",
+    "predict.cost.cached_hash": "a class that is decorated",
     "predict.planner.choose": "what a search found, a dataclass",
     "run.ending": "the attribute of a thread",
     "run.optimizers": "a function that is decorated",

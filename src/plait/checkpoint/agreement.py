@@ -56,7 +56,7 @@ class Agreement:
         self._own = entries
 
     def forget(self) -> None:
-        """Have this rank tell its list anew."""
+        """Have this rank send its list again."""
         self._own = None
 
     def learn(self, rank: int, of_ranks: Sequence[Entries | None]) -> None:

@@ -1,6 +1,6 @@
 """A save behind the run's back: a thread of each rank copies and writes, and no step waits for it.
 
-The thread is there before the first save. Whoever starts a thread waits for its first turn. That
+The thread is there before the first save. The start of a thread waits for its first turn. That
 takes milliseconds where all processors are at work.
 
 No rank sends another anything, since training uses the connections meanwhile. Ranks agree by small
@@ -71,7 +71,7 @@ class SaveMemory:
     """The knowledge, the memory and the thread that the saves of one engine share, one after the
     other.
 
-    A save comes to nothing once nobody else holds its `SaveMemory`, and then the thread ends.
+    A save is given up once no one else holds its `SaveMemory`, and then the thread ends.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ def _work_through(tasks: SimpleQueue[Task | None]) -> None:
     """Do one task after the other, until there is `None`."""
     while (task := tasks.get()) is not None:
         task()
-        del task  # it holds a save, which nobody may want any more
+        del task  # it holds a save, which may not be wanted any more
 
 
 class BackgroundSave:
@@ -122,7 +122,7 @@ class BackgroundSave:
         """Return when this rank has done its part; the first one when the save is published."""
         self._is_over.wait()
 
-    def settle(self) -> None:
+    def wait_for_copy(self) -> None:
         """Return when the shards are copied, and the state may change."""
         self._is_copied.wait()
 
@@ -182,19 +182,19 @@ class BackgroundSave:
         )
 
     def _token(self, entries: Entries) -> str:
-        """The token, which the first rank makes of all lists. One that it knows is not told."""
-        wanted = self._wanted
+        """The token, which the first rank makes of all lists. A known token is not sent again."""
+        save = self._wanted
         known = self._agreement
         told = None if known.holds(entries) else entries
-        self._leave("held", wanted.rank, json.dumps(told))
-        if wanted.rank:
+        self._leave("held", save.rank, json.dumps(told))
+        if save.rank:
             token = self._await(TOKEN, 0).read_text()
             known.keep(entries)
             return token
-        ranks = range(wanted.world_size)
+        ranks = range(save.world_size)
         known.learn(0, [json.loads(self._take("held", rank)) for rank in ranks])
-        check_meta(wanted.meta)
-        token = token_of_save(wanted.random, wanted.meta, known)
+        check_meta(save.meta)
+        token = token_of_save(save.random, save.meta, known)
         self._leave(TOKEN, 0, token)
         return token
 
@@ -234,7 +234,7 @@ class BackgroundSave:
         return note
 
     def _stop_if_over(self) -> None:
-        """Raise `OSError` where the save has failed on another rank, or nobody waits for it."""
+        """Raise `OSError` where the save has failed on another rank, or is given up."""
         if self._owner() is None or tombstone(self._wanted.temporary).exists():
             raise OSError("the save was given up")
 
@@ -296,8 +296,8 @@ def _rooms(forms: Sequence[Form]) -> list[Tensor]:
 class Polite:
     """Does something in a thread that leaves the processors to training, where the system can.
 
-    Only work that leaves the interpreter alone is for it. Whoever waits for the interpreter would
-    wait for this thread's turn.
+    Only work that leaves the interpreter alone is for it. A thread that waits for the interpreter
+    would wait for this thread's turn.
 
     Attributes:
         seconds: of processor time, in all.

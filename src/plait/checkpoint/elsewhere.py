@@ -43,7 +43,7 @@ DCP_TYPES: Final = re.compile(
     r"|pathlib\._local\.PosixPath"
 )
 """Types in the metadata of a distributed checkpoint. A whole module is never allowed, since some of
-torch's own functions import or unpickle what they are told.
+torch's own functions import or unpickle their arguments.
 """
 
 DEEPSPEED_TYPES: Final = re.compile(
@@ -215,7 +215,7 @@ def _load_allowed(file: Path) -> PyTree:
 
 
 class _StandIn:
-    """A value of one of DeepSpeed's own classes, which nobody reads."""
+    """A value of one of DeepSpeed's own classes, which is not read."""
 
     def __init__(self, *args: object) -> None:
         """Forget what it was made of."""

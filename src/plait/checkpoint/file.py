@@ -77,21 +77,21 @@ def runs(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     >>> [len(run) for run in runs([both[:2], both[2:], both[:2]])]
     [2, 1]
     """
-    found: list[list[Tensor]] = []
+    groups: list[list[Tensor]] = []
     end: tuple[int, int] | None = None  # the memory, and where its part so far ends
     for tensor in tensors:
-        if found and not tensor.numel():  # it has no place in memory, and no bytes
-            found[-1].append(tensor)
+        if groups and not tensor.numel():  # it has no place in memory, and no bytes
+            groups[-1].append(tensor)
             continue
         is_plain = tensor.device.type == "cpu" and tensor.is_contiguous()
         start = tensor.data_ptr()
         memory = tensor.untyped_storage().data_ptr()
         if is_plain and end == (memory, start):
-            found[-1].append(tensor)
+            groups[-1].append(tensor)
         else:
-            found.append([tensor])
+            groups.append([tensor])
         end = (memory, start + tensor.nbytes) if is_plain else None
-    return found
+    return groups
 
 
 def memory_of(run: Sequence[Tensor]) -> memoryview:

@@ -82,20 +82,20 @@ def split(names: Sequence[str]) -> tuple[dict[str, str], dict[str, Joined]] | No
     None where the names are not a GPT's.
     """
     same: dict[str, str] = {}
-    made: dict[str, Joined] = {}
+    joined: dict[str, Joined] = {}
     for name in names:
         if new := _renamed(name, SIMPLE):
             same[name] = new
         elif new := _renamed(name, TURNED):
-            made[new] = Joined((name,), transposed=True)
+            joined[new] = Joined((name,), transposed=True)
         elif packed := re.fullmatch(PACKED, name):
             block, kind = packed.groups()
             parts = tuple(f"blocks.{block}.attention.{part}.{kind}" for part in "qkv")
             new = f"transformer.h.{block}.attn.c_attn.{kind}"
-            made[new] = Joined(parts, transposed=kind == "weight")
+            joined[new] = Joined(parts, transposed=kind == "weight")
         else:
             return None
-    return same, made
+    return same, joined
 
 
 def _renamed(name: str, patterns: Sequence[tuple[str, str]]) -> str | None:

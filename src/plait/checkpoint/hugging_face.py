@@ -106,18 +106,18 @@ def export_model(
     tables = opened.meta.get(META, tables)
     is_wrapped = tables is not None and all(name.startswith(WRAPPER) for name in weights)
     names = exported_names(weights, is_wrapped=is_wrapped)
-    joined: dict[str, Joined] = {}
+    joined_tensors: dict[str, Joined] = {}
     if _is_gpt2(tables) and (found := gpt2.split(weights)) is not None:
-        names, joined = found
+        names, joined_tensors = found
     files = export_safetensors(
         opened.directory,
         out,
         names=names,
         dtype=dtype,
         max_shard_bytes=max_shard_bytes,
-        joined=joined,
+        joined=joined_tensors,
     )
-    names = names | {source: name for name, one in joined.items() for source in one.sources}
+    names = names | {source: name for name, one in joined_tensors.items() for source in one.sources}
     if tables is not None and Path(out).suffix != ".safetensors":
         saved = dtype or opened.dtype(weights[0])
         files = [*files, *write_tables(Path(out), tables, dtype_name(saved))]

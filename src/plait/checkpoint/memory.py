@@ -1,7 +1,7 @@
 """A checkpoint in memory: each rank's shards in a file that has no name, read like one on a disk.
 
 A file is written again and again, so its head says whether it is whole, and it has no checksums.
-Its list of shards changes rarely, and is then written anew; the meta data changes at each step.
+Its list of shards changes rarely, and is then written again; the meta data changes at each step.
 
     head (`snapshot_head`) | values, each aligned | list of shards (JSON) | meta data (JSON)
 """

@@ -154,7 +154,7 @@ class Checkpoint:
         """Compare names and shapes before anything is loaded; random states are left out.
 
         `wanted` maps names to global shapes. When it is `complete` (those of all ranks), saved
-        names that nobody wants are errors too.
+        unwanted names are errors too.
 
         Raises:
             CheckpointError: with all that is missing, unexpected or of another shape.

@@ -291,7 +291,7 @@ def agreed(config: Config, choose: Callable[[], str]) -> str:
 
     from plait import comm
     from plait.mesh import Mesh
-    from plait.predict.probe.kept import ensure_probe_together
+    from plait.predict.probe.saved import ensure_probe_together
 
     joined = joined_world()
     assert joined is not None
@@ -340,7 +340,7 @@ def measured(cluster: str | None) -> None:
                 "a browser's tab cannot measure this machine; choose a preset such as h100x8, or "
                 "run plait explore --cluster local"
             )
-        from plait.predict.probe.kept import ensure_probe
+        from plait.predict.probe.saved import ensure_probe
 
         ensure_probe()
 

@@ -27,7 +27,7 @@ MOST_STEPS = 2000
 
 
 def check() -> None:
-    """Raises `NotAvailable` where this process starts no ranks, so that nobody would serve."""
+    """Raises `NotAvailable` where this process starts no ranks, so that no process would serve."""
     if joined_world() is not None:
         raise NotAvailable(
             "--live serves the page from the process that starts the ranks, and here torchrun has "

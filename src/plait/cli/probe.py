@@ -14,8 +14,8 @@ from plait.cluster import DEFAULT_PROBE_PATH
 from plait.cluster.products import table_of_probe
 from plait.launcher import joined_world
 from plait.launcher.main_process import is_main_process
-from plait.predict.probe.kept import check_writable
 from plait.predict.probe.measure import measure_here, num_devices
+from plait.predict.probe.saved import check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     if arguments.nproc is not None and arguments.nproc < 1:
         raise UsageError(f"--nproc is {arguments.nproc}; it must be 1 or more")
     num_ranks = arguments.nproc or (world.world_size if world else num_devices())
-    result = measure_here(out, num_ranks, quick=arguments.quick, anew=True)
+    result = measure_here(out, num_ranks, quick=arguments.quick, remeasure=True)
     return (
         Answer({"out": str(out), **result}, view(result, out))
         if is_main_process()

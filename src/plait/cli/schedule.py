@@ -125,7 +125,7 @@ MOST_CELLS = 400_000
 
 
 def check_drawable(name: str, stages: int, micro_batches: int, virtual: int) -> None:
-    """Raises `ScheduleError` for a grid that nobody could look at."""
+    """Raises `ScheduleError` for a grid too large to look at."""
     a_rank = virtual
     if name in SCHEDULES:
         a_rank = virtual or SCHEDULES[name].facts.default_virtual

@@ -23,7 +23,7 @@ class Device:
     `flops`: peak flop/s by precision (`float32`, `bf16`, `float64`, `fp8` and its like where the
     device has them), dense. `memory_bandwidth`: bytes/s. `matmul_efficiency`: the measured share of
     the bf16 peak in large matrix products, None if unknown. `price_per_hour`: US dollars, only a
-    default to compare plans by. `power_watts`: that of the board, 0 where nobody says.
+    default to compare plans by. `power_watts`: that of the board, 0 where it is unknown.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Network:
     """The links between nodes: `bandwidth` bytes/s per device and direction.
 
     `congestion` is the loss of bandwidth for each doubling of the nodes that talk at once. It is 0
-    where the network is not oversubscribed, None where nobody knows.
+    where the network is not oversubscribed, None where it is unknown.
     """
 
     bandwidth: float

@@ -31,7 +31,7 @@ class Preset:
 
     Rates are dense TFLOP/s, memory is in 2^30 bytes, and bandwidths are in GB/s. The network is
     in Gb/s a device, the price in US dollars an hour. `presets.toml` says what each means.
-    A number that nobody has published, or that the device does not have, is 0.
+    A number that is not published, or that the device does not have, is 0.
     """
 
     bf16: float

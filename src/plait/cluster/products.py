@@ -1,8 +1,8 @@
 """The table that says which of torch's two libraries multiplies float32 matrices on a processor.
 
 A class of products has one entry: a kind, a range of rows and a range of multiplications. The
-table is data: it is measured once a machine (`plait.products.measure`), kept in a file, and passed
-to whoever multiplies. Knows no torch, so that the cost model reads it as well.
+table is data: measured once a machine (`plait.products.measure`), kept in a file, and passed to the
+code that multiplies. Knows no torch, so that the cost model reads it as well.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Axis:
     Attributes:
         name: of the mesh axis; a product is `dp*cp`.
         ranks: the global ranks of the line, by coordinate.
-        rank: the own coordinate: `ranks[rank]` is this process.
+        rank: this rank's coordinate: `ranks[rank]` is this process.
         size: the number of ranks.
     """
 
@@ -90,7 +90,7 @@ class Axis:
         )
 
     def reduce_scatter(self, out: Tensor, full: Tensor, *, padding: int = 0) -> Work:
-        """Sum `full` over the axis and keep the own part of the sum, in `out`.
+        """Sum `full` over the axis and keep this rank's part of the sum, in `out`.
 
         `full` is (size * n,) and contiguous for n elements of `out`, or (size, *out.shape) of any
         strides. In the first form `out` may be this rank's part of `full`. Until the wait, `full`
@@ -238,7 +238,7 @@ class Axis:
         )
 
     def rotate(self, *tensors: Tensor) -> Generator[Tensor]:
-        """Yield the stacked tensors of every rank round the ring: the own ones, then those of
+        """Yield the stacked tensors of every rank round the ring: this rank's, then those of
         coordinate `rank - 1`, `rank - 2` and so on.
 
         The tensors have one shape, alike on all ranks. Every rank goes all the way. A yielded

@@ -78,7 +78,7 @@ class _Caller:
 
 
 class Service:
-    """Answers calls, each caller in a thread of its own. `lost(caller)` is told when a connection
+    """Answers calls, each caller in a thread of its own. `lost(caller)` is called when a connection
     ends.
 
     A caller that connects again is lost first. `lost` must have a handler that still waits for that
@@ -139,10 +139,10 @@ class Service:
             with suppress(OSError):
                 self._converse(number, connection)
             with self._lock:
-                if self._callers.get(number) is not caller:  # whoever took over has said so
+                if self._callers.get(number) is not caller:  # the new connection has said so
                     return
                 if not self._closed:
-                    self._lost(number)  # under the lock: whoever calls anew is not in before
+                    self._lost(number)  # under the lock: a new call is not in before
                 del self._callers[number]
 
     def _welcome(self, connection: socket.socket) -> int | None:

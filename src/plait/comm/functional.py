@@ -31,7 +31,7 @@ def transition(tensor: Tensor, axis: Axis, source: Layout, target: Layout) -> Te
     """The tensor of all ranks of `axis`, moved from layout `source` to `target`; differentiable.
 
     Args:
-        tensor: the own part: the whole shape under R, I and P; 1/size of dimension d under S(d).
+        tensor: this rank's part: whole under R, I and P; 1/size of dimension d under S(d).
         axis: the line of ranks.
         source: the layout that `tensor` has.
         target: the layout that the result has.
@@ -57,7 +57,7 @@ class _Transition(torch.autograd.Function):
 
 
 def reduced(tensor: Tensor, axis: Axis, target: Layout) -> Tensor:
-    """The sum of every rank's `tensor`, in new memory: whole, or the own shard under S(d).
+    """The sum of every rank's `tensor`, in new memory: whole, or this rank's shard under S(d).
 
     Not differentiable: the forward of the rows of P.
     """
@@ -98,7 +98,7 @@ def _all_gather(tensor: Tensor, axis: Axis, dim: int) -> Tensor:
 
 
 def _reduce_scatter(tensor: Tensor, axis: Axis, dim: int) -> Tensor:
-    """Partial sums -> the own shard along `dim` of their sum."""
+    """Partial sums -> this rank's shard along `dim` of their sum."""
     parts = tensor.unflatten(dim, (axis.size, _part_length(tensor, axis, dim))).movedim(dim, 0)
     out = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
     axis.reduce_scatter(out, parts).wait()
@@ -165,7 +165,7 @@ def compute_and_reduce(
 
     Args:
         axis: the ranks that add up.
-        target: R or I for the whole sum, S(d) for the own shard of it.
+        target: R or I for the whole sum, S(d) for this rank's shard of it.
         shape: of the operand.
         like: a tensor of the type and device of the operand.
         compute: writes the operand.

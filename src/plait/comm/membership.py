@@ -98,11 +98,11 @@ class Membership:
         opens: bool = True,
         undo: Callable[[], None] = lambda: None,
     ) -> T:
-        """Meet whoever is there, and do something with them; again, after `undo`, without those
+        """Meet the ranks that are there, and act with them; again, after `undo`, without those
         that are lost in it.
 
         While `act` runs the world's axes are those of the ranks that met, and they stay so. Not
-        `opens` lets nobody in who was not at the round before. Raises `RankFailed` when this rank
+        `opens` admits no rank that was not at the round before. Raises `RankFailed` when this rank
         is too late. Collective of those that are there.
         """
         while True:
@@ -112,7 +112,7 @@ class Membership:
                 self._join(round_)
                 results.append(act(round_))
             except RankFailed:
-                # whoever still waits in the group for a rank that is gone is set free by that
+                # a rank that still waits in the group for a rank that is gone is set free by that
                 self._drop_group()
             if self._known().agree(bool(results)):
                 if not self._is_in:
@@ -131,7 +131,7 @@ class Membership:
         return bool(self._store().check([f"word/{name}"]))
 
     def wait_for_word(self, name: str) -> str:
-        """The word, as soon as somebody has left it."""
+        """The word, as soon as a rank has left it."""
         return str(self._store().get(f"word/{name}").decode())
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
 """The network interface that a process listens on: loopback on one machine, else the one that the
 user names.
 
-Neither torch's stores nor its process groups ask who connects, so whoever reaches their ports is
-trusted. A store of torch listens on all interfaces unless it is handed a socket. A process group
-listens where the machine's name leads unless a variable names an interface.
+Neither torch's stores nor its process groups ask who connects, so each process that reaches their
+ports is trusted. A store of torch listens on all interfaces unless it is handed a socket. A process
+group listens where the machine's name leads unless a variable names an interface.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def store_of_world(timeout: timedelta) -> Store | None:
 
 
 def _address_to_listen_on(interface: str, told: str) -> str:
-    """The address of rank 0's store: the interface's. Loopback has many, of which one is told."""
+    """The address of rank 0's store: the interface's. Loopback has many, of which one is given."""
     if interface in _LOCAL_NAMES and told.startswith(_LOOPBACK_NET):
         return told
     return address_of(interface)

@@ -168,16 +168,16 @@ def _seconds(
 ) -> list[float]:
     """All ranks repeat equally often, so that collectives match."""
 
-    def settle() -> None:
+    def synchronize() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
     times = []
     for _ in range(repeats + 2):
-        settle()
+        synchronize()
         start = clock()
         call()
-        settle()
+        synchronize()
         times.append(clock() - start)
     return times[2:]
 

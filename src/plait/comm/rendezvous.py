@@ -2,8 +2,8 @@
 all.
 
 A process group has no such thing. Its ranks are fixed when it is made, and one that dies breaks it.
-So the list is kept outside, by whoever started the ranks, over connections that end with their
-rank. A rank has a *worker id*, its number among all that may ever come. Two questions are answered:
+So the process that started the ranks keeps the list, over connections that end with their rank.
+A rank has a *worker id*, its number among all that may ever come. Two questions are answered:
 
     meet     wait until every awaited rank has come; the answer lists all of them, and the newcomers
     agree    wait until everybody of the last round has said how it went; then whether it went
@@ -11,7 +11,7 @@ rank. A rank has a *worker id*, its number among all that may ever come. Two que
 
 All ids are awaited at first. Later the members of the last round are, and those that have said
 that they are here. Who is lost is not awaited any more, nor who comes later than `patience_seconds`
-after somebody of the last round.
+after one of the last round.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class RendezvousState:
         """Wait for the others. Where one of the last round says not `opens`, newcomers wait for
         the next one.
 
-        None when nobody of the last round is left: what they knew is lost. Raises
+        None when none of the last round is left: what they knew is lost. Raises
         `ConnectionError` when the worker is lost.
         """
         with self._changed:
@@ -123,7 +123,7 @@ class RendezvousState:
             verdict = all(self._said[worker] for worker in incumbents)
             if (
                 not verdict and self._members != self._newcomers
-            ):  # what these were to be told they may not have heard
+            ):  # they may have missed their answer
                 self._members -= self._newcomers
             self._verdicts.update(dict.fromkeys(self._said, verdict))
             self._said.clear()
@@ -196,7 +196,7 @@ class RendezvousClient:
         self._connection.answer()
 
     def meet(self, opens: bool = True) -> RendezvousRound:
-        """See `RendezvousState.meet`. Raises `RankFailed` when nobody is left who knows how far the
+        """See `RendezvousState.meet`. Raises `RankFailed` when no one is left who knows how far the
         run is.
         """
         self._connection.ask(CallMessage(MEET, (float(opens),)))

@@ -2,7 +2,7 @@
 
 A rank that waits for a peer sits in native code, which no exception of Python reaches. Its
 connections can be shut down instead: the wait then ends with an error, at once, on both sides. So a
-rank that is told of a loss gets free, also while it still connects.
+rank that learns of a loss gets free, also while it still connects.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Recorder:
     paths: Paths = field(default_factory=Paths)
 
     def note_by(self, flight: FlightRecorder, ledger: Ledger) -> None:
-        """Have others told of what this rank does; before any axis is used."""
+        """Report what this rank does to others too; before any axis is used."""
         self.flight = flight
         self.ledger = ledger
 

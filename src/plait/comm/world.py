@@ -244,7 +244,7 @@ def init(
 
     Args:
         mesh: the axes; its size must be the number of ranks.
-        rank: the own rank; needed with `store`.
+        rank: this process's rank; needed with `store`.
         store: where ranks meet; without it, torchrun's environment (`env://`) is used.
         timeout_seconds: after which a silent peer counts as failed.
         backend: `auto` (NCCL on CUDA; shared memory or Gloo on CPU), `native` (torch's operations
@@ -369,7 +369,7 @@ def _make_group(
         listen_on(None)
         try:
             _join_told_world(kind, timeout)
-        except ValueError as error:  # nobody has started a world here
+        except ValueError as error:  # no world has been started here
             if mesh.size > 1:
                 raise WorldSizeError(
                     f"the plan needs {mesh.size} ranks and this process is alone; start it with "

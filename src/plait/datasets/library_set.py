@@ -64,27 +64,27 @@ def library_set(data: SectionKeys) -> LibrarySet:
     python = key(data, "python")
     if python is not None:
         name = f"python = {python!r}"
-        found = _split_of(_given(python, library), split, name)
-        files, addresses = named_by(found)
+        samples = _split_of(_given(python, library), split, name)
+        files, addresses = named_by(samples)
         files = sorted({*files, *source_of(load(python, DataError))})
-        print_of_set = getattr(found, "_fingerprint", None)  # of a set with an index
+        print_of_set = getattr(samples, "_fingerprint", None)  # of a set with an index
         about = {"python": python, "addresses": addresses, "fingerprint": print_of_set}
     elif key(data, "streaming", False):
         name = repr(path)
         subset = key(data, "subset")
         streams = _said(name, lambda: library.load_dataset(path, subset, streaming=True))
-        found = _split_of(streams, split, name)
-        files, addresses = named_by(found)
+        samples = _split_of(streams, split, name)
+        files, addresses = named_by(samples)
         about = {"streaming": path, "subset": subset, "addresses": addresses}
     else:
         folder = Path(path).expanduser()
         name = str(folder)
-        found = _split_of(_saved(folder, library), split, repr(name))
+        samples = _split_of(_saved(folder, library), split, repr(name))
         files = [one for one in sorted(folder.rglob("*")) if one.is_file()]
         about = {}
-    column = chosen_column(_columns_of(found, name), key(data, "column"), name)
+    column = chosen_column(_columns_of(samples, name), key(data, "column"), name)
     most = key(data, "rows")
-    return LibrarySet(name, found, column, files, _settings(column, split, most, about), most)
+    return LibrarySet(name, samples, column, files, _settings(column, split, most, about), most)
 
 
 def _settings(

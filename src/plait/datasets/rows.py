@@ -1,7 +1,7 @@
 """Rows of files in order: lines of text, JSON lines, and columns of Parquet and Arrow.
 
 A row is a text, a list of tokens or a conversation. A row that cannot be read comes with its fault,
-so that whoever reads may count it and go on. A file that cannot be read at all is an error.
+so that its reader may count it and go on. A file that cannot be read at all is an error.
 """
 
 from __future__ import annotations

@@ -148,37 +148,40 @@ def _refusal(sentence: str, skip_bad: int) -> DataError:
 
 def _keep(making: Making, kept: Path) -> None:
     """Make the tokens in a folder beside, which then takes its name."""
-    beside = kept.with_name(f"{kept.name}.{os.getpid()}")
+    unfinished = kept.with_name(f"{kept.name}.{os.getpid()}")
     try:
         with _storing():
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir(parents=True)
-            with (beside / TOKENS).open("wb") as tokens, (beside / LEARNT).open("wb") as learnt:
-                sink = _Sink(making, tokens, learnt)
-                sink.fill()
-            if not sink.facts.is_chat:
-                (beside / LEARNT).unlink()
-            np.save(beside / ENDS, sink.all_ends)
-            (beside / FACTS).write_text(json.dumps(sink.about))
-            beside.rename(kept)
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+            with (
+                (unfinished / TOKENS).open("wb") as tokens,
+                (unfinished / LEARNT).open("wb") as learnt,
+            ):
+                writer = _TokenWriter(making, tokens, learnt)
+                writer.fill()
+            if not writer.facts.is_chat:
+                (unfinished / LEARNT).unlink()
+            np.save(unfinished / ENDS, writer.all_ends)
+            (unfinished / FACTS).write_text(json.dumps(writer.about))
+            unfinished.rename(kept)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _in_memory(making: Making) -> Documents:
     tokens = BytesIO()
     learnt = BytesIO()
-    sink = _Sink(making, tokens, learnt)
-    sink.fill()
+    writer = _TokenWriter(making, tokens, learnt)
+    writer.fill()
     return Documents(
-        np.frombuffer(tokens.getbuffer(), dtype=sink.dtype),
-        sink.all_ends,
-        np.frombuffer(learnt.getbuffer(), dtype=np.uint8) if sink.facts.is_chat else None,
-        sink.facts,
+        np.frombuffer(tokens.getbuffer(), dtype=writer.dtype),
+        writer.all_ends,
+        np.frombuffer(learnt.getbuffer(), dtype=np.uint8) if writer.facts.is_chat else None,
+        writer.facts,
     )
 
 
-class _Sink:
+class _TokenWriter:
     """Where the tokens of rows go, document after document."""
 
     def __init__(self, making: Making, tokens: IO[bytes], learnt: IO[bytes]) -> None:

@@ -22,7 +22,7 @@ class Symptom:
 
     Attributes:
         kind: hang, straggler, nan, spike or corruption.
-        rank: the rank at fault; None where nobody can tell.
+        rank: the rank at fault; None where it is unknown.
         step: the step under way, from 1.
         where: the communication, the schedule's cell, the module or the parameter.
         cause: the reason, in words that begin with one of a few.
@@ -75,7 +75,7 @@ def add(folder: Path, finding: Symptom) -> None:
         os.close(descriptor)
 
 
-def tell(folder: Path, finding: Symptom) -> None:
+def report(folder: Path, finding: Symptom) -> None:
     """Leave a finding, and say it on stderr."""
     add(folder, finding)
     say(finding.text())

@@ -1,8 +1,8 @@
 """The search for the rank that hangs: who waits, for whom, and who is at the end of that.
 
-A rank that waits is not at fault itself. Whoever it waits for has not come to the communication, or
-does another one. That leads to a rank that waits for nobody, to two ranks in different
-communications, or round in a circle.
+A rank that waits is not at fault itself. The rank that it waits for has not come to the
+communication, or does another one. That leads to a rank that waits
+for none, to two ranks in different communications, or round in a circle.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Usage:
 
 
 def start_ticks(pid: int) -> int:
-    """When a process began, by the clock of the system; 0 where nobody can tell."""
+    """When a process began, by the clock of the system; 0 where it is unknown."""
     fields = _stat(pid)
     return int(fields[19]) if fields else 0
 

@@ -37,7 +37,7 @@ class Pulse:
         self._thread.start()
 
     def stop(self) -> None:
-        """Tell the thread to end; it does within `BEAT_SECONDS`, and nobody waits for it."""
+        """Tell the thread to end; it does within `BEAT_SECONDS`, and is not joined."""
         self._ended.set()
 
     def _live(self) -> None:

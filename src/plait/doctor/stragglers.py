@@ -31,7 +31,7 @@ NAMES: Final = {
     "computing": "computing: its own work takes longer than that of its equals",
     "loader": "loader: its batches come later than those of its equals",
     "link": "link: it takes longer than its equals to hand over what it sends",
-    "memory": "memory: its pages are brought in anew, step after step",
+    "memory": "memory: its pages are brought in again, step after step",
 }
 
 
@@ -50,7 +50,7 @@ class _Part:
 
 
 class Stragglers:
-    """Looks at the records every few seconds; each rank and cause is told once."""
+    """Looks at the records every few seconds; each rank and cause is reported once."""
 
     def __init__(self) -> None:
         self._told: set[tuple[int, str]] = set()

@@ -119,7 +119,7 @@ class Watcher:
             where = view.doing() if fault.place is None else fault.place.text()
             words = Symptom("hang", view.rank, view.last_step + 1, where, str(fault.why), awaits)
             self.hang = words
-            self._tell(words)
+            self._report(words)
 
     def _look(self, views: dict[int, RankSnapshot]) -> None:
         if any(view.steps and view.steps[-1].ended > self._hung_at for view in views.values()):
@@ -138,7 +138,7 @@ class Watcher:
             self._judge(views, idle, stuck, limit)
         else:
             for finding in self._stragglers.look(views):
-                self._tell(finding)
+                self._report(finding)
 
     def _may_be_slow(self, view: RankSnapshot, limit: float) -> bool:
         """Whether a rank that does not move is in a part of the run that takes long, and works."""
@@ -174,7 +174,7 @@ class Watcher:
         finding = finding_of(view, fault, views, limit)
         stack = stack_of(self._folder, view)
         finding = replace(finding, line=line_of(stack), details={**finding.details, "stack": stack})
-        self._tell(finding)
+        self._report(finding)
         if self._limits.ends:
             self.hang = finding
             self._hung_at = now()
@@ -187,7 +187,7 @@ class Watcher:
         return None if finding is None else f"{finding.where}: {finding.cause}"
 
     def _claim(self, view: RankSnapshot) -> bool:
-        """Whether nobody else has taken up this fault."""
+        """Whether no other watcher has taken up this fault."""
         path = self._folder / f"hang-{view.pid}-{view.last_step}.claim"
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
@@ -195,8 +195,8 @@ class Watcher:
             return False
         return True
 
-    def _tell(self, finding: Symptom) -> None:
-        findings.tell(self._folder, finding)
+    def _report(self, finding: Symptom) -> None:
+        findings.report(self._folder, finding)
 
 
 def recent_seconds(views: dict[int, RankSnapshot]) -> list[float]:

@@ -1,4 +1,4 @@
-"""The steps around the stages: batches cut into micro-batches, routers, and who is told of them."""
+"""The steps around the stages: micro-batches, routers, and the modules that get facts of them."""
 
 from __future__ import annotations
 

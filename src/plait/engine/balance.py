@@ -1,4 +1,4 @@
-"""The routers of a rank's model during a step: what they must be told, and what they have to say.
+"""The routers of a rank's model during a step: their context, and the load that they report.
 
 Before the first forward all ranks agree on the loss's divisor and the samples of every micro-batch.
 Auxiliary losses are weighed by both. After the update the load of every expert is summed, for
@@ -68,7 +68,7 @@ class ExpertSettings:
     """Placement of the experts, and how they multiply.
 
     Attributes:
-        placer: places experts anew between steps; None where experts are not split over ranks.
+        placer: moves experts between steps; None where experts are not split over ranks.
         grouped_product: `rule`, `measure` (after the first step), or the name of a method.
         products: the matrix products of the experts.
     """
@@ -83,7 +83,7 @@ class Balance(MicroBatchContext):
 
     Attributes:
         routers: the routers by name.
-        placer: places experts anew between steps; None where experts are not split over ranks.
+        placer: moves experts between steps; None where experts are not split over ranks.
         load: tokens of every expert in the last step.
     """
 

@@ -1,7 +1,7 @@
 """From a model and a plan to an engine. The order in which parallelisms are applied is
 `compose`, read from top to bottom.
 
-After it nobody reads the plan: each room has been handed what concerns it.
+After it the plan is not read any more: each room has been handed what concerns it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def build(
     check_state_whole(optimizer, plan)
     guard = make_guard(plan, options)
     world = world or join_world(plan)
-    options = choosing.settled(options, plan, world)
+    options = choosing.chosen_options(options, plan, world)
     if world.membership is not None:
         check_restarts(plan, options.num_servers)
     make = partial(compose, model, plan, loss=loss, optimizer=optimizer, world=world, guard=guard)

@@ -62,23 +62,23 @@ def agreed_table(
     return table
 
 
-def settled(options: Options, plan: Plan, world: World) -> Options:
+def chosen_options(options: Options, plan: Plan, world: World) -> Options:
     """The options of a build, with the table of all ranks in place of a choice. Collective."""
     compute = Precision.of(plan, float16=options.float16).compute
     table = agreed_table(options.linear_product, world, compute)
     return replace(options, linear_product=table)
 
 
-def table_here(folder: Path, *, may_measure: bool = True, anew: bool = False) -> ProductTable:
-    """This machine's table: the saved one unless `anew`, else a measured one, which is saved. A
-    busy machine gets torch's own products.
+def table_here(folder: Path, *, may_measure: bool = True, remeasure: bool = False) -> ProductTable:
+    """This machine's table: the saved one unless `remeasure`, else a measured one, which is saved.
+    A busy machine gets torch's own products.
 
     Ranks that come and go begin one by one beside others at work, so they do not measure.
     """
     path = folder.expanduser() / FILE_NAME
     machine = this_machine()
     saved = read_table(path, machine)
-    if (saved is not None and not anew) or not may_measure:
+    if (saved is not None and not remeasure) or not may_measure:
         return saved or TORCH
     found = measure()
     if found.is_steady:
@@ -100,6 +100,6 @@ def _table_of_run(path: Path) -> ProductTable | None:
 
 
 def write_table_of_run(path: Path, table: ProductTable) -> None:
-    """Keep a run's table in its folder, for whoever continues it."""
+    """Keep a run's table in its folder, for runs that continue it."""
     whole = {"machine": str(this_machine()), "table": table.as_dict()}
     path.write_text(json.dumps(whole, indent=2) + "\n")

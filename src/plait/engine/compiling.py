@@ -105,8 +105,9 @@ def leave_out(model: nn.Module, blocks: Sequence[str]) -> None:
 
 
 def _run_alone(module: nn.Module) -> None:
-    """The compiler is told by the class, which all blocks share. Told by the module, it would make
-    a graph for every block.
+    """Leave a module out of the graph by its class, which all blocks share.
+
+    A mark on each module would make a graph for every block.
     """
     own = vars(module).pop("forward", None)
     if own is not None:

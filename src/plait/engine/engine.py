@@ -61,7 +61,7 @@ class Engine:
         self.split = parts.split
         self.pipeline = parts.pipeline
         self.balance = parts.balance
-        self._training_step = TrainingStep(parts, self.copies.settle, self._observe)
+        self._training_step = TrainingStep(parts, self.copies.wait, self._observe)
         self._metrics = [parts.driver.metrics]
         if parts.split is not None:
             self._metrics.append(parts.split.details)

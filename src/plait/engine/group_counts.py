@@ -21,7 +21,7 @@ Number: TypeAlias = bool | int | float
 class GroupCounts:
     """The numbers that `step` changes in the groups of one optimizer.
 
-    Settings that somebody else changes, as a schedule does with `lr`, are not among them.
+    Settings that others change, as a schedule does with `lr`, are not among them.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -53,7 +53,7 @@ class GroupCounts:
         return {name: group[name] for name in sorted(self.names) if name in group}
 
     def take(self, param: Tensor, saved: Mapping[str, Number]) -> None:
-        """Set the numbers of the group of a parameter; those that are not saved begin anew."""
+        """Set the numbers of the group of a parameter; those that are not saved begin again."""
         self.names |= saved.keys()
         if not self.names:
             return

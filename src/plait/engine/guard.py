@@ -74,7 +74,7 @@ class Guard:
     Attributes:
         skipped: whether the last step was dropped.
         rolls_back: whether an earlier state is to be loaded, and the steps since replayed.
-        listeners: they are told of each finding, on every rank.
+        listeners: they are called with each finding, on every rank.
     """
 
     def __init__(self, answer: str = "stop", *, spike_factor: float | None = None) -> None:
@@ -118,7 +118,7 @@ class Guard:
         counts = not norm or self._is_usual(totals.grad_norm, step, suspect)
         if counts and step in self._open:
             passing = self._open.pop(step)
-            self._tell(self._judged(passing, "passing", "is finite"))
+            self._report(self._judged(passing, "passing", "is finite"))
         return counts
 
     def rolled_back(self, step: int) -> None:
@@ -138,7 +138,7 @@ class Guard:
             return True
         finding = _finding("spike", step, loudest(suspect, size, middle))
         if self._factor is None:
-            self._tell(finding)
+            self._report(finding)
             self._norms.append((step, size))
             return True
         complaint = (
@@ -163,7 +163,7 @@ class Guard:
                 self._drop()
                 return False
             finding = self._judged(finding, "lasting", "gives it again")
-        self._tell(finding)
+        self._report(finding)
         if self._answer == "skip":
             self._drop()
             return False
@@ -182,9 +182,9 @@ class Guard:
             for buffer, before in self._buffers:
                 buffer.copy_(before)
 
-    def _tell(self, finding: Symptom) -> None:
-        for tell in self.listeners:
-            tell(finding)
+    def _report(self, finding: Symptom) -> None:
+        for listener in self.listeners:
+            listener(finding)
 
 
 def origin_of(suspect: Suspect) -> tuple[int, Origin]:

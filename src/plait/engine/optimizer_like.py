@@ -22,7 +22,7 @@ def like(
     optimizer: torch.optim.Optimizer, model: nn.Module, *, follows_schedule: bool = False
 ) -> Callable[[Parameters], torch.optim.Optimizer]:
     """The function for `build`. Raises `OptimizerError` where the optimizer has been used or leaves
-    parameters out, or where nobody follows its schedule of rates.
+    parameters out, or where its schedule of rates is not followed.
     """
     kind: Any = type(optimizer)
     cure = f"give build a function, optimizer=lambda params: {kind.__name__}(params, ...)"

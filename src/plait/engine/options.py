@@ -33,7 +33,7 @@ class Options:
         cutting: where a pipeline cuts the model; balanced by estimated cost where it says nothing.
         compile_backend: of torch.compile, where the plan says compile.
         float16: compute in float16 where the plan says float32, with a dynamic scale of the loss.
-        placing: whether experts are placed anew between steps, with copies of the busiest.
+        placing: whether experts are moved between steps, with copies of the busiest.
         grouped_product: of experts: `rule`, `measure` (after the first step), or one of
         `models.grouped.METHODS`. schedule: of the pipeline, in place of the plan's.
         linear_product: of layers and experts: `measured` (the quicker of torch's libraries here),

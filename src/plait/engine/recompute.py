@@ -107,7 +107,7 @@ def _no_contexts() -> tuple[Context, Context]:
 def _checkpointed(
     forward: Callable[..., PyTree], contexts: Contexts, buffers: Buffers
 ) -> Callable[..., PyTree]:
-    """A graph of torch.compile is told `contexts` alone: it makes the buffers' changes once."""
+    """A graph of torch.compile gets `contexts` alone: it makes the buffers' changes once."""
 
     def minding_buffers() -> tuple[Context, Context]:
         inner, inner_again = contexts()

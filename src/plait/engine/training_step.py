@@ -36,12 +36,12 @@ class TrainingStep:
     """
 
     def __init__(
-        self, parts: EngineParts, settle: Callable[[], None], observe: Callable[[], None]
+        self, parts: EngineParts, wait_for_copies: Callable[[], None], observe: Callable[[], None]
     ) -> None:
         """Take the parts of an engine.
 
-        `settle` returns when no copy of the state is under way any more, and comes before the sums
-        over ranks. `observe` comes before each update.
+        `wait_for_copies` returns when no copy of the state is under way any more, and comes before
+        the sums over ranks. `observe` comes before each update.
         """
         self.index = parts.driver.first_step
         self.totals = LossTotals(0.0, 1.0, 0.0)
@@ -68,7 +68,7 @@ class TrainingStep:
             parts.strategy,
             together=parts.driver.is_synchronous,
         )
-        self._reductions = (settle, *parts.reductions)
+        self._reductions = (wait_for_copies, *parts.reductions)
         self._observe = observe
         self._after_update = [] if parts.balance is None else [parts.balance.after_update]
         self._updates_left = 0

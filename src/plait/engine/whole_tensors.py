@@ -49,11 +49,11 @@ class WholeTensors:
         heads: Mapping[str, int] | None = None,
         experts: Sequence[str] = (),
     ) -> None:
-        """Take the function that makes the optimizer, and what it needs less than whole tensors of.
+        """Take the function that makes the optimizer, and the names of tensors that are units.
 
-        Each pattern of `heads` fits names of weights of shape [heads * features, inputs]; the
-        number is that of heads. Each head is then a matrix [features, inputs] of its own. Patterns
-        of `experts` fit stacks [experts, rows, columns], each a matrix of its own. A head or an
+        `heads` maps patterns of names to a number of heads. A weight [heads * features, inputs] of
+        such a name is one matrix [features, inputs] a head. A tensor [experts, rows, columns]
+        whose name fits one of `experts` is one matrix [rows, columns] an expert. A head or an
         expert that lies on one rank does not travel. `*` stands for any characters.
 
         `make_optimizer(params)` gets whole parameters with names, as `name[3]` of a head or expert.
@@ -126,7 +126,7 @@ class WholeOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]  # no closure here
         """Update every tensor. Collective where ranks hold parts; a closure is not called."""
-        if not self.state:  # somebody began anew
+        if not self.state:  # the caller has cleared it
             self.inner.state.clear()
         for group, rate in zip(self.inner.param_groups, self._rates, strict=True):
             group["lr"] = rate * self.param_groups[0]["lr"]
@@ -141,9 +141,9 @@ class WholeOptimizer(torch.optim.Optimizer):
             param.grad = grad.view(shape)
         with torch.enable_grad():
             self._counts.step()
-        made = {name: self._computed[name].detach().reshape(-1) for name in (*wholes, *local)}
-        results = {name: made[name] for name in local}
-        results |= {} if travel is None else travel.scattered(sent, made)
+        updated = {name: self._computed[name].detach().reshape(-1) for name in (*wholes, *local)}
+        results = {name: updated[name] for name in local}
+        results |= {} if travel is None else travel.scattered(sent, updated)
         for name, values in results.items():
             self._values(self._units.parts[name]).copy_(values)
         self._release()

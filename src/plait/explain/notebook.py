@@ -187,7 +187,7 @@ class Notebook(FlightRecorder):
         name = self._name_at(place, self._held())
         return NotedTensor(name, values, place, _is_transposed(tensor))
 
-    def settle(self) -> None:
+    def name_late_tensors(self) -> None:
         """Give notes the names of tensors that became known after them."""
         for note in self.notes:
             for each in (*note.operands, *note.results):

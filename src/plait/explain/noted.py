@@ -53,11 +53,11 @@ class NotedBackend(Backend):
         return self._noted(source, out, lambda: self._inner.all_reduce_into(out, source))
 
     def reduce_scatter(self, out: Tensor, full: Tensor) -> Handle:
-        """The own part of the sum."""
+        """This rank's part of the sum."""
         return self._noted(full, out, lambda: self._inner.reduce_scatter(out, full))
 
     def reduce_scatter_strided(self, out: Tensor, parts: Tensor) -> Handle:
-        """The own part of the sum, of any strides."""
+        """This rank's part of the sum, of any strides."""
         return self._noted(parts, out, lambda: self._inner.reduce_scatter_strided(out, parts))
 
     def all_gather(self, full: Tensor, shard: Tensor) -> Handle:

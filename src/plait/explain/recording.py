@@ -120,7 +120,7 @@ def _recorded(world: World, notebook: Notebook, case: Case, model: nn.Module) ->
             losses.append(engine.step(batch, trace=False).loss)
         notebook.begin_step(0)
         engine.flush()
-    notebook.settle()
+    notebook.name_late_tensors()
     ledger = world.ledger.since(before)
     memory = engine.memory()
     after = _copies(engine.local_parameters())

@@ -3,7 +3,7 @@
 The way back, a plan in the words of another framework, is `plait.predict.planner.export`.
 """
 
-from plait.interop.door import FRAMEWORKS, import_file, import_text
+from plait.interop.api import FRAMEWORKS, import_file, import_text
 from plait.interop.source import Imported, Unmapped
 
 __all__ = ["FRAMEWORKS", "Imported", "Unmapped", "import_file", "import_text"]

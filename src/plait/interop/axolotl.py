@@ -156,7 +156,7 @@ NOTES: Final[tuple[tuple[str, Kind, str], ...]] = (
     ),
     ("selective_checkpointing.*", "different", "write remat:selective"),
     ("auto_find_batch_size", "different", "plait's batch is what [train] says"),
-    ("context_parapllel_size", "different", "misspelt, so that it is read by nobody there"),
+    ("context_parapllel_size", "different", "misspelt, so axolotl does not read it"),
     *((name, "ignored", LOG) for name in ("hf_mlflow_*", "otel_*", "include_tkps", "generat*")),
     *((name, "ignored", LOG) for name in ("bench_*", "greater_is_better", "num_generation_*")),
     *((name, "ignored", LAUNCH) for name in ("ray_*", "resources_per_worker*", "device", "ddp")),

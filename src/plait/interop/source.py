@@ -14,7 +14,7 @@ from plait.values import JsonMapping, JsonObject, JsonValue
 Kind = Literal["ignored", "contradictory", "different", "unknown"]
 
 AUTO: Final = "auto"
-"""The word by which a config leaves a value to whoever reads it."""
+"""The word by which a config leaves a value to its reader."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Source:
     framework: str
     values: JsonObject
     world_size: int | None = None
-    """The number of ranks that the user told; files often do not say it."""
+    """The number of ranks that the user gave; files often do not say it."""
     taken: set[str] = field(default_factory=set)
     read: set[str] = field(default_factory=set)
     """The taken keys whose values were asked for; the others were only named."""
@@ -167,7 +167,7 @@ class Source:
                     self.note(key, kind, reason)
 
     def left(self) -> list[str]:
-        """The keys that nobody has read, in the order of the file."""
+        """The keys that have not been read, in the order of the file."""
         return [key for key in self.values if key not in self.taken]
 
     def finish(self) -> None:

@@ -24,7 +24,7 @@ def agent_lines(job: TrainJob, options: Sequence[str], train_line: str) -> list[
     return [
         f"# An agent kills its ranks 30 s after a signal; a save may take {job.deadline_seconds}.",
         f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={patience}",
-        "# Whoever takes the machine away sends a signal. The ranks then end a step and save.",
+        "# Before a machine is taken away, a signal comes. The ranks then end a step and save.",
         "asked=0",
         'end() { [ "$asked" -ne 0 ] || { asked=$1; kill -TERM "$agent" || true; }; }',
         "trap 'end 143' TERM; trap 'end 138' USR1; trap 'end 130' INT",

@@ -11,7 +11,7 @@ from typing import Final
 from plait.values import JsonObject, JsonValue
 
 PORT: Final = 29500
-"""The port of rank 0's store, where nobody names another one."""
+"""The port of rank 0's store, unless another one is named."""
 NAME_LENGTH: Final = 40
 
 

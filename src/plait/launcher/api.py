@@ -24,7 +24,7 @@ _WORLD_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True)
 class JoinedWorld:
-    """This process's place in a world that somebody else started (torchrun, or `launch` itself)."""
+    """This process's place in a world that others started (torchrun, or `launch` itself)."""
 
     rank: int
     world_size: int

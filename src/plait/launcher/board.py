@@ -65,7 +65,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Page:
-    """The place of a board, as a new process is told it."""
+    """The location of a board, as a new process gets it."""
 
     path: Path
     num_seats: int
@@ -183,7 +183,7 @@ class Board:
             self._set(seat, word, NOTHING)
 
     def leave(self, seat: int) -> None:
-        """A rank is gone from its seat, and nobody waits for it."""
+        """A rank is gone from its seat, and no rank waits for it."""
         self._set(seat, BEGUN, GONE)
 
     def wait_at(self, seat: int, step: int) -> None:

@@ -66,7 +66,7 @@ class HostMemory:
     def ask(self, make: Sequence[str] = (), drop: Sequence[str] = ()) -> dict[str, Path]:
         """Make files by name, and drop others; the paths of all that are held, by name.
 
-        Errors: `RunError` when nobody holds them any more.
+        Errors: `RunError` when no agent holds them any more.
         """
         try:
             with socket.socket(socket.AF_UNIX) as line:
@@ -119,7 +119,7 @@ def begin(agent: Agent) -> subprocess.Popen[bytes]:
 
 
 def _started(pid: int) -> int | None:
-    """The moment of a process's start, in ticks of the machine; None where that is not told."""
+    """The moment of a process's start, in ticks of the machine; None where it is unknown."""
     with suppress(OSError, IndexError, ValueError):
         stat = Path(f"/proc/{pid}/stat").read_text()
         return int(stat.rpartition(")")[2].split()[_STARTED_FIELD])

@@ -1,9 +1,9 @@
 """A launcher that keeps a run alive: it starts a lost rank again, or has the others go on without.
 
 The other launchers either end all ranks (`agent`) or let each go its own way (`supervisor`). Here
-ranks step together, so all of them go back together. Whoever is left comes to a meeting, and gets a
-rank of the next *generation*, in a new process group. This process also holds the memory
-that outlives any rank: the board, and the snapshots.
+ranks step together, so all of them go back together. A process that is left comes to a meeting.
+There it gets a rank of the next *generation*, in a new process group. This process also holds
+the memory that outlives any rank: the board, and the snapshots.
 
 A rank that was started again and has not come in time is a *newcomer*. The others go on without it
 under another plan. When it comes they are recalled between two steps, and return to the first plan.
@@ -44,14 +44,14 @@ STOPPED = "; the other ranks were stopped"  # at the end of an error, where they
 
 
 @dataclass(frozen=True)
-class Kept:
+class RunResults:
     """The results of a run that came to its end, by rank, and the signal that ended it, or 0."""
 
     results: list[Any]
     signal: int = 0
 
 
-def keep(main: Main, args: tuple[object, ...], layout: LaunchPlan, policy: Policy) -> Kept:
+def keep(main: Main, args: tuple[object, ...], layout: LaunchPlan, policy: Policy) -> RunResults:
     """Run `main(seat, *args)` in the ranks of a layout, until all of them are done.
 
     Errors: what no restart cures, as with `launch`. `RunError` when a signal asks for the end and
@@ -109,7 +109,7 @@ class _Run:
         if number != signal.SIGHUP:
             self._board.ask_to_end(number)
 
-    def until_done(self) -> Kept:
+    def until_done(self) -> RunResults:
         """Go through meetings until every rank has a result."""
         for seat in range(self._num_seats):
             self._start(seat)
@@ -121,7 +121,7 @@ class _Run:
             self._start_due()
             self._look_at_the_returned()
             if self._is_done():
-                return Kept(self._results(), self._board.signal)
+                return RunResults(self._results(), self._board.signal)
             if self._is_ready():
                 self._hold_meeting()
 
@@ -208,7 +208,7 @@ class _Run:
         self._board.make_void(self._generation)
 
     def _error_of(self, seat: int, rank: KeptProcess, code: int) -> PlaitError:
-        """The error that a rank has told, or the way in which it died.
+        """The error that a rank has reported, or the way in which it died.
 
         Where the run ends with it, the earliest error of any rank is the cause of the others.
         """
@@ -295,7 +295,7 @@ class _Run:
         return len(come) == len(self._members) and all(self._notes[seat].is_done for seat in come)
 
     def _is_ready(self) -> bool:
-        """Whether the next generation begins: nobody else is awaited, or they have had their time.
+        """Whether the next generation begins: no other is awaited, or they have had their time.
 
         Those that were at work are always awaited; a rank that starts is for `wait_seconds`.
         """

@@ -22,7 +22,7 @@ Main = Callable[..., object]
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The facts that every process of a run is told.
+    """The facts that every process of a run gets.
 
     Attributes:
         failures: the folder in which failures are left.

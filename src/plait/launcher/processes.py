@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def is_alive(pid: int) -> bool:
-    """A process that nobody has reaped yet does not run."""
+    """A process that has ended and is not reaped yet does not run."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,8 +1,8 @@
 """The surroundings of `main` inside one rank.
 
 A rank must end whatever happens. It dies with its launcher and writes its error to a file before it
-goes. It leaves by `os._exit`, since the interpreter's own end may wait for a collective that nobody
-joins.
+goes. It leaves by `os._exit`, since the interpreter's own end may wait for a collective that no
+peer joins.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 one agent.
 
 The rendezvous that torch brings listens on all interfaces, and unpickles what it finds in its
-store. One agent has nobody to agree with: it needs a store, and its ranks the store's address.
+store. One agent has no other to agree with: it needs a store, and its ranks the store's address.
 """
 
 from __future__ import annotations

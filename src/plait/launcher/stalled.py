@@ -39,7 +39,7 @@ class Stalled:
     def look(self, loading: Collection[int], joining: Collection[int]) -> dict[int, str]:
         """Why processes are to be ended, by their number.
 
-        Those that are `loading` wait for nobody; those that are `joining` may wait for others.
+        Those that are `loading` wait for no rank; those that are `joining` may wait for others.
         """
         moment = time.monotonic()
         passed = moment - self._looked

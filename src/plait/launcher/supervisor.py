@@ -168,7 +168,7 @@ class _Ending:
         return bool(self._board.signal)
 
     def look(self) -> None:
-        """Let nobody in any more once the end is near; raise when its time is over."""
+        """Admit no rank once the end is near; raise when its time is over."""
         if self._deadline_seconds is None or not self.is_near:
             return
         now = time.monotonic()
@@ -243,7 +243,7 @@ def _ended_by_signals(board: Board | None = None) -> Iterator[_Signals]:
 def _end_if_told(number: int) -> None:
     """A terminal's Ctrl-C reaches ranks before the launcher: the run is to end, not the rank.
 
-    A rank alone that somebody has signalled is started again.
+    A single rank that got a signal from outside is started again.
     """
     time.sleep(TOLD_SECONDS)  # the launcher's own signal arrives in here and raises
     if number == signal.SIGINT:

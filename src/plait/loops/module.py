@@ -83,7 +83,7 @@ class EngineModule(nn.Module):
         if not (self.training and torch.is_grad_enabled()):
             measured = self.engine.measure(batch)[0]
             return self._outputs(self._number(measured), measured, lambda: self.logits(batch))
-        if self.step.is_summed and self.gradient.grad is None:  # nobody asked for its backward
+        if self.step.is_summed and self.gradient.grad is None:  # its backward was not called
             self.zero_grad()
         measured = self.step.forward_backward(batch, more=self._more())
         loss = _WholeBackward.apply(self.gradient, self, self._number(measured))

@@ -163,7 +163,7 @@ class MixtureOfExperts(nn.Module):
         self.leave = leave
 
     def forward(self, x: Tensor) -> Tensor:
-        """Route, send, compute the shared experts meanwhile, compute, bring back, add up by
+        """Route, send, compute the shared experts at the same time, compute, bring back, add up by
         token.
         """
         whole = self.enter(x)

@@ -61,7 +61,7 @@ class HuggingFace(nn.Module):
     """
 
     gives_positions = True
-    """Whether the library's model is told positions, which it then does not make itself."""
+    """Whether the library's model gets positions, which it then does not make itself."""
 
     def __init__(
         self,

@@ -120,7 +120,7 @@ class PackedExperts:
 
     def _compute(self, owner: nn.Module, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """Rows sorted by expert -> their results. Every rank is part of every backward, so rows
-        that nobody sent have a graph too.
+        that were not sent have a graph too.
         """
         if not len(rows):
             nothing = rows.new_zeros(())

@@ -136,12 +136,13 @@ class Router(nn.Module):
         return self.auxiliary
 
     def route_in(self, context: RouterContext) -> None:
-        """Be told by `context` from now on."""
+        """Take the facts of micro-batches from `context` from now on."""
         self.context = context
 
     def balance(self, load: Tensor | None) -> None:
-        """Balance by bias from `load`, the whole step's over all ranks, and forget the own (Wang et
-        al. 2024, algorithm 1).
+        """Balance by bias from `load`, the whole step's over all ranks; drop this rank's load.
+
+        Source: Wang et al. 2024, algorithm 1.
         """
         if self.bias is not None and load is not None:
             chosen = load[: self.settings.num_experts]

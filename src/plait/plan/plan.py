@@ -1,4 +1,4 @@
-"""The Plan: how a model, a batch and a sequence are split over ranks. Frozen, and read by nobody
+"""The Plan: how a model, a batch and a sequence are split over ranks. Frozen, and not read
 after build.
 
 It only declares. Its text is the contract with users (`Plan.parse`, `str`). Everything that can be

@@ -82,7 +82,7 @@ class Checkpoints(Hook):
     def before_rollback(self) -> None:
         """The newest checkpoint is whole before it is looked for. Collective."""
         with _timed(self._waited):
-            self._settle()
+            self._wait_for_saves()
 
     def on_rollback(self, step: int) -> None:
         """Steps that are done again are saved again."""
@@ -100,7 +100,7 @@ class Checkpoints(Hook):
         A run may have been lost between its last step and this save.
         """
         with _timed(self._ending):
-            whole = self._settle()
+            whole = self._wait_for_saves()
             if not whole or self._step > self._saved or not self._is_saved():
                 self._write()
                 self._waited.add(0.0)
@@ -172,18 +172,18 @@ class Checkpoints(Hook):
                 self._pending = self._saves.begin(self._path, meta, self._sweep)
             self._saved = self._step
         if self._is_beside:
-            engine.copies.add(self._settle_copy)
+            engine.copies.add(self._wait_for_copy)
         else:
-            self._settle_copy()
+            self._wait_for_copy()
 
-    def _settle_copy(self) -> None:
+    def _wait_for_copy(self) -> None:
         """Wait until the state is copied."""
         if self._pending is not None:
             with _timed(self._waited):
-                self._pending.settle()
+                self._pending.wait_for_copy()
 
     def _await(self) -> str | None:
-        """Wait for what this rank is writing. A checkpoint that failed is one line, told here."""
+        """Wait for what this rank is writing. A failed checkpoint is one printed line."""
         pending = self._pending
         self._pending = None
         if pending is None:
@@ -196,7 +196,7 @@ class Checkpoints(Hook):
             say(f"a checkpoint was not saved, and the run goes on: {pending.failure}")
         return pending.failure
 
-    def _settle(self) -> bool:
+    def _wait_for_saves(self) -> bool:
         """Wait until no rank is writing; whether the newest checkpoint was published. Collective
         where saves are behind.
         """

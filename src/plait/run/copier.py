@@ -19,10 +19,10 @@ class Copier:
 
     def begin(self, copy: Callable[[], None]) -> None:
         """Make a copy from here on."""
-        self.settle()
+        self.wait()
         self._pending = self._thread.submit(_timed, copy)
 
-    def settle(self) -> float:
+    def wait(self) -> float:
         """Return when the copy is made: its processor seconds, 0 without one. Raises its error."""
         pending = self._pending
         self._pending = None

@@ -74,12 +74,12 @@ class EndByPeers:
         """Whether an agent has signalled its ranks since the last step. Collective.
 
         A machine has come meanwhile. An agent whose ranks ended well would wait five minutes for
-        one that starts its own again. On one machine nobody can come.
+        one that starts its own again. On one machine no other can come.
         """
         return not on_one_machine(os.environ) and self.ends_before(0, _stay)
 
     def linger(self) -> None:
-        """Wait a moment for the own signal, where a peer's has ended the run.
+        """Wait a moment for this rank's signal, where a peer's has ended the run.
 
         An agent whose rank ends before it is signalled takes that for a failure, and counts it
         among `--max-restarts`.
@@ -115,7 +115,7 @@ class EndByPeers:
 class EndOfMembers:
     """The ending of ranks that come and go, on a page that their launcher keeps.
 
-    They end before one step, as if it were the last: whoever is behind does what others have begun.
+    They end before one step, as if it were the last: ranks that are behind do all that others did.
     """
 
     def __init__(self, page: Page) -> None:
@@ -164,4 +164,4 @@ class EndOfMembers:
 
 
 def _stay() -> None:
-    """The way of a rank that nobody waits for, as its steps are done: no effect."""
+    """The way of a rank that no other waits for, as its steps are done: no effect."""

@@ -189,7 +189,7 @@ def read_rows(folder: RunFolder | None) -> list[JsonObject]:
 
 
 def write_rows(folder: RunFolder, rows: list[JsonObject]) -> None:
-    """Write `eval.jsonl` anew; without rows there is no file."""
+    """Write `eval.jsonl` again; without rows there is no file."""
     if not rows:
         folder.evaluations.unlink(missing_ok=True)
         return

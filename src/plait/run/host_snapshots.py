@@ -112,12 +112,12 @@ class HostSnapshots(Hook):
         return meta
 
     def on_start(self, start: RunStart) -> None:
-        """Make the files of this start, and let go of those that nobody goes on from."""
+        """Make the files of this start, and drop those that are not continued from."""
         from plait.engine.state.snapshots import Snapshots
 
         self._engine = start.engine
         self._loader = start.loader
-        self._world.axis("world").barrier()  # nobody reads what is dropped
+        self._world.axis("world").barrier()  # no rank reads what is dropped
         if self._is_first_here:
             self._let_go(None if self._found is None else self._found.start)
         self._world.axis("world").barrier()
@@ -135,18 +135,18 @@ class HostSnapshots(Hook):
         hosts = self._world.axis("world").gather_objects(self._memory.host)
         self._local = [rank for rank, host in enumerate(hosts) if host == self._memory.host]
         files = self._memory.ask() if self._is_first_here else {}
-        held = []
+        parts = []
         for name, path in files.items():
             step = step_of(path)
             if step != NOTHING:
                 part = PartName.of_text(name)
-                held.append(HeldPart(part, step, path.stat().st_size, self._world.rank))
+                parts.append(HeldPart(part, step, path.stat().st_size, self._world.rank))
         word = _Word(
             self._memory.host,
             self._service.address.as_text(),
             secrets.token_hex(4),
             checkpoint_step,
-            tuple(held),
+            tuple(parts),
             tuple({PartName.of_text(name).start for name in files}),
         )
         words: list[_Word] = self._world.axis("world").gather_objects(word)
@@ -216,7 +216,7 @@ class HostSnapshots(Hook):
         return [files[name] for name in names]
 
     def _let_go(self, kept: str | None) -> None:
-        """Drop what earlier starts have left, but for the own copies of one of them."""
+        """Drop what earlier starts have left, but for this rank's copies of one of them."""
         names = [*map(PartName.of_text, self._memory.ask())]
         dropped = [
             name.as_text()
@@ -235,11 +235,11 @@ class HostSnapshots(Hook):
 
     def before_rollback(self) -> None:
         """The newest snapshot is whole."""
-        self._settle()
+        self._wait_for_copy()
 
     def on_end(self) -> None:
         """The last snapshot is whole."""
-        self._settle()
+        self._wait_for_copy()
 
     def close(self) -> None:
         """Hang up; what waits for another rank ends."""
@@ -261,7 +261,7 @@ class HostSnapshots(Hook):
 
     def _take(self, step: int) -> None:
         """Copy the state beside the next step, until that sums its gradients."""
-        self._settle()
+        self._wait_for_copy()
         if self._waited.count == 1 and self._is_first_here:
             self._let_go(None)  # the first snapshot of this start is whole on every rank
         began = time.perf_counter()
@@ -269,7 +269,7 @@ class HostSnapshots(Hook):
         copy = self._snapshots.begin(turn, {"loader": self._loader.state_dict()})
         self._copier.begin(partial(self._copy_and_send, copy, turn))
         self._waited.add(time.perf_counter() - began)
-        self._engine.copies.add(self._settle)
+        self._engine.copies.add(self._wait_for_copy)
 
     def _copy_and_send(self, copy: Callable[[], None], turn: int) -> None:
         """Copy the state into this machine's memory, then into another's. In a thread."""
@@ -281,10 +281,10 @@ class HostSnapshots(Hook):
         self._partner.answer()
         self._replica_bytes += content.numel()
 
-    def _settle(self) -> None:
+    def _wait_for_copy(self) -> None:
         """Wait until the snapshot is whole, on both machines."""
         began = time.perf_counter()
-        self._copying.add(self._copier.settle())
+        self._copying.add(self._copier.wait())
         self._waited.add(time.perf_counter() - began, count=0)
 
     def _answer(self, caller: int, question: CallMessage) -> CallMessage:
@@ -318,7 +318,7 @@ def _address() -> str:
     """The address at which other ranks reach this one."""
     try:
         return own_host(on_one_machine(os.environ))
-    except OSError:  # the machine's name leads nowhere; whoever calls will say so
+    except OSError:  # the machine's name leads nowhere; the caller will say so
         return LOOPBACK
 
 

@@ -127,7 +127,7 @@ def _trained(
     memory: HostSnapshots | None,
 ) -> JsonObject:
     """The run itself. Collective."""
-    from plait.doctor.findings import tell
+    from plait.doctor.findings import report
     from plait.engine.explain import explained, memory_error
     from plait.plan import Plan
     from plait.run.assemble import assemble, set_torch
@@ -150,7 +150,7 @@ def _trained(
     with explained(memory_error(world.rank, "building the model")):
         training = assemble(job.config, plan, world, table)
     if folder is not None and world.rank == 0:
-        training.engine.guard.listeners.append(partial(tell, folder.doctor))
+        training.engine.guard.listeners.append(partial(report, folder.doctor))
     _say_what_is_in_vain(plan, world)
     source = load(job.checkpoint, training, place, memory)
     taken = (source, training.engine.step_index)
@@ -317,7 +317,7 @@ def _hooks(
     training: Training,
     place: RankContext | None,
 ) -> list[Hook]:
-    from plait.doctor.findings import tell
+    from plait.doctor.findings import report
     from plait.run.checkpoints import Checkpoints
     from plait.run.costs import WaitedFor
     from plait.run.metrics import MetricsFile
@@ -348,7 +348,7 @@ def _hooks(
         hooks.append(ProfileStep(job.profiled_step, folder.profile(world.rank)))
     every = job.config.recovery.check_replicas_every
     if folder is not None and every:
-        hooks.insert(0, CompareReplicas(every, partial(tell, folder.doctor)))
+        hooks.insert(0, CompareReplicas(every, partial(report, folder.doctor)))
     return hooks
 
 

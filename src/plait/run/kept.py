@@ -1,7 +1,7 @@
 """A run whose launcher keeps it alive: what each process does from one meeting to the next.
 
-Every generation builds world, model and engine anew, in the survivors as in a rank that was started
-again: after a loss nobody knows what an interrupted step has left in buffers and hooks.
+Every generation builds world, model and engine again, in survivors as in a rank that has just been
+started: after a loss it is unknown what an interrupted step has left in buffers and hooks.
 """
 
 from __future__ import annotations

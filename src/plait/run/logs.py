@@ -64,6 +64,6 @@ def logged(path: Path) -> Iterator[None]:
 
 
 def terminal_of(stream: TextIO) -> TextIO:
-    """The terminal behind a stream; a bar that is drawn anew and anew belongs into no log."""
+    """The terminal behind a stream; a bar that is drawn again and again belongs into no log."""
     is_drawn = isinstance(stream, Tee) and stream.isatty()
     return stream.terminal if is_drawn and isinstance(stream, Tee) else stream

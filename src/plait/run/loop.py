@@ -37,8 +37,8 @@ def fit(
 
     An engine that was loaded from a checkpoint continues after the step that was saved. Training
     ends earlier where `ends_before` says so, alike on every rank. `rollback` is needed with
-    `on_nan = "back"`, and is one of the hooks. `rate` is the learning rate by step, from 0, of
-    which the hooks are told.
+    `on_nan = "back"`, and is one of the hooks. `rate` is the learning rate by step, from 0,
+    for the hooks.
     """
     for hook in hooks:
         hook.on_start(RunStart(engine, loader, engine.step_index + 1, steps))

@@ -62,13 +62,13 @@ class MetricsFile(Hook):
         _keep_before(self.path, step + 1)
 
     def _open(self, step: int) -> IO[str]:
-        """The file, anew if it was taken away: what was written to it since would be lost."""
+        """The file, made again if it was taken away: what was written to it since would be lost."""
         if self._file is not None and not _is_there(self.path, self._file):
             self._file.close()
             self._file = None
             print(
                 f"{self.path} was removed while the run went on: its lines before step {step} are "
-                "gone; it is made anew",
+                "gone; it is made again",
                 file=sys.stderr,
                 flush=True,
             )
@@ -120,7 +120,7 @@ class Tally(Hook):
     """Measurements of one rank over its run: times, tokens, bytes sent by axis, last timelines."""
 
     memory_before: int | None = None
-    """The bytes that the rank held before its model was made; None where nobody knows."""
+    """The bytes that the rank held before its model was made; None where it is unknown."""
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)

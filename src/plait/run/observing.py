@@ -1,4 +1,4 @@
-"""The observers of a run beside its training: evaluations, and the trackers that are told of it."""
+"""The observers of a run beside its training: evaluations, and the trackers that it reports to."""
 
 from __future__ import annotations
 

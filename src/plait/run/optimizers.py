@@ -43,7 +43,7 @@ def from_config(train: Train) -> Callable[[Iterable[nn.Parameter]], torch.optim.
 
 
 def named(params: Iterable[nn.Parameter]) -> list[tuple[str, nn.Parameter]]:
-    """The parameters with their names in the model; empty names where nobody knows them."""
+    """The parameters with their names in the model; empty names where they are unknown."""
     if isinstance(params, Parameters):
         return params.named()
     return [("", param) for param in params]

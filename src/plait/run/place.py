@@ -150,7 +150,7 @@ class RankProgress(Hook):
             return True
         if step % self._every:
             self._take(step)
-        self._settle()
+        self._wait_for_copy()
         raise RankFailed(RANKS_ARE_BACK)
 
     def starts_again(self) -> bool:
@@ -165,29 +165,29 @@ class RankProgress(Hook):
 
     def before_rollback(self) -> None:
         """The newest snapshot is whole before it is looked for."""
-        self._settle()
+        self._wait_for_copy()
 
     def on_end(self) -> None:
         """The last snapshot is whole."""
-        self._settle()
+        self._wait_for_copy()
 
     def _take(self, step: int) -> None:
         """Copy the state beside the next step, until that sums its gradients."""
-        self._settle()
+        self._wait_for_copy()
         began = time.perf_counter()
         meta = {"loader": self._loader.state_dict()}
         turn = -(-step // self._every)  # one that is out of turn may not lie on the one before
         self._copier.begin(self._snapshots.begin(turn, meta))
         self._waited.add(time.perf_counter() - began)
         if self._is_beside:
-            self._engine.copies.add(self._settle)
+            self._engine.copies.add(self._wait_for_copy)
         else:
-            self._settle()
+            self._wait_for_copy()
 
-    def _settle(self) -> None:
+    def _wait_for_copy(self) -> None:
         """Wait until the snapshot is whole."""
         began = time.perf_counter()
-        self._copying.add(self._copier.settle())
+        self._copying.add(self._copier.wait())
         self._waited.add(time.perf_counter() - began, count=0)
 
     def numbers(self) -> JsonObject:

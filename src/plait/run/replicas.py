@@ -38,9 +38,9 @@ class ReplicaSums:
 class CompareReplicas(Hook):
     """Compares every `every` steps, and ends the run where a replica is damaged. For all ranks."""
 
-    def __init__(self, every: int, tell: Callable[[Symptom], None]) -> None:
+    def __init__(self, every: int, report: Callable[[Symptom], None]) -> None:
         self._every = every
-        self._tell = tell
+        self._report = report
         self._last: Marks = {}
         self._changed: set[Place] = set()
 
@@ -78,7 +78,7 @@ class CompareReplicas(Hook):
         if finding is None:
             return
         if engine.world.rank == 0:
-            self._tell(finding)
+            self._report(finding)
         raise RunError(f"{finding.text()}; continue from a checkpoint that was saved before")
 
 
@@ -97,26 +97,28 @@ def mark(values: Tensor) -> int:
     return int(whole.sum(dtype=torch.int64))
 
 
-def damaged(told: list[ReplicaSums], step: int) -> Symptom | None:
+def damaged(reports: list[ReplicaSums], step: int) -> Symptom | None:
     """The finding for the first place whose replicas differ; None where all are equal."""
-    places = dict.fromkeys(place for report in told for place in report.marks)
+    places = dict.fromkeys(place for report in reports for place in report.marks)
     for place in places:
-        held = {rank: one.marks[place] for rank, one in enumerate(told) if place in one.marks}
-        if len(set(held.values())) > 1:
-            return _finding(place, held, told, step)
+        marks = {rank: one.marks[place] for rank, one in enumerate(reports) if place in one.marks}
+        if len(set(marks.values())) > 1:
+            return _finding(place, marks, reports, step)
     return None
 
 
-def _finding(place: Place, held: Mapping[int, int], told: list[ReplicaSums], step: int) -> Symptom:
-    counts = Counter(held.values())
+def _finding(
+    place: Place, marks: Mapping[int, int], reports: list[ReplicaSums], step: int
+) -> Symptom:
+    counts = Counter(marks.values())
     usual, most = counts.most_common(1)[0]
-    changed = [rank for rank in held if place in told[rank].changed]
-    odd = [rank for rank, value in held.items() if value != usual]
+    changed = [rank for rank in marks if place in reports[rank].changed]
+    odd = [rank for rank, value in marks.items() if value != usual]
     if len(changed) == 1:
         rank, how = changed[0], "they changed between two updates"
-    elif most > len(held) / 2:
+    elif most > len(marks) / 2:
         rank, how = odd[0], f"they differ from those of {most} other ranks"
     else:
-        rank, how = None, f"the replicas of ranks {sorted(held)} differ, and none is the odd one"
+        rank, how = None, f"the replicas of ranks {sorted(marks)} differ, and none is the odd one"
     cause = f"silent corruption: bits of its replica are wrong, as {how}"
     return Symptom("corruption", rank, step, f"parameter {place[0]}", cause)

@@ -29,19 +29,19 @@ class Restarted(Hook):
 
     def __init__(self, folder: RunFolder, plan: str, source: str, first: int) -> None:
         self._file = folder.restarts
-        done = _steps_done(folder)
+        steps_done = _steps_done(folder)
         before = folder.plan.read_text().strip() if folder.plan.exists() else plan
         self._is_told = False
         self._record: JsonObject = {
-            "step": max(done, first),
+            "step": max(steps_done, first),
             "lost_ranks": [],
             "cause": CAUSE,
             "seconds": None,
             "plan_before": before,
             "plan_after": plan,
-            "steps_repeated": max(0, done - first),
+            "steps_repeated": max(0, steps_done - first),
             "source": source,
-            "moment": folder.metrics.stat().st_mtime if done else time.time(),
+            "moment": folder.metrics.stat().st_mtime if steps_done else time.time(),
         }
 
     def on_step(self, done: StepDone) -> None:

@@ -65,7 +65,7 @@ class Supervision:
 
     @contextlib.contextmanager
     def inside(self, folder: RunFolder | None) -> Iterator[None]:
-        """Watch over the others from within a rank, where nobody else does."""
+        """Watch over the others from within a rank, where no other process does."""
         if folder is None or not self.by_ranks:
             yield
             return

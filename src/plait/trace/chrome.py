@@ -94,7 +94,7 @@ def _span(span: Span) -> dict[str, object]:
 
 
 def _comm(comm: CommEvent, number: int) -> list[dict[str, object]]:
-    both = {
+    common = {
         "name": f"{comm.axis} {comm.op}",
         "cat": "comm",
         "pid": comm.rank,
@@ -108,8 +108,8 @@ def _comm(comm: CommEvent, number: int) -> list[dict[str, object]]:
         "exposed_us": comm.exposed_seconds * 1e6,
     }
     return [
-        {**both, "ph": "b", "ts": comm.start_seconds * 1e6, "args": args},
-        {**both, "ph": "e", "ts": comm.stop_seconds * 1e6},
+        {**common, "ph": "b", "ts": comm.start_seconds * 1e6, "args": args},
+        {**common, "ph": "e", "ts": comm.stop_seconds * 1e6},
     ]
 
 

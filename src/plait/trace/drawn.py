@@ -1,4 +1,4 @@
-"""Timelines as data for a page's script: lanes of boxes, with what the pointer is told of each."""
+"""Timelines as data for a page's script: lanes of boxes, each with the text of its tooltip."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ FEW_PROBES = ("uneven-tokens", "adamw", "last-batch", "thresholds")
 def cover(own: Plan, check: Callable[[str], Plan]) -> tuple[list[Plan], dict[str, str]]:
     """The plan of the config, then those of the cover that `check` returns.
 
-    What it refuses is told with the reason, by the plan's text.
+    A refused plan is reported with the reason, by its text.
     """
     plans = [own]
     refused = {}

@@ -1,4 +1,4 @@
-"""Check somebody else's parallel training step: torch DDP, FSDP2, torch's pipelining, DeepSpeed, or
+"""Check a parallel training step of other code: torch DDP, FSDP2, torch's pipelining, DeepSpeed, or
 a loop of one's own.
 
 Nothing is known of the framework. Each of the two functions does one training step and returns its

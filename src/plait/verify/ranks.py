@@ -44,7 +44,7 @@ def make_engine(problem: Problem, plan: Plan, world: World) -> Engine:
         options=problem.options(plan),
         world=world,
     )
-    if world.is_simulated:  # threads share random numbers: nobody steps while others draw weights
+    if world.is_simulated:  # threads share random numbers: none steps while others draw weights
         world.axis("world").barrier()
     return engine
 
@@ -56,25 +56,25 @@ def by_first(world: World, judge: Callable[[], T]) -> T:
     `RunError`.
     """
     failure: Exception | None = None
-    told: tuple[T | None, tuple[type[PlaitError], str] | None] = (None, None)
+    outcome: tuple[T | None, tuple[type[PlaitError], str] | None] = (None, None)
     if world.rank == 0:
         try:
-            told = (judge(), None)
+            outcome = (judge(), None)
         except PlaitError as error:
             failure = error
-            told = (None, (type(error), str(error)))
+            outcome = (None, (type(error), str(error)))
         except Exception as error:  # of the user's code, run on one device
             failure = error
             what = f"one device fails: {type(error).__name__}: {error}"
-            told = (None, (RunError, what))
-    found, refusal = world.axis("world").gather_objects(told)[0]
+            outcome = (None, (RunError, what))
+    result, refusal = world.axis("world").gather_objects(outcome)[0]
     if failure is not None:
         raise failure
     if refusal is not None:
         kind, words = refusal
         raise kind(words)
-    assert found is not None
-    return found
+    assert result is not None
+    return result
 
 
 def in_new_world(in_world: Callable[[World, AnyTask], T], task: AnyTask) -> T:

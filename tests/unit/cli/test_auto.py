@@ -12,7 +12,7 @@ import pytest
 
 from plait.cli import common, main
 from plait.config import load
-from plait.predict.probe import kept
+from plait.predict.probe import saved
 from tests.unit.predict.cost import test_processor
 
 PROBE = test_processor.PROBE
@@ -32,7 +32,7 @@ def measurements(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
         return PROBE
 
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(kept, "measure_here", measure_here)
+    monkeypatch.setattr(saved, "measure_here", measure_here)
     return written
 
 

@@ -68,8 +68,8 @@ def test_measuring_anew_on_a_busy_machine_leaves_what_is_kept(
 ) -> None:
     keep_table(tmp_path / FILE, this_machine(), TABLE)
     measured += [Measurement(TORCH, False, 0.1), Measurement(RULE, True, 0.1)]
-    assert table_here(tmp_path, anew=True) == TABLE
-    assert table_here(tmp_path, anew=True) == RULE
+    assert table_here(tmp_path, remeasure=True) == TABLE
+    assert table_here(tmp_path, remeasure=True) == RULE
     assert read_table(tmp_path / FILE, this_machine()) == RULE
 
 

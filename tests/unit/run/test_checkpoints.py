@@ -155,7 +155,7 @@ def test_no_rank_sends_another_anything_for_a_save(tmp_path: Path) -> None:
             saves.on_step(StepDone(engine.step_index, 0.1, result))
             saves._await()
             assert flight._num_entries == before
-        saves._settle()
+        saves._wait_for_saves()
 
     threaded(2, run)
     saved = sorted((tmp_path / "checkpoints").glob("step-*"))

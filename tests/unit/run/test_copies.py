@@ -218,7 +218,7 @@ def test_a_checkpoint_beside_a_step_is_of_the_step_before(
         expected = values_of(engine)
         engine.model.register_forward_hook(lambda *_: at_work[world.rank].set())
         engine.step(next(loader))
-        saves._settle()
+        saves._wait_for_saves()
         world.axis("world").barrier()
         saved = Checkpoint.open(tmp_path / "checkpoints" / "step-00000001")
         for shard in shards_of(engine):
@@ -235,13 +235,13 @@ def test_a_checkpoint_beside_a_step_is_of_the_step_before(
 def test_the_error_of_a_copy_is_raised_where_it_is_awaited() -> None:
     copier = Copier()
     copier.begin(lambda: None)
-    assert copier.settle() >= 0
-    assert copier.settle() == 0
+    assert copier.wait() >= 0
+    assert copier.wait() == 0
 
     def fail() -> None:
         raise MemoryError("no room for a copy")
 
     copier.begin(fail)
     with pytest.raises(MemoryError, match="no room"):
-        copier.settle()
+        copier.wait()
     copier.close()

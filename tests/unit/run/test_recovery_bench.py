@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from benchmarks.recovery import bench, doctor, runs
 
-from plait.launcher.keeper import Kept
+from plait.launcher.keeper import RunResults
 
 COST = doctor.DoctorCost(
     doctor.Share.of([1.004] * 4), doctor.Share.of([0.98, 1.0, 1.0, 1.02]), 0.005, 45.0, 1.1
@@ -20,7 +20,7 @@ ROW = bench.Row("dp4:zero1", 0.875, 2, 240.0, (1.5, 2.5), 1, 0.021, 0.004, 0.07,
 def test_a_run_that_a_signal_ended_is_cut_short(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    ended = Kept([{"stopped": 3, "signal": signal.SIGTERM}], signal.SIGTERM)
+    ended = RunResults([{"stopped": 3, "signal": signal.SIGTERM}], signal.SIGTERM)
     monkeypatch.setattr(runs, "keep", lambda *_: ended)
     with pytest.raises(runs.CutShort) as caught:
         runs.trained(runs.config_of("dp2", 4, 1), tmp_path / "run")

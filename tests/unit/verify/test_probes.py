@@ -18,7 +18,7 @@ from plait.cluster.products import (
     keep_table,
 )
 from plait.comm import World
-from plait.engine.choosing import settled
+from plait.engine.choosing import chosen_options
 from plait.plan import Plan
 from plait.products import MEASURED
 from plait.products.measure import this_machine
@@ -163,7 +163,7 @@ def test_a_proof_multiplies_as_training_will_and_with_onednn(tmp_path, monkeypat
 
     def products(world: World, task: VerifyTask) -> object:
         plan = Plan.parse(task.plan)
-        return settled(task.problem.options(plan), plan, world).linear_product
+        return chosen_options(task.problem.options(plan), plan, world).linear_product
 
     given = problem("gpt")
     assert given.options(PLAN).linear_product == MEASURED

@@ -71,7 +71,7 @@ class Exposed(Handle):
 
 
 class Backend(ABC):
-    """The operations of one line of ranks. `rank` is the own coordinate, `size` the number of
+    """The operations of one line of ranks. `rank` is this rank's coordinate, `size` the number of
     ranks.
     """
 
@@ -99,13 +99,13 @@ class Backend(ABC):
 
     @abstractmethod
     def reduce_scatter(self, out: Tensor, full: Tensor) -> Handle:
-        """`out` becomes the own part of the sum of `full`; it may be the own part of `full`
+        """`out` becomes this rank's part of the sum of `full`; it may be that part of `full`
         itself.
         """
 
     @abstractmethod
     def all_gather(self, full: Tensor, shard: Tensor) -> Handle:
-        """`full` becomes all shards in order; `shard` may be the own part of `full` itself."""
+        """`full` becomes all shards in order; `shard` may be this rank's part of `full` itself."""
 
     def all_reduce_into(self, out: Tensor, source: Tensor) -> Handle:
         """`out` becomes the sum of `source`, of the same shape and any strides, which stays as it
@@ -169,7 +169,7 @@ class Backend(ABC):
         return False
 
     def expose(self, tensor: Tensor) -> Exposed:
-        """Let every rank read the own `tensor`, and read theirs, of the same shape; only where
+        """Let every rank read this rank's `tensor`, and read theirs, of the same shape; only where
         `can_expose`.
         """
         raise NotImplementedError

@@ -20,7 +20,7 @@ from plait.comm.backends.base import Handle, Then
 from plait.comm.backends.native import Native
 from plait.comm.backends.sums import HALVES
 
-_ALL_GATHER_TAG = 1  # tags of the user are shifted beyond the own ones
+_ALL_GATHER_TAG = 1  # tags of the user are shifted beyond these
 _EXCHANGE_TAG = 2
 _REDUCE_SCATTER_TAG = 3
 _USER_TAG = 4

@@ -77,7 +77,7 @@ class Native(Backend):
         dist.barrier(group=self.group)
 
     def gather_objects(self, item: object) -> list[Any]:
-        """`dist.all_gather_object`: between the own ranks of one run, never from outside."""
+        """`dist.all_gather_object`: between the ranks of one run, never from outside."""
         items: list[Any] = [None] * self.size
         dist.all_gather_object(items, item, group=self.group)
         return items

@@ -7,12 +7,12 @@ coordinates with the same rounding on every path. Each element is summed by one 
 alike), so all ranks get equal bits.
 
 Why the in-place forms do not race: between two signals a rank writes only its own range of its
-memory. The others read only other ranges of it. For reduce_scatter with `out` in `full`, nobody but
-this rank reads its slice of its `full`. For all_gather with `shard` in `full`, others read this
+memory. The others read only other ranges of it. For reduce_scatter with `out` in `full`, no other
+rank reads this rank's slice of its `full`. For all_gather with `shard` in `full`, others read this
 rank's slice and it writes the rest. For all_reduce, the phases swap: first others read all but its
 range, which it writes. Then they read its range, and it writes the rest.
 
-Tensors outside readable memory are copied into borrowed memory first; then nobody waits for the
+Tensors outside readable memory are copied into borrowed memory first; then none waits for the
 readers.
 """
 
@@ -107,7 +107,7 @@ class Direct(Backend):
         return side.collective(sum_own, copy_all)
 
     def reduce_scatter(self, out: Tensor, full: Tensor) -> Handle:
-        """Sum the own range over the memory of all."""
+        """Sum this rank's range over the memory of all."""
         side = Participant(self._endpoint, "reduce_scatter", full)
         numel = out.numel()
         own = slice(self.rank * numel, (self.rank + 1) * numel)
@@ -160,7 +160,7 @@ class Direct(Backend):
     def all_to_all(
         self, out: Tensor, source: Tensor, out_splits: list[int], source_splits: list[int]
     ) -> Handle:
-        """Copy the own part of everyone's source; the notice says where each part begins."""
+        """Copy this rank's part of every source; the header says where each part begins."""
         row = out.numel() // out.shape[0] if out.shape[0] else 0
         source_row = source.numel() // source.shape[0] if source.shape[0] else 0
         offsets = tuple(accumulate((rows * source_row for rows in source_splits), initial=0))
@@ -212,7 +212,7 @@ class Direct(Backend):
     def exchange_and_add(
         self, out: Tensor, parts: Tensor, peers: Sequence[tuple[int, int]]
     ) -> Handle:
-        """Add the others' parts up where they lie. Over when the own have been read, so that no
+        """Add the others' parts up where they lie. Over when this rank's have been read, so that no
         rank lends more and more.
         """
         side = Participant(self._endpoint, "shift", parts)
@@ -243,7 +243,7 @@ class Direct(Backend):
         Participant(self._endpoint, "barrier", torch.empty(0)).collective(lambda: None).wait()
 
     def gather_objects(self, item: object) -> list[Any]:
-        """Pickled bytes, each rank's of its own length: between the own ranks of one run, never
+        """Pickled bytes, each rank's of its own length: between the ranks of one run, never
         from outside.
         """
         packed = torch.frombuffer(bytearray(pickle.dumps(item)), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""The interface of ranks that can read each other's memory: notices, signals, and views of noticed
+"""The interface of ranks that can read each other's memory: headers, signals, and views of exposed
 tensors.
 
 A signal is a counter for each (kind, from, to). Posting adds one; taking waits for one and removes
@@ -39,7 +39,7 @@ DTYPES = (
 class Signal(IntEnum):
     """The kinds of signals, in the order in which one operation uses them."""
 
-    ARRIVE = 0  # my notice is published and my data may be read
+    ARRIVE = 0  # my header is published and my data may be read
     MIDDLE = 1  # my part of the first phase is done
     EXIT = 2  # I read nothing of this operation any more
     MESSAGE = 3  # a message lies in the box
@@ -131,16 +131,16 @@ class Fabric(ABC):
         """
 
     @abstractmethod
-    def publish(self, notice: Header, data: Tensor | None) -> None:
-        """Say what the own side of an operation is; `data` is flat and `readable`, or staged."""
+    def publish(self, header: Header, data: Tensor | None) -> None:
+        """Publish this rank's side of an operation; `data` is flat and `readable`, or staged."""
 
     @abstractmethod
     def read(self, peer: int, number: int) -> Header:
-        """The notice of a peer that has arrived at operation `number`."""
+        """The header of a peer that has arrived at operation `number`."""
 
     @abstractmethod
-    def data(self, peer: int, notice: Header) -> Tensor:
-        """The flat data of a peer's notice, as memory of its own. It may be read until EXIT is
+    def data(self, peer: int, header: Header) -> Tensor:
+        """The flat data of a peer's header, as memory of its own. It may be read until EXIT is
         posted to it.
         """
 

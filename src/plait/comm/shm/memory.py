@@ -139,7 +139,7 @@ class MappedMemory:
         return whole[place.offset : place.offset + numel * dtype.itemsize].view(dtype)
 
     def close(self) -> None:
-        """Unmap the peers'; the own segments end with their tensors."""
+        """Unmap the peers'; this rank's segments end with their tensors."""
         self._views.clear()
         self._peers.clear()
         self._arena = None
@@ -184,7 +184,7 @@ class Staging:
         self._memory = memory
         self._free: dict[int, list[Tensor]] = {}
 
-    def lend(self, numel: int, dtype: torch.dtype) -> Staged:
+    def borrow(self, numel: int, dtype: torch.dtype) -> Staged:
         """A block of at least (numel,), until it is released."""
         num_bytes = max(4096, 1 << (numel * dtype.itemsize - 1).bit_length()) if numel else 4096
         free = self._free.setdefault(num_bytes, [])

@@ -46,7 +46,7 @@ class Participant:
         self.staged: Staged | None = None
         self.source = tensor.reshape(-1)
         number = self._engine.next_number()
-        self.notice = Header(number, op, tensor.numel(), tensor.dtype, offsets)
+        self.header = Header(number, op, tensor.numel(), tensor.dtype, offsets)
         if not publish:
             return
         if tensor.is_contiguous() and tensor.data_ptr() in endpoint.borrowed:
@@ -56,26 +56,26 @@ class Participant:
             self.staged.tensor.view(tensor.shape).copy_(tensor)
         if self.staged is not None:
             self.source = self.staged.tensor
-        self._fabric.publish(self.notice, self.source)
+        self._fabric.publish(self.header, self.source)
 
     def of(self, peer: int) -> Tensor:
-        """The flat data that a peer shows (or the own)."""
+        """The flat data that a peer (or this rank) exposes."""
         return self.source if peer == self._fabric.rank else self._look(peer)[1]
 
     def notice_of(self, peer: int) -> Header:
-        """The notice of a peer (or the own)."""
-        return self.notice if peer == self._fabric.rank else self._look(peer)[0]
+        """The header of a peer (or of this rank)."""
+        return self.header if peer == self._fabric.rank else self._look(peer)[0]
 
     def check_part(self, peer: int, sent: int, expected: int) -> None:
         """Raise unless a peer sends as many elements as are expected of it."""
         if sent != expected:
             theirs = Header(
-                self.notice.number,
+                self.header.number,
                 f"all_to_all with {sent} elements for this rank,",
                 sent,
-                self.notice.dtype,
+                self.header.dtype,
             )
-            Header(self.notice.number, "all_to_all", expected, self.notice.dtype).match(
+            Header(self.header.number, "all_to_all", expected, self.header.dtype).match(
                 theirs, peer, True
             )
 
@@ -129,9 +129,9 @@ class Participant:
 
     def _look(self, peer: int) -> tuple[Header, Tensor]:
         if peer not in self._seen:
-            notice = self._fabric.read(peer, self.notice.number)
-            self.notice.match(notice, peer, self._same_numel)
-            self._seen[peer] = (notice, self._fabric.data(peer, notice))
+            header = self._fabric.read(peer, self.header.number)
+            self.header.match(header, peer, self._same_numel)
+            self._seen[peer] = (header, self._fabric.data(peer, header))
         return self._seen[peer]
 
     def _release(self) -> None:

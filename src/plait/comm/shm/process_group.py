@@ -198,7 +198,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: ScatterOptions = None
     ) -> dist.Work:
-        """The own part of the sum or mean of a list of tensors."""
+        """This rank's part of the sum or mean of a list of tensors."""
         return self._scatter_into(outputs[0], torch.stack(inputs[0]), _reduction(opts))
 
     def _reduce_scatter_base(

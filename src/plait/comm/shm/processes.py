@@ -1,10 +1,10 @@
-"""The fabric of processes on one host: notices and semaphores in one shared control segment, data
+"""The fabric of processes on one host: headers and semaphores in one shared control segment, data
 in each rank's memory.
 
 The control segment is made by the first rank of the line. A waiting rank looks every half second
-whether the peer still lives. So a death is noticed at once and nobody waits for the dead.
+whether the peer still lives. So a death is noticed at once and no rank waits for the dead.
 
-    control: [ semaphores: signal x from x to | notices: rank x RING x words | boxes: from x to x
+    control: [ semaphores: signal x from x to | headers: rank x RING x words | boxes: from x to x
     RING x words | left: rank | waits: rank ]
 """
 
@@ -97,8 +97,8 @@ class Control:
         parts = whole.split(self._part_bytes(size))
         self.semaphores = Semaphores(whole.data_ptr())
         words = [part.numpy().view(np.int64) for part in parts[1:]]
-        self.notices, self.boxes, self.left, self.waits = words
-        self.notices = self.notices.reshape(size, RING, -1)
+        self.headers, self.boxes, self.left, self.waits = words
+        self.headers = self.headers.reshape(size, RING, -1)
         self.boxes = self.boxes.reshape(size, size, RING, _BOX_WORDS)
 
     @staticmethod
@@ -234,36 +234,36 @@ class SharedFabric(Fabric):
         sys.stderr.write(f"{line} for {waited:.0f} s\n")
         sys.stderr.flush()
 
-    def publish(self, notice: Header, data: Tensor | None) -> None:
-        """Write the notice into the own ring."""
+    def publish(self, header: Header, data: Tensor | None) -> None:
+        """Write the header into this rank's ring."""
         place = (0, 0, 0, 0)
         if data is not None and data.numel():
             found = self._memory.place(data)
             assert found is not None  # `Participant` staged what was not readable
             place = (found.number, found.descriptor, found.num_bytes, found.offset)
         words = (
-            notice.number,
-            OPS.index(notice.op),
-            notice.numel,
-            DTYPES.index(notice.dtype),
+            header.number,
+            OPS.index(header.op),
+            header.numel,
+            DTYPES.index(header.dtype),
             *place,
-            *notice.offsets,
+            *header.offsets,
         )
-        self._control.notices[self.rank, notice.number % RING, : len(words)] = words
+        self._control.headers[self.rank, header.number % RING, : len(words)] = words
 
     def read(self, peer: int, number: int) -> Header:
-        """Read a notice out of a peer's ring."""
-        words = self._control.notices[peer, number % RING].tolist()
+        """Read a header out of a peer's ring."""
+        words = self._control.headers[peer, number % RING].tolist()
         return Header(
             words[0], OPS[words[1]], words[2], DTYPES[words[3]], tuple(words[_PLAIN_WORDS:])
         )
 
-    def data(self, peer: int, notice: Header) -> Tensor:
-        """Where the notice says."""
+    def data(self, peer: int, header: Header) -> Tensor:
+        """Where the header says."""
         place = Location(
-            *self._control.notices[peer, notice.number % RING, 4:_PLAIN_WORDS].tolist()
+            *self._control.headers[peer, header.number % RING, 4:_PLAIN_WORDS].tolist()
         )
-        return self._map(peer, place, notice.dtype, notice.numel)
+        return self._map(peer, place, header.dtype, header.numel)
 
     def readable(self, tensor: Tensor) -> bool:
         """Whether it lies in the readable memory of this rank."""
@@ -271,7 +271,7 @@ class SharedFabric(Fabric):
 
     def stage(self, numel: int, dtype: torch.dtype) -> Staged:
         """Staging memory of (numel,) elements: the next place of this rank's ring."""
-        return self._staging.lend(numel, dtype)
+        return self._staging.borrow(numel, dtype)
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Uninitialised (numel,) in the memory of this rank that its peers can read."""
@@ -289,7 +289,7 @@ class SharedFabric(Fabric):
         while box[slot, 0]:
             self.take(Signal.TAKEN, to)
         self._reclaim(to)
-        staged = self._staging.lend(flat.numel(), flat.dtype)
+        staged = self._staging.borrow(flat.numel(), flat.dtype)
         staged.tensor.copy_(flat)
         place = self._memory.place(staged.tensor) if flat.numel() else Location(0, 0, 0, 0)
         assert place is not None  # it is borrowed from that memory

@@ -105,7 +105,7 @@ class ProgressEngine:
         self.number = 0
 
     def next_number(self) -> int:
-        """The number of the operation to be issued; makes room for its notice first."""
+        """The number of the operation to be issued; makes room for its header first."""
         while len(self._pending) >= RING:
             self._pending[0].block(self._fabric)
             self._retire()
@@ -113,7 +113,7 @@ class ProgressEngine:
         return self.number
 
     def issue(self, steps: Iterable[ProtocolStep], early: bool = False) -> Operation:
-        """Take up an operation whose notice is published and whose arrival is posted."""
+        """Take up an operation whose header is published and whose arrival is posted."""
         self.sweep()
         operation = Operation(self, steps, early)
         self._pending.append(operation)

@@ -23,8 +23,8 @@ LOOK_SECONDS = 0.1
 
 
 class Hub:
-    """The state that the threads share. `failed` names the rank that raised first; whoever waits
-    then fails too.
+    """The state that the threads share. `failed` names the rank that raised first; a rank that
+    waits then fails too.
     """
 
     def __init__(self, timeout_seconds: float) -> None:
@@ -85,7 +85,7 @@ class ThreadGroup:
 
     def __init__(self, size: int) -> None:
         self.inboxes = [Inbox() for _ in range(size)]
-        self.notices: dict[tuple[int, int], tuple[Header, Tensor | None]] = {}
+        self.headers: dict[tuple[int, int], tuple[Header, Tensor | None]] = {}
 
 
 @dataclass
@@ -132,18 +132,18 @@ class ThreadFabric(Fabric):
                     "s"
                 )
 
-    def publish(self, notice: Header, data: Tensor | None) -> None:
+    def publish(self, header: Header, data: Tensor | None) -> None:
         """Put the tensor itself there."""
-        self._line.notices[self.rank, notice.number % RING] = (notice, data)
+        self._line.headers[self.rank, header.number % RING] = (header, data)
 
     def read(self, peer: int, number: int) -> Header:
-        """The peer's notice."""
-        return self._line.notices[peer, number % RING][0]
+        """The peer's header."""
+        return self._line.headers[peer, number % RING][0]
 
-    def data(self, peer: int, notice: Header) -> Tensor:
+    def data(self, peer: int, header: Header) -> Tensor:
         """The peer's tensor."""
-        data = self._line.notices[peer, notice.number % RING][1]
-        return torch.empty(0, dtype=notice.dtype) if data is None else data
+        data = self._line.headers[peer, header.number % RING][1]
+        return torch.empty(0, dtype=header.dtype) if data is None else data
 
     def readable(self, tensor: Tensor) -> bool:
         """Always."""

@@ -10,7 +10,7 @@ from plait.engine.loss import LossFunction
 from plait.engine.options import Options
 from plait.engine.stages.contexts import MicroBatchContext
 from plait.engine.stages.delayed import COUNT, DelayedUpdates
-from plait.engine.stages.pipeline import Part, Pipeline
+from plait.engine.stages.pipeline import Pipeline, StageWithStrategy
 from plait.engine.stages.timing import ImmediateUpdates, UpdateTiming
 from plait.engine.update import Update
 from plait.parallel.data import ReplicatedParameters
@@ -40,7 +40,7 @@ def schedule_of(plan: Plan, options: Options) -> Schedule:
 
 
 def make_pipeline(
-    parts: Mapping[int, Part],
+    parts: Mapping[int, StageWithStrategy],
     schedule: Schedule,
     loss: LossFunction,
     contexts: Sequence[MicroBatchContext],

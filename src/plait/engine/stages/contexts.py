@@ -1,4 +1,4 @@
-"""Modules that are not functions of their inputs alone, and what they are told of a micro-batch.
+"""Modules that are not functions of their inputs alone, and the micro-batch that they need.
 
 A router weighs auxiliary losses by the samples of a micro-batch. A tensor-parallel layer must know
 the rows of all its ranks' batch. Both learn it before each forward, and before each backward, which

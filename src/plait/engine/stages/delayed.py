@@ -4,7 +4,7 @@ weights.
 A step is a window of m micro-batches of the stream. All its forwards are done when it ends; some of
 its backwards belong to the next. Each stage updates by itself, so there is no global norm. The
 number of tokens that divides a gradient is known where the loss is. It travels backward with the
-gradients. `flush` drains the pipeline, and the stream begins anew.
+gradients. `flush` drains the pipeline, and the stream begins again.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from plait.engine.batch import arguments, call
 from plait.engine.options import Options
 from plait.engine.precision import Precision
 from plait.engine.stages.cut import StagePartition
-from plait.engine.stages.pipeline import Part
+from plait.engine.stages.pipeline import StageWithStrategy
 from plait.engine.state.local_parameters import LocalParameters, shapes_of
 from plait.parallel import data
 from plait.parallel.data import DataStrategy, Unit
@@ -166,7 +166,7 @@ def make_parts(
     stages: Mapping[int, LocalStage],
     strategies: Mapping[int, DataStrategy],
     products: LayerProducts,
-) -> dict[int, Part]:
+) -> dict[int, StageWithStrategy]:
     """The stages of this rank, ready to run. Replaces forwards of the model's modules."""
     replay = None
     if cut.flow is not None:
@@ -177,7 +177,7 @@ def make_parts(
         strategy = strategies[index]
         store = products.weight_grad_store(stage.modules, strategy.main_grads())
         module = _stage_module(model, cut, stage, replay)
-        parts[index] = Part(Stage(module, index, store), strategy)
+        parts[index] = StageWithStrategy(Stage(module, index, store), strategy)
     if replay is not None:
         replay.install(model)
     return parts
@@ -268,7 +268,7 @@ def stage_units(
 def _buffers(
     model: nn.Module, plan: StagePartition, own: Sequence[int], buffers: frozenset[str]
 ) -> frozenset[str]:
-    """Buffers of the own links; those outside all links are the first stage's."""
+    """Buffers of the stage's links; those outside all links are the first stage's."""
     elsewhere = tuple(
         f"{link}."
         for stage, links in enumerate(plan.links)

@@ -25,7 +25,7 @@ from plait.values import PyTree
 
 
 @dataclass(frozen=True)
-class Part:
+class StageWithStrategy:
     """One stage of this rank, and the data strategy of its parameters."""
 
     stage: Stage
@@ -65,7 +65,7 @@ class Pipeline:
 
     def __init__(
         self,
-        parts: Mapping[int, Part],
+        parts: Mapping[int, StageWithStrategy],
         num_stages: int,
         transport: Transport,
         loss: LossFunction,
@@ -76,7 +76,7 @@ class Pipeline:
     ) -> None:
         """Take the stages of a rank.
 
-        `contexts` are told which micro-batch is under way. Weight gradients in `batched` are made
+        `contexts` learn which micro-batch is under way. Weight gradients in `batched` are made
         together with the next ones of their stage. `random_is_own`: see `RandomState`.
         """
         self.parts = dict(parts)

@@ -40,7 +40,7 @@ class CopiesBeside:
         """Have `wait` called before the state changes; it returns when the copy is made."""
         self._waits.append(wait)
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Return when every copy is made."""
         while self._waits:
             self._waits.pop()()

@@ -249,7 +249,7 @@ class Initializer:
 
 
 def _unwritten(param: nn.Parameter, dtype: torch.dtype) -> Tensor:
-    """Fresh memory of a parameter's shape: all NaN, so that what nobody writes is seen."""
+    """New memory of a parameter's shape: all NaN, so that elements never written are seen."""
     if not param.is_floating_point():
         return torch.zeros(param.shape, dtype=param.dtype)
     return torch.full(param.shape, math.nan, dtype=dtype)

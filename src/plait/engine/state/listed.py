@@ -1,4 +1,4 @@
-"""The list of a state's shards, made anew only where their memory has changed.
+"""The list of a state's shards, made again only where their memory has changed.
 
 A list takes tens of microseconds a tensor, and a run that keeps every step needs one each step. The
 tensors behind it rarely change: strategies and optimizers update them in place.

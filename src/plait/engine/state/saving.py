@@ -46,7 +46,7 @@ STRATEGY = "strategy/"
 
 
 def save(state: TrainingState, path: Path, meta: dict[str, object]) -> None:
-    """Write the checkpoint `path`; again, without a rank that is lost meanwhile, where others may
+    """Write the checkpoint `path`; again, without a rank that is lost during it, where others may
     go on. Collective.
 
     A rank that has come back may be at another save than the others. It takes part in theirs until
@@ -127,7 +127,7 @@ def load(state: TrainingState, path: Path) -> JsonObject:
 
 def load_from(state: TrainingState, checkpoint: Checkpoint) -> JsonObject:
     """Fill the engine from an open checkpoint; returns its meta data. Collective."""
-    state.copies.settle()
+    state.copies.wait()
     _check(state, checkpoint)
     with torch.no_grad():
         for piece, shard in optimizer_shards(state.strategy, state.holding):

@@ -32,7 +32,7 @@ def make_whole(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """A model with its values, as plain PyTorch makes it on the CPU after
     `torch.manual_seed(seed)`.
 
-    Raises `ModelError` for parameters that nobody gave values: fresh memory is NaN meanwhile.
+    Raises `ModelError` for parameters without values: new memory is NaN until then.
     """
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

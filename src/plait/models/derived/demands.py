@@ -291,7 +291,7 @@ def taken_layers(graph: Graph) -> frozenset[str]:
 
 
 def _composed(pieces: Sequence[tuple[int, int, Want]], length: int) -> tuple[Part, ...]:
-    """The parts of a dimension from those of its pieces; what nobody wants stays whole."""
+    """The parts of a dimension from those of its pieces; those without a demand stay whole."""
     parts: list[Part] = []
     position = 0
     for start, stop, want in sorted(set(pieces), key=lambda piece: piece[:2]):

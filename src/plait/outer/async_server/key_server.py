@@ -52,7 +52,7 @@ class Receipt:
 
 
 class KeyServer:
-    """The keys of one server: their sum of gradients, their version, and whoever waits.
+    """The keys of one server: their sum of gradients, their version, and the workers that wait.
 
     `grad` is the flat buffer that the optimizer's pieces see. `apply` has the optimizer update the
     weights from it. The functions `weights` give the weights as the workers hold them.
@@ -75,7 +75,7 @@ class KeyServer:
         self.histogram: Counter[int] = Counter()  # gradients applied, by staleness
         self.num_refused = 0
         self.log: list[Applied] | None = (
-            None  # every update, for replays; a list when somebody wants it
+            None  # every update, for replays; a list when it is asked for
         )
         self._pushes: dict[int, Push] = {}
         self._dealt_with: dict[
@@ -103,7 +103,7 @@ class KeyServer:
                 self._dealt_with[worker] = REFUSED
 
     def collect(self, worker: int, weights: Callable[[], Tensor]) -> tuple[Receipt, Tensor]:
-        """Wait until the worker's gradient is applied; then what is told, and the weights of now:
+        """Wait until the worker's gradient is applied; then its receipt, and the weights of now:
         `weights()`, under the lock.
 
         Others may have been faster to the lock, so the version is taken here. The record is of the
@@ -137,7 +137,7 @@ class KeyServer:
 
     def _forget(self, worker: int) -> None:
         """Take a worker out. Its gradient that waits here is not used, and those who wait for it
-        are told so.
+        learn so.
         """
         if self._pushes.pop(worker, None) is not None:
             self._dealt_with[worker] = REFUSED

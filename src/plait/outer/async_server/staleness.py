@@ -10,9 +10,9 @@ one rule:
     behind.
 
 With K = 0 that is when all have come, and their sum is one update: the synchronous server. With K
-at least the largest lag that ever occurs, every gradient is applied alone and nobody waits. In
+at least the largest lag that ever occurs, every gradient is applied alone and no worker waits. In
 between the fast wait for the slowest, and what has waited together is applied together. There is no
-deadlock: whoever holds up the others is computing.
+deadlock: the worker that holds up the others is computing.
 
 J. Dean et al., Large Scale Distributed Deep Networks (NIPS 2012). Q. Ho et al., More Effective
 Distributed ML via a Stale Synchronous Parallel Parameter Server (NIPS 2013). Their bound is on
@@ -79,7 +79,7 @@ class Versions:
         return self._apply()
 
     def leave(self, worker: int) -> Applied | None:
-        """A worker rests or is lost: nobody waits for it, and its gradient, if one waits, is
+        """A worker pauses or is lost: no other waits for it, and its gradient, if one waits, is
         forgotten.
         """
         self._base.pop(worker, None)

@@ -1,5 +1,6 @@
-"""The client daemon: its engine and data live in one process or its plan's ranks, whoever carries
-its messages.
+"""The client daemon: its engine and data live in one process, or in the ranks of its plan.
+
+They stay there, whatever carries the messages.
 
 Flower starts a process for every message. Such a process need not load torch, build an engine and
 read the data again. It hands the message to the daemon over a local socket (see `wire`) and hands
@@ -113,7 +114,7 @@ def serve(config: Config, client: int, room: str, kept: str) -> None:
 def attend(
     daemon: ClientDaemon, world: World, room: Path, until: Callable[[], bool] = lambda: False
 ) -> None:
-    """Answer whoever asks at the socket in `room`, until rank 0 finds `until` true. Collective."""
+    """Answer questions at the socket in `room`, until rank 0 finds `until` true. Collective."""
     axis = world.axis("world")
     listener = _listen(room / SOCKET) if world.rank == 0 else None
     over = False
@@ -122,7 +123,7 @@ def attend(
         over = listener is not None and until()
         if (
             axis.size > 1
-        ):  # also when nobody asked, so that no rank waits for longer than its backend bears
+        ):  # also without a question, so that no rank waits for longer than its backend bears
             asked, over = axis.gather_objects((asked, over))[0]
         if asked is None:
             continue
@@ -136,7 +137,7 @@ def attend(
             answer = {"error": f"{type(error).__name__}: {error}"}
             sent = {}
         if line is not None:
-            with line, suppress(OSError):  # who asked may be gone: its answer is nobody's
+            with line, suppress(OSError):  # the asker may be gone: its answer is dropped
                 wire.send(line, answer, {name: vector.numpy() for name, vector in sent.items()})
     if listener is not None:
         listener.close()
@@ -156,7 +157,7 @@ def _listen(path: Path) -> socket.socket:
 def _next(
     listener: socket.socket | None,
 ) -> tuple[socket.socket | None, tuple[wire.Head, wire.Vectors] | None]:
-    """The next question and its connection. Neither when nobody asked for a while, or on ranks that
+    """The next question and its connection. Neither when none came for a while, or on ranks that
     do not listen.
     """
     if listener is None:

@@ -36,7 +36,7 @@ def dirichlet(
         cuts = np.round(np.cumsum(shares)[:-1] * len(indices)).astype(int)
         for part, piece in zip(parts, np.split(indices, cuts), strict=True):
             part.extend(int(index) for index in piece)
-    return _sorted(_nobody_empty(parts))
+    return _sorted(_none_empty(parts))
 
 
 def shards(
@@ -58,7 +58,7 @@ def quantity(
     """Random parts of very different sizes: shares drawn from Dirichlet(alpha), labels alike."""
     indices = rng.permutation(len(labels))
     cuts = np.round(np.cumsum(rng.dirichlet([alpha] * num_clients))[:-1] * len(labels)).astype(int)
-    return _sorted(_nobody_empty([list(map(int, piece)) for piece in np.split(indices, cuts)]))
+    return _sorted(_none_empty([list(map(int, piece)) for piece in np.split(indices, cuts)]))
 
 
 PARTITIONS: Final[dict[str, Callable[[Sequence[int], int, np.random.Generator, float], Parts]]] = {
@@ -83,7 +83,7 @@ def partition(
     return PARTITIONS[name](labels, num_clients, np.random.default_rng(seed), parameter)
 
 
-def _nobody_empty(parts: Parts) -> Parts:
+def _none_empty(parts: Parts) -> Parts:
     """A client without a sample gets one of the largest part. It can then take part, and weighs
     next to nothing.
     """

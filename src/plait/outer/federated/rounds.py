@@ -195,7 +195,7 @@ class Server:
         return RoundReplies(change, answered, tuple(replies), refused, losses, num_bytes)
 
     def _collect_sum(self, fleet: Fleet, task: TrainTask, asked: Sequence[int]) -> RoundReplies:
-        """The sum of the clients' changes, from masked ones; clients clip their own, for nobody
+        """The sum of the clients' changes, from masked ones; clients clip their own, for no one
         else can.
         """
         if not asked:
@@ -260,7 +260,7 @@ class Server:
             )
         if self.options.noise and self.options.clip is None:
             raise RunError(
-                "noise without clipping protects nobody: set clip, the largest norm of a change"
+                "noise without clipping protects no client: set clip, the largest norm of a change"
             )
         if self.options.clip is not None and not self.strategy.linear:
             raise RunError(
@@ -287,6 +287,6 @@ def choose(num_clients: int, fraction: float, seed: int, number: int) -> list[in
 
 
 def draw(num_clients: int, probability: float, seed: int) -> list[int]:
-    """Poisson sampling: each client by itself, ascending; now and then nobody."""
+    """Poisson sampling: each client by itself, ascending; now and then none."""
     generator = random.Random(seed)
     return [client for client in range(num_clients) if generator.random() < probability]

@@ -2,7 +2,7 @@
 clients and their answers.
 
 `SecureClients` is the clients' side, `secret_sum` the server's. Contents of messages travel between
-them (see `wire`), whoever carries them. A client weighs its change by its examples *before* masking
+them (see `wire`). A client weighs its change by its examples *before* masking
 and appends their number. So the server learns the two sums only.
 """
 
@@ -40,7 +40,7 @@ class SecureClients:
         return {"client": client, "keys": [hex(keys.mask), hex(keys.channel)]}, {}
 
     def share(self, client: int, content: Content) -> Content:
-        """Step 2: shares of the own secrets, sealed for each other client."""
+        """Step 2: shares of this client's secrets, sealed for each other client."""
         keys = {int(other): _keys(pair) for other, pair in content[0]["keys"].items()}
         sealed = self._of(client, content).share(keys, int(content[0]["threshold"]))
         return {

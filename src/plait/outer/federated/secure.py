@@ -69,7 +69,7 @@ class Ciphertext:
 
 
 def agree(private: int, public: int) -> bytes:
-    """The secret of two clients, from the own private and the other's public key. Refuses keys
+    """The secret of two clients, from one's private and the other's public key. Refuses keys
     outside the group.
     """
     if not 1 < public < PRIME - 1:

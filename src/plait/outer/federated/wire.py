@@ -3,7 +3,7 @@
 No pickle, no torch.
 
 A statement is `(head, vectors)`. The same form travels over a local socket (this file) and inside
-Flower's messages (`flower`). Whoever reads one of them has read all that a client can send.
+Flower's messages (`flower`). One message holds all that a client can send.
 """
 
 from __future__ import annotations

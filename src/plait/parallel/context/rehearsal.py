@@ -3,7 +3,7 @@
 The wraps that will run are put on, over a group that only knows lengths. The model runs on the meta
 device, with a length of the sequence that nothing else in it has. So every operation that mixes
 positions is seen (`mixing`). The innermost module around it then gets whole sequences,
-and the rehearsal begins anew until nothing mixes any more.
+and the rehearsal begins again until nothing mixes any more.
 """
 
 from __future__ import annotations

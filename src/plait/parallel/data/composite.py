@@ -1,6 +1,6 @@
 """Several data strategies seen as one: the stages of a rank, or experts beside dense parameters.
 
-Every moment is told to every part. A test holds that no moment of the contract is missing here.
+Every moment is passed on to every part. A test holds that no moment is missing here.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     before_last_backward   gradients may be reduced as soon as they are complete
     after_backward         a backward has ended
     reduce                 every gradient is summed over the axis
-    publish                every rank sees the values of the shards, whoever updated them
+    publish                all-gather: every rank sees the values of the shards
 
 Between `reduce` and `publish` the engine calls the optimizer. Gradients are *summed*, never
 divided: the loss is normalised in one place (`engine.loss`), and that place is not here.
@@ -155,7 +155,7 @@ class DataStrategy(ABC):
 
     @abstractmethod
     def publish(self) -> None:
-        """Let every rank see the values of the pieces, whoever updated them."""
+        """Let every rank see the updated values of all shards."""
 
     @abstractmethod
     def load(self, state: BucketState, index: int, value: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Place experts anew, between two steps, by the load that has been seen since the last time."""
+"""Move experts between two steps, by the load that has been seen since the last time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plait.parallel.expert.shadow import ShadowedExperts
 
 @dataclass(frozen=True)
 class Placing:
-    """How experts are placed anew.
+    """How experts are moved.
 
     Attributes:
         every: steps between two times; 0 for never.

@@ -31,7 +31,7 @@ def group_weight_grads(schedule: Schedule, size: int) -> Schedule:
     """Put off weight gradients until `size` of a stage stand together, which the runtime then makes
     as one.
 
-    They wait for nobody and nobody waits for them, so no order is broken; `size` - 1 more
+    They wait for none and none waits for them, so no order is broken; `size` - 1 more
     micro-batches of a stage live.
     """
 

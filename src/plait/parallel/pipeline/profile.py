@@ -86,19 +86,19 @@ class _LayerCall:
 
     def kept(self) -> tuple[object, float]:
         """(output, bytes that backward would need of this call, beside parameters)."""
-        own = {param.untyped_storage().data_ptr() for param in self.module.parameters()}
-        kept: dict[int, int] = {}
+        parameters = {param.untyped_storage().data_ptr() for param in self.module.parameters()}
+        saved_bytes: dict[int, int] = {}
 
         def keep(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage.nbytes()
+            if storage.data_ptr() not in parameters:
+                saved_bytes[storage.data_ptr()] = storage.nbytes()
             return tensor
 
         args, kwargs = tree_map(_leaf, (self.args, self.kwargs))
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             output = self.forward(*args, **kwargs)
-        return output, float(sum(kept.values()))
+        return output, float(sum(saved_bytes.values()))
 
 
 def _leaf(value: object) -> object:

@@ -28,8 +28,8 @@ def execute(
 
     A span begins where the one before ended. An exception of a handler passes through, and the last
     span is then of the action that raised it. Kinds in `optional` may lack a handler: their actions
-    are left out (a rank without sharded weights has nothing to unshard). `begin` is told each
-    action's text before it.
+    are left out (a rank without sharded weights has nothing to unshard). `begin` is called
+    with each action's text before it.
 
     Errors: `ScheduleError` for a kind without a handler, before anything is executed.
     """

@@ -275,7 +275,7 @@ class _Splitter:
         return local
 
     def _told_rows(self, module: nn.Module) -> nn.Module:
-        """A module between two layers, told of the documents of the samples that it computes."""
+        """A module between two layers, with the documents of the samples that it computes."""
         layers.tell_rows(module, self._mode.residual.samples, self._mode.inner.samples)
         return module
 

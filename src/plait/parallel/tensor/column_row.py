@@ -5,8 +5,8 @@
 
 With sequence parallel a column keeps its shard of X and gathers it again in backward (V.
 Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, section 4.2.2).
-The product of a row is written into memory that the peers read: the sum alone copies it. Which
-library multiplies is told by the context (`plait.products`).
+The product of a row is written into memory that the peers read: the sum alone copies it. The
+context knows which library multiplies (`plait.products`).
 """
 
 from __future__ import annotations

@@ -109,10 +109,10 @@ class _CrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: AutogradContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         logits, top, log, column, local, counted = ctx.saved_tensors
-        made = torch.empty_like(logits)
+        grad_logits = torch.empty_like(logits)
         factor = gradients[0] * counted
         hit = -(gradients[0] * local)
-        rows = (made, top, log, column, factor, hit)
+        rows = (grad_logits, top, log, column, factor, hit)
         parts = (one.split(ctx.step) for one in rows)
         for group, out, most, sums, columns, scale, less in zip(
             logits.split(ctx.step), *parts, strict=True
@@ -121,7 +121,7 @@ class _CrossEntropy(torch.autograd.Function):
             gradient.mul_(scale[:, None])
             gradient.scatter_add_(-1, columns, less.to(gradient.dtype)[:, None])
             out.copy_(gradient)
-        return made, None, None, None
+        return grad_logits, None, None, None
 
 
 def _wide(tensor: Tensor) -> Tensor:

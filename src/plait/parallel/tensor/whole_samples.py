@@ -112,7 +112,7 @@ class WholeSequences:
 
 @runtime_checkable
 class OpenMixture(Protocol):
-    """A mixture of experts that can be told where its tokens come from and go to."""
+    """A mixture of experts whose tokens may come from and go to other positions."""
 
     def open(self, enter: Callable[[Tensor], Tensor], leave: Callable[[Tensor], Tensor]) -> None:
         """Route whole sequences: `enter` makes them of the parts here, `leave` cuts the results."""

@@ -158,7 +158,7 @@ def _newton(
 def _bar_width(
     effects: Sequence[Sequence[float]], covariance: Sequence[Sequence[float]], names: Sequence[str]
 ) -> float:
-    """Width of the bar of a run like those measured, over that of one that nobody measured."""
+    """Width of the bar of a run like those measured, over that of an unmeasured one."""
     size = len(names)
     after = before = 0.0
     for row in effects:

@@ -24,7 +24,7 @@ STORAGE_BANDWIDTH: Final = 1e9
 Models" (section 3.3.1), 2,000 nodes.
 """
 RESTART_SECONDS: Final = 600.0
-"""Seconds until ranks that were started anew compute again: below ten minutes to find the failure
+"""Seconds until ranks that were started again compute: below ten minutes to find the failure
 and test the nodes (Jiang et al., "MegaScale", 2024).
 """
 REJOIN_SECONDS: Final = 60.0

@@ -9,7 +9,7 @@ from functools import cached_property
 from plait.plan import Plan
 from plait.plan.axes import BlockRemat
 from plait.predict.cost import bars
-from plait.predict.cost.kept_hash import keeps_hash
+from plait.predict.cost.cached_hash import caches_hash
 from plait.predict.cost.memory.rank_memory import Numerics, RankMemory
 from plait.predict.cost.model.operations import Model
 from plait.predict.cost.runtime import Runtime
@@ -26,7 +26,7 @@ One that is not known is taken to keep as many as AdamW. Muon keeps one less for
 GIB = 2.0**30
 
 
-@keeps_hash
+@caches_hash
 @dataclass(frozen=True)
 class StateRules:
     """The part of a job that the state of its ranks depends on.
@@ -46,7 +46,7 @@ class StateRules:
         return self.runtime.gradient_bytes or max(4, BYTES[precision])
 
 
-@keeps_hash
+@caches_hash
 @dataclass(frozen=True)
 class Job:
     """The work of an estimate: model, samples a step, optimizer, and the runtime."""
@@ -146,7 +146,7 @@ class Estimate:
     state_bytes: float = 0.0
     """Weights of the optimizer and its state, once for all ranks: what a checkpoint holds."""
     power_watts: float = 0.0
-    """Power of a board, 0 where nobody says."""
+    """Power of a board, 0 where it is unknown."""
     devices_per_node: int = 1
     network_bandwidth: float = 1.0
     """Bytes a second of one device to another node."""

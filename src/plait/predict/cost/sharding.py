@@ -11,11 +11,11 @@ from functools import cached_property
 from plait.mesh.tensor_layout import TensorLayout, tensor_layout
 from plait.plan import Plan, TensorAxis
 from plait.plan.axes import TensorMode
-from plait.predict.cost.kept_hash import keeps_hash
+from plait.predict.cost.cached_hash import caches_hash
 from plait.predict.cost.runtime import Runtime
 
 
-@keeps_hash
+@caches_hash
 @dataclass(frozen=True)
 class Sharding:
     """The inner axes of a plan, and the tokens that one rank's line of them works on in a

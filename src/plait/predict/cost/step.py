@@ -16,7 +16,7 @@ from plait.predict.cost.memory.offload import overfull
 from plait.predict.cost.model.operations import Model
 from plait.predict.cost.ranks import Question, Rank, rank_memory, work_floor
 from plait.predict.cost.records import Breakdown, Estimate, Job
-from plait.predict.cost.remat.blocks import settled, words_of
+from plait.predict.cost.remat.blocks import lay_out_recomputed, words_of
 from plait.predict.cost.time.machine import Machine
 from plait.predict.cost.time.pipeline import (
     PipelineTime,
@@ -34,7 +34,7 @@ def estimate_job(job: Job, plan: Plan, machine: Machine) -> Estimate:
     """
     plan_asked = plan
     plan = machine.memory.placed(plan)
-    layout = settled(job, plan, machine)
+    layout = lay_out_recomputed(job, plan, machine)
     question = Question(job, plan, machine, layout.shard)
     memories = tuple(
         rank_memory(question, layout.ranks[rank], question.activations(layout.live_stages(rank)))
@@ -182,7 +182,7 @@ def predict_step(question: Question, layout: PlanLayout) -> PredictedStep:
 
 def step_of(job: Job, plan: Plan, machine: Machine) -> PredictedStep:
     """The predicted step of a plan, with the costs that its pipeline was given."""
-    layout = settled(job, plan, machine)
+    layout = lay_out_recomputed(job, plan, machine)
     return predict_step(Question(job, plan, machine, layout.shard), layout)
 
 

@@ -79,7 +79,7 @@ def _pipeline_bytes(
     sent = plan.micro_batches * (forward + backward) * payload
     if SCHEDULES[
         plan.pp.schedule
-    ].asynchronous:  # each gradient says of how many tokens it is, and a step's loss is told to all
+    ].asynchronous:  # each gradient says of how many tokens it is, and a step's loss is sent to all
         sent += plan.micro_batches * backward * COUNT_BYTES + bytes_sent(
             "broadcast", 3 * COUNT_BYTES, plan.pp.size
         )

@@ -188,7 +188,7 @@ class LocalSearch:
                     yield DataAxis(size, strategy, replicate=replicas, offload=offload)
 
     def _valid(self, plans: Iterator[Plan] | list[Plan]) -> Iterator[Plan]:
-        """Plans that the rules of plans, the batch, the model and whoever runs them allow."""
+        """Plans that the rules of plans, the batch, the model and the framework allow."""
         for plan in plans:
             try:
                 plan.check()

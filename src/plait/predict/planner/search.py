@@ -67,7 +67,7 @@ class SearchSettings:
         return self.framework is PLAIT and not self.runnable
 
     def allows(self, plan: Plan) -> bool:
-        """Whether whoever runs the plan has all of its parts."""
+        """Whether the framework that runs the plan has all of its parts."""
         return self.framework.offers(plan) and (not self.runnable or is_runnable(plan))
 
     def allowed_data(self, plan: Plan, axes: Iterable[DataAxis]) -> list[DataAxis]:
@@ -164,7 +164,7 @@ def _replayed(
 def allowed(
     job: Job, machine: Machine, num_devices: int, settings: SearchSettings
 ) -> Iterator[Degrees]:
-    """The degrees that whoever runs the plan has."""
+    """The degrees that the framework has."""
     sequence = settings.framework.sequence_parallel
     for combination in degrees(
         job.model, num_devices, job.global_batch, machine.devices_per_node, sequence=sequence

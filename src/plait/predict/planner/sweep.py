@@ -42,18 +42,18 @@ class SweepAxes:
         >>> SweepAxes.parse(["devices=8..32", "batch=64,96"])
         SweepAxes(devices=(8, 16, 32), batches=(64, 96), lengths=())
         """
-        found: dict[str, tuple[int, ...]] = {}
+        values: dict[str, tuple[int, ...]] = {}
         for word in words:
             key, equals, text = word.partition("=")
             if key not in KEYS:
                 raise ConfigError(f"--sweep {word!r}: {nearest(key, KEYS)}")
-            if not equals or key in found:
+            if not equals or key in values:
                 raise ConfigError(f"--sweep {word!r}: say each key once, as {key}=8,16,32")
-            found[key] = _numbers(word, text)
-        axes = SweepAxes(*(found.get(key, ()) for key in KEYS))
-        if not found or axes.size > MOST_POINTS:
+            values[key] = _numbers(word, text)
+        axes = SweepAxes(*(values.get(key, ()) for key in KEYS))
+        if not values or axes.size > MOST_POINTS:
             raise ConfigError(
-                f"--sweep has {axes.size if found else 0} points; ask for 1 to {MOST_POINTS}, as "
+                f"--sweep has {axes.size if values else 0} points; ask for 1 to {MOST_POINTS}, as "
                 "devices=8..1024"
             )
         return axes

@@ -179,7 +179,7 @@ def _batch(tiny: Tiny, samples: int) -> tuple[PyTree, PyTree]:
 
 
 def _shortest(step: Callable[[], object], most: int, *, may_stop: bool) -> StepSeconds:
-    """After two that nobody counts."""
+    """After two that are not counted."""
     seconds: list[float] = []
     passed: list[float] = []
     while len(seconds) < most and not (may_stop and _settled(seconds)):

@@ -28,20 +28,20 @@ def keeping(num_ranks: int, disk: Path) -> JsonObject:
     """
     began = time.time()
     start_seconds = launch(_joined, nproc=1)[0] - began
-    found: JsonObject = {"start_seconds": start_seconds}
+    rates: JsonObject = {"start_seconds": start_seconds}
     try:
         with tempfile.TemporaryDirectory(prefix=".plait-probe-", dir=disk) as folder:
             measured = launch(_kept, num_ranks, Path(folder), nproc=num_ranks)
     except (OSError, SaveFailed):  # no right to write, or a full disk
         measured = launch(_kept, num_ranks, None, nproc=num_ranks)
-    found["copy_bytes_per_second"] = STATE_BYTES / max(copy for copy, _ in measured)
+    rates["copy_bytes_per_second"] = STATE_BYTES / max(copy for copy, _ in measured)
     writes = [write for _, write in measured if write is not None]
     if writes:
-        found["write_bytes_per_second"] = num_ranks * STATE_BYTES / max(writes)
+        rates["write_bytes_per_second"] = num_ranks * STATE_BYTES / max(writes)
     recovery = recovery_seconds(num_ranks)
     if recovery is not None:
-        found["recovery_seconds"] = recovery
-    return found
+        rates["recovery_seconds"] = recovery
+    return rates
 
 
 def _joined() -> float:

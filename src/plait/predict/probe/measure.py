@@ -34,23 +34,23 @@ MOST_RANKS = 16
 
 
 def measure_here(
-    out: Path, num_ranks: int | None = None, *, quick: bool = False, anew: bool = False
+    out: Path, num_ranks: int | None = None, *, quick: bool = False, remeasure: bool = False
 ) -> dict[str, object]:
     """Measure this machine and write the numbers at once, so that no reader meets half a file.
 
     `quick` leaves out how more ranks than cores share these. Estimates of such plans then draw on
-    the losses of fewer ranks. `anew` measures the table of products again instead of reading it.
+    the losses of fewer ranks. `remeasure` measures the table of products, and does not read it.
     """
     num_ranks = num_ranks or num_devices()
     noun = "rank" if num_ranks == 1 else "ranks"
     say(f"plait probe: measuring this machine, {num_ranks} {noun}, some seconds")
     shared = joined_world() is None  # else other ranks cannot be started
     if shared:
-        result, others = quietest(lambda: _measured(num_ranks, quick, anew), say)
+        result, others = quietest(lambda: _measured(num_ranks, quick, remeasure), say)
         result["others_share"] = others
         result["keeping"] = keeping(num_ranks, Path.cwd())
     else:
-        result = summary(launch(_measure, num_ranks, shared, anew, nproc=num_ranks)[0])
+        result = summary(launch(_measure, num_ranks, shared, remeasure, nproc=num_ranks)[0])
     if is_main_process() or not out.exists():  # on another host of a world it is measured as well
         out.parent.mkdir(parents=True, exist_ok=True)
         part = out.with_name(f"{out.name}.{os.getpid()}.part")
@@ -59,20 +59,20 @@ def measure_here(
     return result
 
 
-def _measured(num_ranks: int, quick: bool, anew: bool) -> dict[str, object]:
+def _measured(num_ranks: int, quick: bool, remeasure: bool) -> dict[str, object]:
     """The contents of a probe file, from ranks that are started for it."""
-    measured = launch(_measure, num_ranks, True, anew, nproc=num_ranks)
+    measured = launch(_measure, num_ranks, True, remeasure, nproc=num_ranks)
     result = summary(measured[0])
     if result["is_cpu"]:
         result["host"] = _host(measured, num_ranks, quick)
     return result
 
 
-def _measure(num_ranks: int, shared: bool, anew: bool) -> JsonObject:
+def _measure(num_ranks: int, shared: bool, remeasure: bool) -> JsonObject:
     """The measurements of one rank, while all ranks are at work.
 
-    `shared` adds the numbers of a processor's cost model. `anew` measures the table of products,
-    whether or not one is kept.
+    `shared` adds the numbers of a processor's cost model. `remeasure` measures the table of
+    products whether or not one is saved.
     """
     import torch
 
@@ -88,7 +88,7 @@ def _measure(num_ranks: int, shared: bool, anew: bool) -> JsonObject:
     on_gpu = world.device.type == "cuda"
     measurements: JsonObject = {}
     if not on_gpu and shared:
-        first = table_here(MEASUREMENTS, anew=anew) if world.rank == 0 else None
+        first = table_here(MEASUREMENTS, remeasure=remeasure) if world.rank == 0 else None
         table = world.axis("world").gather_objects(first)[0]
         measurements["own"] = _operation_seconds(world)
         measurements["own"]["products"] = table.as_dict()

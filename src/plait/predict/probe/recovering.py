@@ -34,7 +34,7 @@ def recovery_seconds(num_ranks: int) -> float | None:
     """
     job = TrainingRun(_config(num_ranks), f"dp{num_ranks}", shows_progress=False)
     layout = LaunchPlan(job.plan, num_ranks)
-    told = io.StringIO()  # nobody has asked for this run, so its losses are not said
+    told = io.StringIO()  # the user has not asked for this run, so its losses are not said
     try:
         with contextlib.redirect_stderr(told):
             result: JsonObject = keep(_killed_once, (job,), layout, Policy(restarts=1)).results[0]

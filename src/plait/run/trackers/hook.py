@@ -1,4 +1,4 @@
-"""The hook that tells trackers; one that fails is left out, and the run goes on."""
+"""The hook that sends numbers to trackers; one that fails is left out, and the run goes on."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Trackers(Hook):
         self._config = config
         self._plan = plan
         self._evaluation = evaluation
-        self._told: int | None = None
+        self._sent_step: int | None = None
         self._trackers: dict[str, Tracker] = {}
 
     def on_start(self, start: RunStart) -> None:
@@ -78,12 +78,12 @@ class Trackers(Hook):
             "train/step_seconds": done.seconds,
             "train/tokens_per_second": result.tokens / done.seconds if done.seconds else None,
         }
-        self._tell(metrics, done.step)
-        self._tell_evaluation()
+        self._send(metrics, done.step)
+        self._send_evaluation()
 
     def on_end(self) -> None:
         """Tell the last evaluation."""
-        self._tell_evaluation()
+        self._send_evaluation()
 
     def finish(self, report: Path | None) -> None:
         """Close each tracker; `report` is the page of the run."""
@@ -91,14 +91,14 @@ class Trackers(Hook):
             _guarded(name, partial(tracker.finish, report))
         self._trackers.clear()
 
-    def _tell_evaluation(self) -> None:
+    def _send_evaluation(self) -> None:
         newest = self._evaluation()
-        if newest is None or newest[0] == self._told:
+        if newest is None or newest[0] == self._sent_step:
             return
-        self._told, values = newest
-        self._tell({f"eval/{name}": value for name, value in values.items()}, self._told)
+        self._sent_step, values = newest
+        self._send({f"eval/{name}": value for name, value in values.items()}, self._sent_step)
 
-    def _tell(self, metrics: JsonMapping, step: int) -> None:
+    def _send(self, metrics: JsonMapping, step: int) -> None:
         numbers = {
             name: float(value)
             for name, value in metrics.items()
@@ -115,7 +115,7 @@ def _logged(tracker: Tracker, numbers: Mapping[str, float], step: int) -> bool:
 
 
 def _guarded(name: str, act: Callable[[], T]) -> T | None:
-    """The result of a tracker's call; None after a failure, which is told on stderr."""
+    """The result of a tracker's call; None after a failure, which is printed on stderr."""
     try:
         return act()
     except Exception as error:  # whatever a package raises, the training is worth more

@@ -32,22 +32,22 @@ class MLflow:
         created = before[0] if goes_on else self._client.create_run(number, tags=tags)
         self._id = created.info.run_id
         self._goes_on = goes_on
-        self._told: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
         if not goes_on:
             for key, value in run.settings().items():
                 self._client.log_param(self._id, key, str(value)[:LONGEST_PARAMETER])
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():
-            if step > self._last_told(name):
+            if step > self._last_sent(name):
                 self._client.log_metric(self._id, name, value, step=step)
 
-    def _last_told(self, name: str) -> int:
-        """The last step of a series before this process; its repeated steps are told already."""
-        if name not in self._told:
+    def _last_sent(self, name: str) -> int:
+        """The last step of a series before this process; repeated steps are reported already."""
+        if name not in self._sent:
             history = self._client.get_metric_history(self._id, name) if self._goes_on else []
-            self._told[name] = max((one.step for one in history), default=0)
-        return self._told[name]
+            self._sent[name] = max((one.step for one in history), default=0)
+        return self._sent[name]
 
     def finish(self, report: Path | None) -> None:
         if report is not None:

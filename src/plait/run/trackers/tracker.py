@@ -1,4 +1,4 @@
-"""The facts that a tracker is told, and the calls that each package must answer."""
+"""The facts that a tracker gets, and the calls that each package must answer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """One package. Any exception of it is told once, and the run goes on without it."""
+    """One package. Any exception of it is printed once, and the run goes on without it."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Take the numbers of a step; names as `train/loss`."""

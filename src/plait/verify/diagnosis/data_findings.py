@@ -11,7 +11,7 @@ from plait.verify.record.samples import Samples
 
 
 def data_findings(view: View) -> list[Finding]:
-    """Samples that were read by nobody or twice, or with another sample's targets."""
+    """Samples that were not read, or twice, or with another sample's targets."""
     whole = next(iter(view.truth.samples), ())
     if not whole or not any(view.mine.samples):
         return []
@@ -57,7 +57,7 @@ def _which(seen: Samples, view: View) -> str:
     before = () if view.truth_before is None else next(iter(view.truth_before.samples), ())
     if before and {inputs for inputs, _ in seen} <= {inputs for inputs, _ in before}:
         return ": that of the step before, read once more"
-    return ": its place in the order is wrong, or the order was drawn anew"
+    return ": its place in the order is wrong, or the order was drawn again"
 
 
 def _samples(numbers: Sequence[int]) -> str:

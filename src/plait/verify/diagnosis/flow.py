@@ -125,7 +125,7 @@ def _verdicts(
 
     So is a wrong one inside a right one: a layer may add its bias, or scale, outside its call.
     """
-    found: dict[Place, bool] = {}
+    are_equal: dict[Place, bool] = {}
     for place, value in mine.items():
         whole = truth.get(place)
         if whole is None:
@@ -135,8 +135,10 @@ def _verdicts(
             whole = group.take(whole, 1)
         if whole.shape == value.shape and value.numel():
             size = max(float(whole.abs().max()), 1e-30)
-            found[place] = float((value.double() - whole).abs().max()) <= SAME * size
-    return {place: right for place, right in found.items() if right or not _inside(place, found)}
+            are_equal[place] = float((value.double() - whole).abs().max()) <= SAME * size
+    return {
+        place: right for place, right in are_equal.items() if right or not _inside(place, are_equal)
+    }
 
 
 def _inside(place: Place, found: Mapping[Place, bool]) -> bool:

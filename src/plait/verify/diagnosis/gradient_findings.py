@@ -214,9 +214,7 @@ def kept_from_before(view: View) -> list[Finding]:
         return []
     now, old = fitted[0]
     if abs(now) < 1e-3:
-        text = (
-            "the gradient is that of the step before: it was not computed anew, or reduced too late"
-        )
+        text = "the gradient is that of the step before: it was not recomputed, or reduced too late"
     else:
         text = (
             "the gradient of the step before is added to this one: gradients are not set to zero "

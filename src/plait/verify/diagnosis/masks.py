@@ -32,18 +32,18 @@ def mask_findings(
         ("mb", "every micro-batch draws the masks of micro-batch 0"): lambda part: (part.rank, 0),
         ("dp+mb", "every slice of the batch draws the masks of the first"): lambda part: (0, 0),
     }
-    found = []
+    findings = []
     for (axis, text), other in wrong.items():
         changed = [replace(part, seed=seed[other(part)]) for part in parts]
         seeds = [part.seed for part in changed]
         if seeds != [part.seed for part in parts] and _explains(
             parallel, model, batch, recipe, changed
         ):
-            found.append(Finding("dropout", axis, text, 0.98))
+            findings.append(Finding("dropout", axis, text, 0.98))
     still = _without_dropout(model)
     if _explains(parallel, still, batch, recipe, parts):
-        found.append(Finding("dropout", "dropout", "nothing is dropped", 0.98))
-    return found[:1]
+        findings.append(Finding("dropout", "dropout", "nothing is dropped", 0.98))
+    return findings[:1]
 
 
 def _explains(

@@ -193,20 +193,20 @@ def clipped(view: View) -> list[Finding]:
 def _clipped_apart(view: View) -> list[Finding]:
     """Each gradient is the right one times a factor of its own, or its elements are cut off."""
     pairs = [
-        (own, other)
-        for name, other in view.truth.grads.items()
-        if other is not None and (own := view.mine.grads.get(name)) is not None
+        (grad, right)
+        for name, right in view.truth.grads.items()
+        if right is not None and (grad := view.mine.grads.get(name)) is not None
     ]
-    if len(pairs) < 2 or any(own.shape != other.shape for own, other in pairs):
+    if len(pairs) < 2 or any(grad.shape != right.shape for grad, right in pairs):
         return []
-    least = 1e-8 * max(float(other.norm()) for _, other in pairs)
-    known = [(own.double(), other.double()) for own, other in pairs if other.norm() > least]
-    if all(fit_tensors(own, other).holds(view.slack) for own, other in known):
+    least = 1e-8 * max(float(right.norm()) for _, right in pairs)
+    known = [(grad.double(), right.double()) for grad, right in pairs if right.norm() > least]
+    if all(fit_tensors(grad, right).holds(view.slack) for grad, right in known):
         text = "every tensor, or group of them, is clipped by a norm of its own"
         return [Finding("clip", "clip", text, 0.95)]
-    most = max(float(own.abs().max()) for own, _ in pairs)
-    total = sum(own.numel() for own, _ in pairs)
-    cut = sum(int((own.abs() >= most * (1 - 1e-9)).sum()) for own, _ in pairs)
+    most = max(float(grad.abs().max()) for grad, _ in pairs)
+    total = sum(grad.numel() for grad, _ in pairs)
+    cut = sum(int((grad.abs() >= most * (1 - 1e-9)).sum()) for grad, _ in pairs)
     if cut > max(2, total // 100):
         text = f"{cut} of {total} elements are cut off at {most:.6g}: clipped by value, not by norm"
         return [Finding("clip", "clip", text, 0.9)]

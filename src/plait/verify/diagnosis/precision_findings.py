@@ -18,21 +18,21 @@ UNITS = 4.0  # in the last place: errors of one rounding, added over a few ranks
 def rounded(mine: Gradients, truth: Gradients, names: tuple[str, ...], what: str) -> list[Finding]:
     """Whether the wrong ones of some tensors are the right ones, rounded."""
     pairs = [
-        (name, own, other)
+        (name, value, right)
         for name in names
-        if (own := mine.get(name)) is not None and (other := truth.get(name)) is not None
-        if own.dtype == torch.float64 and own.shape == other.shape and own.numel() >= FEWEST
+        if (value := mine.get(name)) is not None and (right := truth.get(name)) is not None
+        if value.dtype == torch.float64 and value.shape == right.shape and value.numel() >= FEWEST
     ]
     if not pairs:
         return []
     scale = largest(truth)
-    worst = max(relative_error(own, other, scale) for _, own, other in pairs)
+    worst = max(relative_error(value, right, scale) for _, value, right in pairs)
     for dtype, word in LOWER.items():
         unit = torch.finfo(dtype).eps
         if worst > UNITS * unit:
             continue
         shown = list_names([name for name, _, _ in pairs])
-        if all(_is_rounded(own, dtype) for _, own, _ in pairs):
+        if all(_is_rounded(value, dtype) for _, value, _ in pairs):
             text = f"{what} of {shown} are rounded to {word}"
             return [Finding("precision", "precision", text, 0.96, names)]
         if what == "gradients" and worst > unit / 64:

@@ -1,1 +1,1 @@
-"""Training steps of somebody else's: run as they are, watched at their optimizer, and judged."""
+"""Training steps of other code: run as they are, watched at their optimizer, and judged."""

@@ -119,25 +119,25 @@ class StepComparison:
         self, parallel: Record, truth: Record, train: Rerun
     ) -> tuple[Report, tuple[str, ...]]:
         """The report within one tolerance, but for numbers that rounding moves further."""
-        asked = self.trial.tolerance
-        report = judge(parallel, truth, self.facts, tolerance=asked, **self.about)
+        tolerance = self.trial.tolerance
+        report = judge(parallel, truth, self.facts, tolerance=tolerance, **self.about)
         if not report.failed or report.refusals or report.tolerance != TOLERANCE[torch.float64]:
             return report, ()
         dtype = DTYPES[self.trial.dtype]
         limits = lowered.bounds(
             truth, lambda: train(self.recipe, self.plain, self.batches, False), dtype
         )
-        said = [lowered.note(limits)] if limits else []
+        notes = [lowered.note(limits)] if limits else []
         if limits:
             report = judge(parallel, truth, self.facts, limits=limits, **self.about)
-        if report.failed and asked is None:
+        if report.failed and tolerance is None:
             moved = train(self.recipe, nudged(self.plain), self.batches, False)
             if may_pass(report, moved, truth):
                 derived = bounds(truth, train, self.recipe, self.plain, self.batches, dtype=dtype)
                 limits |= wider(report, derived.limits)
                 report = judge(parallel, truth, self.facts, limits=limits, **self.about)
-                said.append(note(limits))
-        return report, tuple(said)
+                notes.append(note(limits))
+        return report, tuple(notes)
 
     def _within(self, derived: RoundingBounds, parallel: Record, truth: Record) -> Report:
         """The report of a step in a low precision, where each number has its own bound."""

@@ -289,7 +289,7 @@ def _read_twice(ranks: Sequence[RankSteps], num_samples: int) -> list[Finding]:
         return []
     text = (
         f"sample {numbers(twice)} was trained on twice and sample {numbers(never)} never, within "
-        "one epoch: its order was begun anew, or drawn again"
+        "one epoch: its order was begun again, or drawn again"
     )
     return [Finding("data-repeated", "data", text, 0.97)]
 

@@ -162,18 +162,18 @@ class StepWatch:
 
         There are none for engines of this library, nor after an evaluation in training mode.
         """
-        found: dict[str, Tensor] = {}
+        copies: dict[str, Tensor] = {}
         if self.engines.found or self._moved_aside:
-            return found
+            return copies
         for root in (self.model, *self.roots):
             for path, module in root.named_modules():
                 if id(module) not in self._ran:
                     continue
                 for key, buffer in module.named_buffers(path, recurse=False):
                     known = self._made_buffers.get(id(buffer), plain_name(key))
-                    if known in self._buffers and known not in found:
-                        found[known] = whole(buffer)
-        return found
+                    if known in self._buffers and known not in copies:
+                        copies[known] = whole(buffer)
+        return copies
 
     def _enter(self, module: nn.Module, args: PyTree) -> None:
         if self.depth == 0:

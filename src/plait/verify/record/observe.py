@@ -265,7 +265,7 @@ def _views(ranks: Sequence[Sequence[Shard]], agreed: Tensors) -> dict[int, dict[
         shard.name
         for shards in ranks
         for shard in shards
-        if shard.values.numel()  # one without elements may be of nobody
+        if shard.values.numel()  # one without elements may have no owner
         and not _agrees(shard, agreed[shard.name])
     }
     views: dict[int, dict[str, Tensor]] = {}

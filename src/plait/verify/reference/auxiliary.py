@@ -78,7 +78,7 @@ class Together(RouterContext):
 
 
 class Pool:
-    """The routers of a model, told of a micro-batch as a whole. A model without them has none."""
+    """The routers of a model, with the facts of a whole micro-batch; possibly none."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

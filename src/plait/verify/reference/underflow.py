@@ -1,10 +1,11 @@
 """Squares of gradients below the smallest normal number of a precision, as Adam keeps in float16.
 
-There the places lie as far apart as the numbers are large. By its last bit, a gradient of 0.0055
-has a second moment of zero or of one place. The update is nine times as large or not. Six runs with
-other rounding show this jump only if one of them crosses the middle. So it is looked for. The rule
-is computed with each gradient at both ends of what passes for it. A state below the normal numbers
-may then go further than in float64. If so, one device runs twice more with those gradients.
+Neighbouring numbers lie there as far apart as they are large. The last bit of a gradient of 0.0055
+decides whether its second moment is zero or the smallest number. One update is then nine times the
+other. Six runs with other rounding show this jump only by chance, so it is looked for. The
+optimizer's rule is computed with each gradient at both ends of its bound. A state below the normal
+numbers may then move further than in float64. One device then
+runs twice more with those gradients.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class Underflow:
                     self._furthest[step, name] = torch.maximum(gap, known)
 
     def jumps(self, recipe: Recipe, factor: float) -> dict[Place, Tensor]:
-        """How far gradients may go where the optimizer's state jumps on the way; else 0.
+        """How far gradients may move where the optimizer's state jumps within that; else 0.
 
-        The way is `factor` times the furthest that the element went, or times its last place.
+        An element may move `factor` times its largest deviation so far, or times its last bit.
         Empty where no state jumps.
         """
         least = torch.finfo(self._dtype).eps
@@ -66,7 +67,7 @@ class Underflow:
 
     def _jumping(self, recipe: Recipe, ways: Mapping[Place, Tensor]) -> dict[str, Tensor]:
         """The elements whose state below the normal numbers goes further than in float64."""
-        found: dict[str, Tensor] = {}
+        jumps: dict[str, Tensor] = {}
         least = torch.finfo(self._dtype).tiny
         near = self._states(recipe, self._dtype)
         if not any(bool((one.abs() < least).any()) for states in near.values() for one in states):
@@ -83,8 +84,8 @@ class Underflow:
                     smooth = (in_double[step, name][place] - right[step, name][place]).abs()
                     below = (state.abs() < least) | (other.abs() < least)
                     jump = below & (gap > FURTHER * smooth)
-                    found[name] = jump | found.get(name, jump)
-        return found
+                    jumps[name] = jump | jumps.get(name, jump)
+        return jumps
 
     def _states(self, recipe: Recipe, dtype: torch.dtype) -> dict[Place, list[Tensor]]:
         """The optimizer's state of each element, after each step with the reference's gradients."""
@@ -93,7 +94,7 @@ class Underflow:
         names = dict.fromkeys(name for _, name in self._furthest)
         params = {name: nn.Parameter(start[name].to(dtype, copy=True)) for name in names}
         optimizer = recipe.optimizer(Parameters(list(params.items())))
-        found: dict[Place, list[Tensor]] = {}
+        states: dict[Place, list[Tensor]] = {}
         for step, seen in enumerate(self._reference.steps):
             before = self._reference.before(step)
             assert before is not None
@@ -103,13 +104,13 @@ class Underflow:
                 parameter.grad = None if grad is None else grad.to(dtype, copy=True)
             torch_internals.step(optimizer)
             for name, parameter in params.items():
-                found[step, name] = [
+                states[step, name] = [
                     value.detach().clone()
                     for value in optimizer.state.get(parameter, {}).values()
                     if isinstance(value, Tensor) and value.shape == parameter.shape
                     if parameter.dim()
                 ]
-        return found
+        return states
 
 
 def at_the_end(recipe: Recipe, ways: Mapping[Place, Tensor], up: bool) -> Recipe:

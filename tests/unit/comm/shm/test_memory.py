@@ -80,12 +80,12 @@ def test_many_small_pieces_need_few_descriptors():
 def test_staging_lends_the_last_returned_block_first():
     memory = MappedMemory()
     staging = Staging(memory)
-    first = staging.lend(1000, torch.float32)
-    second = staging.lend(1024, torch.float32)
+    first = staging.borrow(1000, torch.float32)
+    second = staging.borrow(1024, torch.float32)
     address = second.tensor.data_ptr()
     assert first.tensor.data_ptr() != address
     first.release()
     second.release()
-    assert staging.lend(4000, torch.uint8).tensor.data_ptr() == address
-    assert memory.place(staging.lend(100_000, torch.float64).tensor) is not None
-    assert staging.lend(0, torch.float32).tensor.numel() == 0
+    assert staging.borrow(4000, torch.uint8).tensor.data_ptr() == address
+    assert memory.place(staging.borrow(100_000, torch.float64).tensor) is not None
+    assert staging.borrow(0, torch.float32).tensor.numel() == 0

@@ -9,8 +9,8 @@ import pytest
 
 from plait.cluster import Cluster
 from plait.errors import ConfigError
-from plait.predict.probe.kept import check_writable
 from plait.predict.probe.measure import summary
+from plait.predict.probe.saved import check_writable
 
 
 def measured(num_devices: int = 2) -> dict[str, Any]:

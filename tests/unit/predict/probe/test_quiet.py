@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from plait.cli import main
-from plait.predict.probe import kept, measure
-from plait.predict.probe.kept import ensure_probe
+from plait.predict.probe import measure, saved
 from plait.predict.probe.quiet import ATTEMPTS, Moment, now, quietest, warning
+from plait.predict.probe.saved import ensure_probe
 from tests.unit.cli.test_auto import PROBE
 from tests.unit.cli.test_report import CONFIG
 
@@ -127,7 +127,7 @@ def test_a_bad_question_measures_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(kept, "measure_here", lambda *_, **__: pytest.fail("it was measured"))
+    monkeypatch.setattr(saved, "measure_here", lambda *_, **__: pytest.fail("it was measured"))
     path = tmp_path / "config.toml"
     path.write_text(CONFIG)
     assert main([words[0], str(path), "--cluster", "local", *words[1:]]) == 2

@@ -223,18 +223,18 @@ def rounded_inputs(block: Block) -> float:
     They are what norms and activations read, latents, what the attention gives, and the tokens of
     experts.
     """
-    kept = 0.0
+    kept_bytes = 0.0
     for op in block.operations:
         if isinstance(op, Elementwise) and op.name.startswith("norm"):
-            kept += 2.0 * op.reads
+            kept_bytes += 2.0 * op.reads
         elif isinstance(op, Matmul) and op.name in LATENT_PRODUCTS:
-            kept += ROUNDED_BYTES * op.inputs
+            kept_bytes += ROUNDED_BYTES * op.inputs
         elif isinstance(op, Matmul) and op.name == "out":
-            kept += ROUNDED_OUTPUT_BYTES * op.inputs
+            kept_bytes += ROUNDED_OUTPUT_BYTES * op.inputs
         elif isinstance(op, Matmul) and op.name.endswith("_up"):
             copied = op.inputs if op.copies > 1 else 0
-            kept += ROUNDED_BYTES * op.rows * (copied + op.outputs)
-    return kept
+            kept_bytes += ROUNDED_BYTES * op.rows * (copied + op.outputs)
+    return kept_bytes
 
 
 def updated_numbers(weights: WeightBytes, plan: Plan) -> float:

@@ -325,7 +325,7 @@ def describe_module(module: Any, seq_len: int = 1, roles: Mapping[str, str] | No
     from plait.predict.cost.model.from_leaves import describe_by_leaves
     from plait.predict.cost.model.modules import describe_by_running
 
-    torch = sys.modules.get("torch")  # whoever made the module has loaded it
+    torch = sys.modules.get("torch")  # a module exists, so it is loaded
     if torch is None or not isinstance(module, torch.nn.Module):
         return describe_by_leaves(module, seq_len)
     try:

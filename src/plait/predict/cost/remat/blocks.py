@@ -26,10 +26,10 @@ from plait.predict.cost.time.passes import block_pass
 from plait.predict.cost.time.stages import StageBlocks
 
 GUARD_BYTES = 1.0
-"""MemoryBudget for the rounding of sums of floats."""
+"""Memory left free for the rounding of sums of floats."""
 
 
-def settled(job: Job, plan: Plan, machine: Machine) -> PlanLayout:
+def lay_out_recomputed(job: Job, plan: Plan, machine: Machine) -> PlanLayout:
     """The layout of a plan, its stages with the recomputation of their blocks.
 
     The words of `Job.remat` are taken where there are any. Errors: those of `lay_out`, and
@@ -79,20 +79,20 @@ def _with_words(
             "for each block, or leave it out to have them chosen"
         )
     left = iter(words)
-    found = []
+    results = []
     for stage in stages:
         runs: list[tuple[Block, int]] = []
-        own: list[BlockRemat] = []
+        run_words: list[BlockRemat] = []
         for block, count in stage.runs:
             for _ in range(count):
                 word: BlockRemat = next(left) if is_layer(block) else "none"
-                if runs and runs[-1][0] is block and own[-1] == word:
+                if runs and runs[-1][0] is block and run_words[-1] == word:
                     runs[-1] = (block, runs[-1][1] + 1)
                 else:
                     runs.append((block, 1))
-                    own.append(word)
-        found.append(replace(stage, runs=tuple(runs), remat=tuple(own)))
-    return tuple(found)
+                    run_words.append(word)
+        results.append(replace(stage, runs=tuple(runs), remat=tuple(run_words)))
+    return tuple(results)
 
 
 @dataclass(frozen=True)

@@ -76,9 +76,9 @@ def choose(
     best: tuple[float, tuple[int, ...]] | None = None
     bounds = sorted({option.working_bytes for options in blocks for option in options})
     for bound in bounds:
-        found = _within(blocks, bound, room.for_kept(bound), states)
-        if found is not None and (best is None or found[0] < best[0]):
-            best = found
+        best_within = _within(blocks, bound, room.for_kept(bound), states)
+        if best_within is not None and (best is None or best_within[0] < best[0]):
+            best = best_within
     if best is not None:
         return BlockChoice(_in_order(blocks, best[1]), fits=True)
     return BlockChoice(min(_smallest(blocks, bound, room) for bound in bounds)[1], fits=False)
@@ -120,17 +120,17 @@ def _within(
     if not all(allowed):
         return None
     least = []
-    for options, own in zip(blocks, allowed, strict=True):
-        least.append(min(options[index].kept_bytes for index in own))
+    for options, indices in zip(blocks, allowed, strict=True):
+        least.append(min(options[index].kept_bytes for index in indices))
     spare = budget - sum(least)
     if spare < 0:
         return None
     front: dict[int, float] = {0: 0.0}
     steps: list[dict[int, tuple[int, int]]] = []
-    for options, own, base in zip(blocks, allowed, least, strict=True):
+    for options, indices, base in zip(blocks, allowed, least, strict=True):
         reached: dict[int, tuple[float, int, int]] = {}
         for before, seconds in front.items():
-            for index in own:
+            for index in indices:
                 kept = before + options[index].kept_bytes - base
                 spent = seconds + options[index].seconds
                 if kept <= spare and (kept not in reached or spent < reached[kept][0]):

@@ -14,11 +14,11 @@ from itertools import accumulate
 
 from plait.errors import PlanError
 from plait.plan.axes import BlockRemat, Remat
-from plait.predict.cost.kept_hash import keeps_hash
+from plait.predict.cost.cached_hash import caches_hash
 from plait.predict.cost.model.operations import Block, Model
 
 
-@keeps_hash
+@caches_hash
 @dataclass(frozen=True)
 class StageBlocks:
     """Runs of blocks, in order, and where the stage stands."""

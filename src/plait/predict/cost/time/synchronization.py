@@ -82,7 +82,7 @@ def ring_steps(size: int, seq_len: int, met_at_once: float) -> float:
         for rank in range(size)
         for first, stop in zip(firsts, last, strict=True)
     )
-    attended = 1 + visits / size  # to the own keys first
+    attended = 1 + visits / size  # to this rank's keys first
     return 2 * attended + 2 + len(firsts)
 
 

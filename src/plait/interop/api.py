@@ -1,4 +1,4 @@
-"""`import_file` and `import_text`: the framework is found by the keys where nobody says it."""
+"""`import_file` and `import_text`: the framework is found by the keys where no caller says it."""
 
 from __future__ import annotations
 

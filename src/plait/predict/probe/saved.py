@@ -1,4 +1,4 @@
-"""Kept measurements of this machine: read, judged usable, and measured where they are missing."""
+"""Saved measurements of this machine: read, judged usable, and measured where they are missing."""
 
 from __future__ import annotations
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import TypeVar
 
 Record = TypeVar("Record")
-NAME = "_kept_hash"
+NAME = "_cached_hash"
 
 
-def keeps_hash(record: type[Record]) -> type[Record]:
+def caches_hash(record: type[Record]) -> type[Record]:
     """The frozen dataclass `record`, each of whose objects computes its hash once.
 
     A hash of text differs between processes, so these objects are not for pickling.
     """
-    fresh = record.__hash__
+    compute = record.__hash__
 
-    def kept(self: Record) -> int:
+    def cached(self: Record) -> int:
         known: int | None = self.__dict__.get(NAME)
         if known is None:
-            known = fresh(self)
+            known = compute(self)
             object.__setattr__(self, NAME, known)
         return known
 
-    record.__hash__ = kept  # type: ignore[assignment]
+    record.__hash__ = cached  # type: ignore[assignment]
     return record
