@@ -25,7 +25,7 @@ class Policy:
         wait_seconds: for a rank that is started again, before the others go on without it.
         deadline_seconds: to end after a signal.
         hang_seconds: after which a process that is stopped is lost; None for the least.
-        why_ended: why a process of this number was ended, where a user else has done so.
+        why_ended: why a process of this number was ended, where another process has done so.
     """
 
     restarts: int = 0
