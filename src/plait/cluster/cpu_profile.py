@@ -8,7 +8,7 @@ ranks share cores.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -97,56 +97,26 @@ def profile_of_host(host: JsonValue) -> CpuProfile:
             "cluster 'local': it was measured by another version of plait; run plait probe again"
         )
     wrong: list[str] = []
-
-    def table(name: str, of: JsonValue) -> JsonMapping:
-        if not isinstance(of, Mapping):
-            wrong.append(f"host.{name} is missing, a table of numbers")
-            return {}
-        return of
-
-    whole = table("", host)
+    whole = _table("", host, wrong)
     seconds, engine, rule = (
-        table(prefix, whole.get(prefix)) for prefix in ("seconds", "engine", "rule")
+        _table(prefix, whole.get(prefix), wrong) for prefix in ("seconds", "engine", "rule")
     )
-    for prefix, numbers, names in (
-        ("seconds", seconds, SECONDS),
-        ("engine", engine, ENGINE),
-        ("rule", rule, RULE),
-    ):
-        for name in names:
-            wrong += number_faults(
-                f"host.{prefix}.{name}", numbers.get(name), _COUNT if prefix == "rule" else _TIME
-            )
+    wrong += _faults("seconds", seconds, SECONDS, _TIME)
+    wrong += _faults("engine", engine, ENGINE, _TIME)
+    wrong += _faults("rule", rule, RULE, _COUNT)
     wrong += number_faults("host.engine.memory", engine.get("memory"), Bounds(1e6, 1e13, "bytes"))
-    blocks = table("engine.blocks", engine.get("blocks"))
+    blocks = _table("engine.blocks", engine.get("blocks"), wrong)
     for family in FAMILIES:
-        by_remat = table(f"engine.blocks.{family}", blocks.get(family))
-        for remat in REMAT:
-            wrong += number_faults(
-                f"host.engine.blocks.{family}.{remat}", by_remat.get(remat), _TIME
-            )
-    meetings = {name: table(f"engine.{name}", engine.get(name)) for name in MEETINGS}
+        by_remat = _table(f"engine.blocks.{family}", blocks.get(family), wrong)
+        wrong += _faults(f"engine.blocks.{family}", by_remat, REMAT, _TIME)
+    meetings = {name: _table(f"engine.{name}", engine.get(name), wrong) for name in MEETINGS}
     for name, by_ranks in meetings.items():
-        for count, spent in by_ranks.items():
-            wrong += number_faults(f"host.engine.{name}.{count}", spent, _TIME)
-    links: dict[int, dict[str, tuple[float, float]]] = {}
-    for count, ops in table("links", whole.get("links")).items():
-        for op in OPS:
-            latency, rate = (
-                (*(ops.get(op) or ()), None, None)[:2] if isinstance(ops, Mapping) else (None, None)
-            )
-            wrong += number_faults(f"host.links.{count}.{op}", latency, _TIME) + number_faults(
-                f"host.links.{count}.{op}", rate, _RATE
-            )
-            if not wrong:
-                links.setdefault(int(count), {})[op] = (float(latency), float(rate))
+        wrong += _faults(f"engine.{name}", by_ranks, by_ranks, _TIME)
+    links = _links_of(whole, wrong)
     table_of_products = _table_of_products(whole, wrong)
     if wrong:
-        raise ClusterError(
-            "\n  ".join(
-                ["cluster 'local': the measurements are wrong; run plait probe again", *wrong]
-            )
-        )
+        first = "cluster 'local': the measurements are wrong; run plait probe again"
+        raise ClusterError("\n  ".join([first, *wrong]))
     return CpuProfile(
         _numbers(seconds, SECONDS),
         _numbers(engine, ENGINE),
@@ -157,6 +127,39 @@ def profile_of_host(host: JsonValue) -> CpuProfile:
         table_of_products,
         float(rule["met_at_once"]),
     )
+
+
+def _table(name: str, value: JsonValue, wrong: list[str]) -> JsonMapping:
+    """The value where it is a table; else an empty one, and a sentence more in `wrong`."""
+    if not isinstance(value, Mapping):
+        wrong.append(f"host.{name} is missing, a table of numbers")
+        return {}
+    return value
+
+
+def _faults(
+    table: str, numbers: JsonMapping, names: Iterable[str], bounds: Bounds
+) -> Iterator[str]:
+    """A sentence for each number of a table that is missing or out of bounds."""
+    for name in names:
+        yield from number_faults(f"host.{table}.{name}", numbers.get(name), bounds)
+
+
+def _links_of(host: JsonMapping, wrong: list[str]) -> dict[int, dict[str, tuple[float, float]]]:
+    """(seconds of latency, bytes a second) of each operation, by number of ranks.
+
+    Numbers at fault get their sentences in `wrong`.
+    """
+    links: dict[int, dict[str, tuple[float, float]]] = {}
+    for count, operations in _table("links", host.get("links"), wrong).items():
+        for operation in OPS:
+            pair = operations.get(operation) if isinstance(operations, Mapping) else None
+            latency, rate = (*(pair or ()), None, None)[:2]
+            wrong += number_faults(f"host.links.{count}.{operation}", latency, _TIME)
+            wrong += number_faults(f"host.links.{count}.{operation}", rate, _RATE)
+            if not wrong:
+                links.setdefault(int(count), {})[operation] = (float(latency), float(rate))
+    return links
 
 
 def seconds_by_count(seconds: JsonMapping) -> dict[int, float]:

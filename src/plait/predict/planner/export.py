@@ -243,7 +243,6 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
     facts = STRATEGIES[plan.dp.strategy]
     shard = plan.dp.shard if facts.shards_parameters else 1
     replicate = plan.dp.size // shard
-    schedule = SCHEDULES[plan.pp.schedule]
     lines = [
         "[training]",
         # Without a pipeline torchtitan adds up gradients until the global batch is reached.
@@ -261,25 +260,50 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
         f"context_parallel_degree = {plan.cp.size}",
         f"expert_parallel_degree = {plan.ep}",
     ]
-    if plan.pp.size > 1:
-        torch_name = schedule.torch_name or SCHEDULES[DEFAULT_SCHEDULE].torch_name
-        lines.append(f'pipeline_parallel_schedule = "{torch_name}"')
-        lines.append(f"pipeline_parallel_microbatch_size = {_samples(plan, global_batch, out)}")
-        if schedule.torch_name is None:
-            out.missing.append(f"{plan.pp}: torchtitan has no {plan.pp.schedule}; exported as 1F1B")
-        if schedule.needs_virtual and plan.pp.virtual != 2:
-            lines.append(
-                "# two stages a rank without pipeline_parallel_layers_per_stage = layers / "
-                f"{plan.pp.num_stages}"
-            )
-        if schedule.torch_interleaves:
-            out.missing.append(
-                f"{plan.pp}: torch's zero bubble is interleaved, with two stages a rank"
-            )
+    lines += _torchtitan_pipeline(plan, global_batch, out)
     if plan.tp.size > 1 and not plan.tp.sequence_parallel and plan.tp.mode == "1d":
         out.missing.append(
             f"{plan.tp}: torchtitan's tensor parallel always comes with sequence parallel"
         )
+    _note_torchtitan_data(plan, shard, out)
+    _note_torchtitan_precision(plan, out)
+    if plan.cp.strategy == "ulysses" and plan.cp.size > 1:
+        out.missing.append(f"{plan.cp}: torchtitan's context parallel is a ring")
+    modes = {"none": "none", "full": "full", "selective": "selective"}
+    lines += ["", "[activation_checkpoint]", f'mode = "{modes[plan.remat]}"']
+    if plan.remat == "selective":
+        lines.append('selective_ac_option = "op"')
+    lines += ["", "[compile]", f"enable = {str(plan.compile).lower()}"]
+    out.text = "\n".join(lines) + "\n"
+    return out
+
+
+def _torchtitan_pipeline(plan: Plan, global_batch: int, out: Exported) -> list[str]:
+    """The lines of a pipeline, and what torch's schedules do otherwise."""
+    if plan.pp.size == 1:
+        return []
+    schedule = SCHEDULES[plan.pp.schedule]
+    torch_name = schedule.torch_name or SCHEDULES[DEFAULT_SCHEDULE].torch_name
+    lines = [
+        f'pipeline_parallel_schedule = "{torch_name}"',
+        f"pipeline_parallel_microbatch_size = {_samples(plan, global_batch, out)}",
+    ]
+    if schedule.torch_name is None:
+        out.missing.append(f"{plan.pp}: torchtitan has no {plan.pp.schedule}; exported as 1F1B")
+    if schedule.needs_virtual and plan.pp.virtual != 2:
+        lines.append(
+            "# two stages a rank without pipeline_parallel_layers_per_stage = layers / "
+            f"{plan.pp.num_stages}"
+        )
+    if schedule.torch_interleaves:
+        out.missing.append(f"{plan.pp}: torch's zero bubble is interleaved, with two stages a rank")
+    return lines
+
+
+def _note_torchtitan_data(plan: Plan, shard: int, out: Exported) -> None:
+    """Note the words of a data axis that torchtitan lacks. `shard` ranks share parameters."""
+    facts = STRATEGIES[plan.dp.strategy]
+    replicate = plan.dp.size // shard
     if facts.shards_optimizer and not facts.shards_parameters:
         out.missing.append(
             f"{plan.dp}: torchtitan shards all (FSDP2) or nothing (DDP); exported as DDP"
@@ -299,16 +323,6 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
         out.missing.append(
             f"{plan.dp}: torchtitan's DDP goes with no other axis; choose dp{plan.dp.size}:zero3"
         )
-    _note_torchtitan_precision(plan, out)
-    if plan.cp.strategy == "ulysses" and plan.cp.size > 1:
-        out.missing.append(f"{plan.cp}: torchtitan's context parallel is a ring")
-    modes = {"none": "none", "full": "full", "selective": "selective"}
-    lines += ["", "[activation_checkpoint]", f'mode = "{modes[plan.remat]}"']
-    if plan.remat == "selective":
-        lines.append('selective_ac_option = "op"')
-    lines += ["", "[compile]", f"enable = {str(plan.compile).lower()}"]
-    out.text = "\n".join(lines) + "\n"
-    return out
 
 
 def _note_torchtitan_precision(plan: Plan, out: Exported) -> None:
