@@ -142,7 +142,7 @@ class Problem:
         return loss
 
     def recipe(self) -> Recipe:
-        """For the reference: the same options of training, read anew, and none of the engine."""
+        """For the reference: the same options of training, read again, and none of the engine."""
         own = self.train.loss is not None
         loss = self.loss if own else plain_loss(self.model)
         return Recipe(

@@ -1,4 +1,4 @@
-"""Layers with hand-written gradients, written anew: experts, their router, and adapters.
+"""Layers with hand-written gradients, written again: experts, their router, and adapters.
 
 Both sides of a proof make one model. A fault in the backward of its experts, or in the formula of
 its balance loss, would be on both. So one device computes these layers by plain operations of
