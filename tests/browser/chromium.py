@@ -28,10 +28,10 @@ def expect(locator: Any) -> Any:
 def chromium() -> Iterator[Any]:
     """A browser; the test is skipped where there is none."""
     sync_api = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+        "playwright.sync_api", reason="playwright is not installed: sh tests/browser/install.sh"
     )
     if CHROMIUM is None:
-        pytest.skip("there is no Chromium: apt-get install chromium")
+        pytest.skip("there is no Chromium: sh tests/browser/install.sh")
     with sync_api.sync_playwright() as started:
         one = started.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox", "--disable-lcd-text"]

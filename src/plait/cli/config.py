@@ -1,4 +1,4 @@
-"""`plait config`: the reference of every key of a config, as a table or as a JSON schema."""
+"""`plait config`: every key of a config, as a table or as a JSON schema; a config to begin with."""
 
 from __future__ import annotations
 
@@ -22,17 +22,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--list", action="store_true", help="every key: section, key, type, default, meaning"
     )
     wanted.add_argument(
+        "--model",
+        metavar="NAME",
+        help="a config of a known model, such as llama3-8b or gpt2, to be saved and changed",
+    )
+    wanted.add_argument(
         "--schema", action="store_true", help="a JSON schema, for editors that check TOML"
     )
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    """The keys, or the schema. Both are read from the sections alone; nothing is trained."""
+    """The keys, the schema, or a config of a known model. Errors: `ConfigError`."""
+    from rich.text import Text
+
     from plait.config import schema
 
-    if arguments.schema:
-        from rich.text import Text
+    if arguments.model is not None:
+        from plait.explore.known import starting_config
 
+        text = starting_config(arguments.model)
+        return Answer({"config": text}, Text(text.rstrip()))
+    if arguments.schema:
         described = schema.json_schema()
         return Answer(described, Text(json.dumps(described, indent=2)))
     keys = schema.keys()

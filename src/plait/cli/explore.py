@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli import common, estimate, export, plan, schedule
 from plait.cli.answer import Answer, to_json
-from plait.cli.parser import Parser, UsageError
+from plait.cli.parser import Parser
 from plait.errors import ConfigError, PlaitError, nearest
 from plait.values import JsonMapping
 
@@ -71,20 +71,15 @@ def run(arguments: argparse.Namespace) -> Answer:
 def opening_of(config: str | None, cluster: str | None) -> Opening:
     """The question that the command line asks. Errors: those of a config and of a cluster."""
     from plait.cluster import Cluster
-    from plait.explore.known import KNOWN
+    from plait.explore.known import KNOWN, tables_of
     from plait.explore.question import FIRST_CLUSTER, Opening
-    from plait.predict.cost.model.tables import read_config
 
     if cluster is not None and cluster.strip() != "local":
         Cluster.parse(cluster)
     name = FIRST_MODEL if config is None else config
     if name in KNOWN and not Path(name).is_file():
         return Opening(KNOWN[name].tables, cluster or FIRST_CLUSTER, name)
-    if not name.endswith((".toml", ".json")) and not Path(name).exists():
-        raise UsageError(
-            f"'{name}' is neither a file nor a known model; {nearest(name.lower(), KNOWN)}"
-        )
-    return Opening(read_config(name), cluster, name)
+    return Opening(tables_of(name), cluster, name)
 
 
 def site_of(opening: Opening) -> Site:

@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "config",
         metavar="CONFIG",
-        help="a TOML file with [model], [data], [train], or a Hugging Face config.json",
+        help="a TOML file with [model], [data], [train], a Hugging Face config.json, or a known "
+        "model such as llama3-8b",
     )
     common.add_cluster(parser)
     parser.add_argument(
@@ -80,9 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The plans, best first; the exit code is 1 when none fits."""
-    from plait.predict.cost.model.tables import read_config
+    from plait.explore.known import tables_of
 
-    return answer(read_config(arguments.config, arguments.overrides), arguments)
+    return answer(tables_of(arguments.config, arguments.overrides), arguments)
 
 
 def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:

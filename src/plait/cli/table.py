@@ -34,7 +34,7 @@ VERBS = {
     "launch": "write the script that starts a config on a cluster",
     "federated": "train over clients that keep their data",
     "roles": "print the table by which a model's layers are split, and its cost",
-    "config": "list every key of a config, or print its JSON schema",
+    "config": "list every key of a config, print its JSON schema, or a config to begin with",
 }
 
 

@@ -5,9 +5,14 @@ Each row names its source. `seq_len` is the length of a training sample that the
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+from plait.errors import ConfigError, nearest
+from plait.predict.cost.model.tables import overridden, read_config
 from plait.values import JsonMapping, JsonObject
 
 
@@ -111,3 +116,48 @@ KNOWN: Final[dict[str, KnownModel]] = {
     "gpt2-xl": KnownModel("openai-community/gpt2-xl", 1024, _gpt2(48, 1600, 25, 1024)),
     "gpt3-175b": KnownModel("Brown et al. 2020, table 2.1", 2048, _gpt2(96, 12288, 96, 2048)),
 }
+
+
+def tables_of(name: str, overrides: Sequence[str] = ()) -> JsonMapping:
+    """The tables of a config that is a file, or a known model's name, with `--set` laid over them.
+
+    A file of that name comes first. Errors: `ConfigError`, also for a name that is neither.
+    """
+    if Path(name).exists() or name.endswith((".toml", ".json")):
+        return read_config(name, overrides)
+    if name.lower() not in KNOWN:
+        raise ConfigError(
+            f"'{name}' is neither a file nor a known model; {nearest(name.lower(), KNOWN)}"
+        )
+    return overridden(KNOWN[name.lower()].tables, overrides)
+
+
+def starting_config(name: str) -> str:
+    """A config of a known model as TOML, to be saved and changed. Errors: `ConfigError`."""
+    if name.lower() not in KNOWN:
+        raise ConfigError(f"no model is known as '{name}'; {nearest(name.lower(), KNOWN)}")
+    known = KNOWN[name.lower()]
+    sizes = ", ".join(f"{key} = {json.dumps(value)}" for key, value in known.model.items())
+    return f"""# {name.lower()}, with the sizes of {known.source}.
+# Save it as a file, and change what you need.
+# plait plan FILE --cluster h100x64 chooses a plan. plait train FILE runs one, from random weights.
+
+[model]
+name = "hf"
+config = {{ {sizes} }}
+# weights = "FOLDER"          # of safetensors, to begin with trained weights
+
+[data]
+name = "stdlib"               # Python's own source; for your own text: plait config --list
+tokenizer = "bytes"           # each byte is a token: enough for a first run
+seq_len = {known.seq_len}
+
+[train]
+steps = 100
+global_batch = 64
+optimizer = "adamw"
+lr = 3e-4
+
+[plan]
+text = "auto"                 # or a plan, such as "dp8:zero3 precision:bf16"
+"""

@@ -17,8 +17,7 @@ import pytest
 
 from plait.cli import main
 from plait.cli.explore import opening_of, site_of
-from plait.cli.parser import UsageError
-from plait.errors import ClusterError
+from plait.errors import ClusterError, ConfigError
 
 CONFIG = """
 [model]
@@ -155,7 +154,7 @@ def test_the_other_data_are_answers_of_verbs(
 
 
 def test_a_command_line_that_is_wrong_serves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="did you mean 'llama3-8b'"):
+    with pytest.raises(ConfigError, match="did you mean 'llama3-8b'"):
         opening_of("llama3-8", None)
     with pytest.raises(ClusterError, match="unknown preset"):
         opening_of(None, "h10x8")

@@ -38,8 +38,8 @@ def test_the_drawing_of_a_report_holds_its_data() -> None:
 
 def test_the_rows_behind_the_bars_are_the_published_ones() -> None:
     assert rows_behind_bars() == behind(cases()[0])
-    for kind, places in stored().items():
-        assert places.keys() == rows_behind_bars()[kind].keys()
+    for kind, places in rows_behind_bars().items():
+        assert places.keys() == stored()[kind].keys()
 
 
 def test_the_page_asks_nobody_else_and_reads_no_text_as_html() -> None:

@@ -1,32 +1,50 @@
-"""The known models have the sizes that their names promise."""
+"""Known models by name: their configs load, and `plan` answers them as it answers a file."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from plait.explore.known import KNOWN
-from plait.predict.cost import describe
+from plait.cli import main
+from plait.config import load
+from plait.errors import ConfigError
+from plait.explore.known import KNOWN, starting_config, tables_of
+from plait.predict.cost.model.tables import config_tables
 
-BILLIONS = {
-    "llama3-8b": 8.03,
-    "llama3-70b": 70.6,
-    "llama3-405b": 405.9,
-    "mistral-7b": 7.24,
-    "mixtral-8x7b": 46.7,
-    "mixtral-8x22b": 140.6,
-    "deepseek-v3": 671,
-    "qwen2.5-7b": 7.62,
-    "qwen3-8b": 8.19,
-    "qwen3-30b-a3b": 30.5,
-    "qwen3-235b-a22b": 235.1,
-    "gpt2": 0.124,
-    "gpt2-xl": 1.56,
-    "gpt3-175b": 174.6,
-}
+pytestmark = pytest.mark.quick
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_known_model_has_its_published_size(name: str) -> None:
-    model = describe(KNOWN[name].tables)
-    assert model.parameters == pytest.approx(BILLIONS[name] * 1e9, rel=0.005)
-    assert model.seq_len == KNOWN[name].seq_len
+def test_a_starting_config_is_valid_and_has_the_models_sizes(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(starting_config(name), encoding="utf-8")
+    tables = config_tables(path)
+    assert tables["model"] == {"name": "hf", "config": KNOWN[name].model}
+    config = load(path)
+    assert config.data.seq_len == KNOWN[name].seq_len and config.plan.text == "auto"
+
+
+def test_plan_takes_a_name_and_a_file_of_that_name_comes_first(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(name: str) -> list[str]:
+        assert main(["plan", name, "--cluster", "h100x8", "--top", "1", "--json"]) == 0
+        return [one["plan"] for one in json.loads(capsys.readouterr().out)["plans"]]
+
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(KNOWN["gpt2"].model))
+    by_file = asked(str(path))
+    assert asked("gpt2") == by_file
+    monkeypatch.chdir(tmp_path)
+    Path("gpt2").write_text("no TOML")
+    assert main(["plan", "gpt2", "--cluster", "h100x8"]) == 2
+
+
+def test_a_wrong_name_is_told_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    for ask in (tables_of, starting_config):
+        with pytest.raises(ConfigError, match="did you mean 'llama3-8b'"):
+            ask("llama3-8")
+    assert main(["config", "--model", "gpt2"]) == 0
+    assert capsys.readouterr().out.rstrip() == starting_config("gpt2").rstrip()
