@@ -1,0 +1,41 @@
+"""Where torch's compiler leaves its graphs in one step of an engine: by reason, how often."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+
+import torch
+
+from plait.comm import World
+from plait.engine.build import build
+from plait.engine.options import Options
+from plait.models.losses import cross_entropy
+from tests.parity.families import Family
+
+
+def breaks(world: World, plan: str, family: Family) -> tuple[int, Counter[str]]:
+    """Graphs that are called in a step, and breaks by their reason in one line."""
+    from torch._dynamo import reset
+    from torch._dynamo.utils import counters
+
+    reset()
+    counters.clear()
+    engine = build(
+        family.model(),
+        plan,
+        loss=cross_entropy,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        options=Options(compile_backend="eager"),
+        world=world,
+    )
+    axis = world.axis("dp")
+    (batch, *_) = family.batches(8)
+    own = tuple(part.tensor_split(axis.size)[axis.rank] for part in batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        engine.step(own, trace=False)
+    reasons: Counter[str] = Counter()
+    for reason, count in counters["graph_break"].items():
+        reasons[" ".join(reason.split())] += count
+    return counters["stats"]["unique_graphs"], reasons
