@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -171,3 +171,22 @@ def on_checkpoint(
     members.CheckpointFunction.apply = apply
     members.CheckpointFunction._plait_asks = True
     setattr(_checkpoint, generator_name, generator)
+
+
+@contextmanager
+def whole_or_none() -> Iterator[None]:
+    """Have torch forget the first process group where its making fails inside.
+
+    Torch keeps a group whose ranks did not all come, and goes on counting. The next group of this
+    process then has another name than that of its peers, and they never meet.
+    """
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    try:
+        yield
+    except BaseException:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        distributed_c10d._world.group_count = 0
+        raise

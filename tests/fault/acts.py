@@ -126,6 +126,20 @@ def stopped_in_the_recovery(seconds: float) -> Callable[[Run], None]:
     return act
 
 
+def slow_newcomer(run: Run) -> None:
+    """A rank that is started again gets there slowly, while the others wait for it."""
+    run.wait_until(lambda: run.steps() >= 3)
+    before = set(ranks_of(run))
+    run.kill(1)
+    run.wait_until(lambda: bool(set(ranks_of(run)) - before))
+    for newcomer in set(ranks_of(run)) - before:
+        for _ in range(4):
+            send(newcomer, signal.SIGSTOP)
+            time.sleep(3.0)
+            send(newcomer, signal.SIGCONT)
+            time.sleep(0.05)
+
+
 def twice_to_a_rank(run: Run) -> None:
     """One rank is stopped, so that no step ends; another gets two signals."""
     run.wait_until(lambda: run.steps() >= 3)

@@ -123,6 +123,8 @@ HANGS = (
     D("stopped before the world", "tp2", acts.stopped_at_the_start(0.6), (ON,), says=STOPPED),
     lost("stopped before the world, alone", "dp2", acts.stopped_at_the_start(0.3), (), STOPPED),
     D("stopped in the recovery, 0.2 s", "dp2:zero1", acts.stopped_in_the_recovery(0.2), BOTH),
+    D("a slow newcomer", "tp2 dp2", acts.slow_newcomer, (ON, HANG), never="hang:|was ended"),
+    D("stopped in the recovery, 0.5 s", "dp4:zero1", acts.stopped_in_the_recovery(0.5), BOTH),
     D("stopped in the recovery, 0.8 s", "dp2", acts.stopped_in_the_recovery(0.8), BOTH),
 )
 

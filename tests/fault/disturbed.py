@@ -67,7 +67,7 @@ class Disturbance:
         act: does it to a run that has begun.
         settings: of the config, as words of `--set`.
         code: the exit code; with one that is not 0 the run is resumed, and must end well then.
-        says: a pattern that stderr holds.
+        says: a pattern that stderr holds; `never` one that it does not.
         end: `bits` of the calm run, `numbers` within `FAR` of it, or `nothing` where it cannot end.
         fault: of `tests.fault.self_made`; its mark is made here where `once` holds.
         config: in place of `CONFIG`.
@@ -80,6 +80,7 @@ class Disturbance:
     words: tuple[str, ...] = ()
     code: int = 0
     says: str = ""
+    never: str = ""
     end: str = "bits"
     fault: dict[str, Any] = field(default_factory=dict)
     once: bool = True
@@ -225,6 +226,8 @@ class Judge:
             wrong.append(f"exit code {code} instead of {case.code}")
         if case.says and not re.search(case.says, said):
             wrong.append(f"does not say '{case.says}'")
+        if case.never and re.search(case.never, said):
+            wrong.append(f"says '{case.never}'")
         if "Traceback" in said:
             wrong.append("a traceback")
         if code and case.end != "nothing":

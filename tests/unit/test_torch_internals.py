@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -167,3 +170,20 @@ def test_a_recomputed_region_runs_alone_where_asked(reentrant: bool) -> None:
     assert len(calls) == 3
     assert found is not None
     assert torch.equal(found, x.grad)
+
+
+def test_a_group_whose_making_fails_is_forgotten_with_its_number() -> None:
+    def make(store: dist.Store, size: int) -> None:
+        wait = timedelta(seconds=0.2)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=size, timeout=wait)
+
+    assert not dist.is_initialized()
+    with pytest.raises(dist.DistError), internals.whole_or_none():
+        make(dist.HashStore(), 2)  # the other rank does not come
+    with pytest.raises(KeyboardInterrupt), internals.whole_or_none():
+        make(dist.HashStore(), 1)
+        raise KeyboardInterrupt
+    assert not dist.is_initialized()
+    assert distributed_c10d._world.group_count == 0
+    make(dist.HashStore(), 1)
+    dist.destroy_process_group()

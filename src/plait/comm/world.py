@@ -36,7 +36,7 @@ from plait.errors import PlanError, RankFailed, WorldSizeError, nearest
 from plait.mesh import AxisName, Mesh
 from plait.mesh.groups import Groups
 from plait.paths import Paths
-from plait.torch_internals import on_compile
+from plait.torch_internals import on_compile, whole_or_none
 from plait.trace import Timeline
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def init(
     makes_group = not dist.is_initialized()
     severance = severance or Severance()
     if makes_group:
-        with severance.collecting():
+        with severance.collecting(), whole_or_none():
             _make_group(mesh, rank, store, timeout_seconds, device)
     rank_here = dist.get_rank()
     size = dist.get_world_size()

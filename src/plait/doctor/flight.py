@@ -64,6 +64,7 @@ class Phase(IntEnum):
     SAVING = 5
     ENDING = 6
     DONE = 7
+    MEETING = 8  # it has left its world, and waits for the next one
 
 
 class WaitState(IntEnum):
@@ -262,6 +263,11 @@ class FlightRecorder:
         """The axes have other ranks from here on."""
         self._names = {key: name for key, name in self._names.items() if isinstance(key, str)}
         self._numbers.clear()
+
+    def meet(self) -> None:
+        """The rank has left its world, and is in no communication any more."""
+        struct.pack_into("<I", self._map, WAIT_AT, WaitState.NONE)
+        self.enter(Phase.MEETING)
 
     def close(self) -> None:
         """The rank has come to its end."""

@@ -156,6 +156,7 @@ PHASES = {
     Phase.SAVING: "saving",
     Phase.ENDING: "ending the run",
     Phase.DONE: "done",
+    Phase.MEETING: "meeting the other ranks anew",
 }
 
 

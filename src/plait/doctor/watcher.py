@@ -106,8 +106,10 @@ class Watcher:
                 self._look(views)
 
     def _running(self) -> dict[int, RankSnapshot]:
+        """The living ranks of a world. Those between two worlds are their launcher's."""
         views = self._records.views()
-        return {rank: view for rank, view in views.items() if view.process_state()}
+        at_work = {rank: view for rank, view in views.items() if view.phase is not Phase.MEETING}
+        return {rank: view for rank, view in at_work.items() if view.process_state()}
 
     def look_back(self) -> None:
         """After a failure: name the rank that was in another communication than the others."""

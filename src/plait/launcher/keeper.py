@@ -264,7 +264,7 @@ class _Run:
         for seat, rank in self._ranks.items():
             if not rank.has_come:
                 loading.add(rank.process.pid or 0)
-            elif seat not in self._notes and self._board.done(seat) == NOTHING:
+            elif seat not in self._notes and (self._lost or self._board.done(seat) == NOTHING):
                 joining.add(rank.process.pid or 0)
         self._ended.update(self._stalled.look(loading, joining))
         for rank in self._ranks.values():

@@ -60,11 +60,13 @@ def _live_through(seat: Seat, assignment: Assignment, job: jobs.TrainingRun) -> 
         except Exception as error:
             if not seat.goes_on or not _is_of_a_loss(error, severance):
                 raise
+            place.meet()
             return Note(reason=f"{error}")
         finally:
             severance.forget()
             place.copier.close()
     if result.get("signal") == 0:
+        place.meet()
         return Note(reason=RANKS_ARE_BACK)
     return Note(result=result, is_done=True)
 

@@ -35,6 +35,7 @@ class RankContext:
     assignment: Assignment
     severance: Severance
     copier: Copier = field(default_factory=Copier)
+    joined: list[World] = field(default_factory=list)
 
     def join(self, plan: Plan, silent_seconds: float, backend: str = "auto") -> World:
         """The world of this generation, by a backend of `comm.init`. Collective."""
@@ -47,7 +48,7 @@ class RankContext:
         timeout = timedelta(seconds=silent_seconds)
         with self.severance.collecting():
             store = TCPStore(host, port, is_master=False, timeout=timeout)
-        return join_world(
+        world = join_world(
             plan,
             silent_seconds,
             rank=assignment.rank,
@@ -55,6 +56,13 @@ class RankContext:
             severance=self.severance,
             backend=backend,
         )
+        self.joined.append(world)
+        return world
+
+    def meet(self) -> None:
+        """Say in the record of this rank that it has left its world."""
+        for world in self.joined:
+            world.recorder.flight.meet()
 
     def hook(self, recovery: Recovery) -> RankProgress:
         """The hook that tells the launcher how far this rank is, and takes snapshots.

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from plait.doctor.findings import Symptom
+from plait.doctor.flight import FlightRecorder
 from plait.doctor.process import Usage
-from plait.doctor.record import now
+from plait.doctor.record import Records, now
 from plait.doctor.watcher import HangLimits, Watcher, is_starved
 
 BEFORE = Usage(cpu_seconds=100.0, io_bytes=0, major_faults=0, delay_seconds=50.0)
@@ -43,3 +44,16 @@ def test_a_hang_that_the_run_has_survived_is_no_cause_of_a_later_end(tmp_path: P
         view: Any = SimpleNamespace(steps=(step,), moved=now())
         watcher._look({0: view})
         assert watcher.hang is kept
+
+
+def test_ranks_between_two_worlds_are_not_judged(tmp_path: Path) -> None:
+    flight = FlightRecorder(0, 2, tmp_path)
+    entry = flight.issue("dp", "all_reduce", (0, 1), 64)
+    flight.wait(entry)
+    watcher = Watcher(tmp_path, HangLimits(LIMIT))
+    assert watcher._running()[0].waits
+    flight.meet()
+    assert watcher._running() == {}
+    (view,) = Records(tmp_path).views().values()
+    assert not view.waits
+    assert view.doing() == "meeting the other ranks anew"
