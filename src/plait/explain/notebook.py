@@ -31,7 +31,7 @@ class Place:
 
     start: int
     stop: int
-    owner: Tensor
+    owner: Tensor = field(repr=False)  # its storage may be empty by now
 
     @classmethod
     def of(cls, tensor: Tensor) -> Place:

@@ -22,6 +22,7 @@ from plait.patterns import matches, matches_any
 from plait.values import PyTree
 
 STYLES = {"colwise": "column", "rowwise": "row", "replicated_with_grad_allreduce": "head_norm"}
+EMBEDDINGS = {"embedding_rowwise", "embedding_colwise"}  # roles of embeddings come from the model
 GPT2_ROLES = {
     "h.*.attn": "region",
     "h.*.attn.c_attn": "qkv",
@@ -138,6 +139,7 @@ def _of_library(model: nn.Module) -> dict[str, str] | None:
             pattern: style
             for pattern, style in library_plan.items()
             if ".mlp.experts" not in pattern  # see `hf_experts.roles`
+            and style not in EMBEDDINGS
             and matches_any(pattern, names)
         }
         if set(library_plan.values()) - STYLES.keys():

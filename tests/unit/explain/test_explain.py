@@ -238,3 +238,8 @@ def test_the_page_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
     assert main(["explain", "dp2", "--html", str(page)]) == 0
     assert "plan" in page.read_text()
     assert main(["explain", "dp2", "--html", str(tmp_path)]) == 2
+
+
+def test_a_recording_can_be_printed_after_its_run() -> None:
+    """It keeps memory whose contents ZeRO-3 has freed."""
+    assert repr(explained("dp2:zero3")).startswith("Explanation(")
