@@ -274,6 +274,11 @@ def _seconds_since(world: World, begun: float) -> float:
 
 def _with_module(world: World, part: Report, problem: Problem, plan: Plan) -> Report:
     """The report with the guilty module, where outputs or gradients differ. Collective."""
+    with world.paths.limited(SCALED if problem.hurried else {}):
+        return _located(world, part, problem, plan)
+
+
+def _located(world: World, part: Report, problem: Problem, plan: Plan) -> Report:
     where = locate(world, problem, plan)
     step = min((one.step for one in part.failed), default=0)
     wrong = any(one.step == step and one.kind in ("loss", "grad") for one in part.failed)

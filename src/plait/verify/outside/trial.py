@@ -9,7 +9,9 @@ from __future__ import annotations
 import copy
 import math
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from itertools import islice
 
 import torch
@@ -23,6 +25,7 @@ from plait.launcher import joined_world, launch
 from plait.mesh import Mesh
 from plait.values import PyTree
 from plait.verify.external import Parallel, differential
+from plait.verify.outside.alike import check_values, differently_made, marks_of
 from plait.verify.outside.judge import RankSteps, judged
 from plait.verify.outside.modules import Sketch
 from plait.verify.outside.rows import keys_of, rows_of, samples_in_a_row
@@ -34,6 +37,7 @@ from plait.verify.record.observation import Observation
 from plait.verify.report import Report
 
 TIMEOUT_SECONDS = 60.0
+TELL_SECONDS = 15.0
 
 
 def check(trial: Trial, nproc: int = 2) -> Report:
@@ -78,19 +82,43 @@ def _on_ranks(world: World, trial: Trial) -> Report:
         return _pair(world, trial, functions)
     problem_made = _made(functions, DTYPES[trial.dtype], trial.steps)
     plain = copy.deepcopy(problem_made.model)
+    apart = differently_made(world.axis("world").gather_objects(marks_of(problem_made)))
     own = _run(functions, problem_made)
     ranks = on_first_rank(world, own)
-    answer: Report | Exception | None = None
-    if world.rank == 0:
-        try:
-            answer = judged(ranks, plain, problem_made, trial)
-        except Exception as error:  # all ranks raise it: none waits for the first
-            traceback.print_exc()
-            answer = error if isinstance(error, PlaitError) else RunError(_reason(error))
-    told: Report | Exception = world.axis("world").gather_objects(answer)[0]
-    if isinstance(told, Exception):
-        raise told
-    return told
+
+    def judge() -> Report:
+        report = judged(ranks, plain, problem_made, trial)
+        return report if report.ok else replace(report, findings=[*apart, *report.findings])
+
+    return _by_first(world, judge)
+
+
+def _by_first(world: World, judge: Callable[[], Report]) -> Report:
+    """The first rank's report, or its error, on every rank. Collective.
+
+    One device may take longer than a silent rank is waited for. So it works in a thread, and the
+    first rank tells the others every few seconds that it goes on.
+    """
+    axis = world.axis("world")
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(_answer, judge) if world.rank == 0 else None
+        while True:
+            if work is not None:
+                wait([work], TELL_SECONDS)
+            own = work.result() if work is not None and work.done() else None
+            told: Report | Exception | None = axis.gather_objects(own)[0]
+            if isinstance(told, Exception):
+                raise told
+            if told is not None:
+                return told
+
+
+def _answer(judge: Callable[[], Report]) -> Report | Exception:
+    try:
+        return judge()
+    except Exception as error:  # all ranks raise it: none waits for the first
+        traceback.print_exc()
+        return error if isinstance(error, PlaitError) else RunError(_reason(error))
 
 
 def alone(functions: Functions, trial: Trial) -> Report:
@@ -127,6 +155,7 @@ def _made(functions: Functions, dtype: torch.dtype, steps: int) -> Made:
         raise ConfigError(f"make() returned a model of {type(model).__name__}, not a torch module")
     if loss is not None and not callable(loss):
         raise ConfigError(f"make() returned a loss of {type(loss).__name__}, not a function")
+    check_values(model)
     cast_batches = [_cast(batch, dtype) for batch in islice(batches, steps)]
     if not cast_batches:
         raise ConfigError("make() returned no batches")

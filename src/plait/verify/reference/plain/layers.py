@@ -43,24 +43,38 @@ class PlainMixture(nn.Module):
         super().__init__()
         own = type(mixture.router) is Router and mixture.router.settings.method in PlainRouter.TAKES
         self.router = PlainRouter(mixture.router) if own else mixture.router
-        self.experts = mixture.experts
+        self.experts = PlainExperts(mixture.experts)
         self.shared = mixture.shared
 
     def forward(self, x: Tensor) -> Tensor:
         """The weighted sum of the experts that the router chose, and of the shared ones."""
         routing = self.router(x)
         tokens = x.flatten(0, 1)
-        experts: Any = self.experts
-        total = torch.zeros_like(tokens)
-        for expert in range(len(experts.gate)):
-            chosen = (routing.expert == expert).nonzero()[:, 0]
-            rows = tokens[routing.token[chosen]]
-            inner = F.silu(rows @ experts.gate[expert].T) * (rows @ experts.up[expert].T)
-            made = inner @ experts.down[expert].T
-            weighed = made * routing.weight[chosen].to(made.dtype)[:, None]
-            total = total.index_add(0, routing.token[chosen], weighed)
-        output = total.view_as(x)
+        order = routing.expert.argsort(stable=True)
+        token = routing.token[order]
+        made = self.experts(tokens[token], routing.expert[order])
+        weighed = made * routing.weight[order].to(made.dtype)[:, None]
+        output = torch.zeros_like(tokens).index_add(0, token, weighed).view_as(x)
         return output if self.shared is None else output + self.shared(x)
+
+
+class PlainExperts(nn.Module):
+    """Gated MLPs, one for each expert: rows [R, D] and their experts [R] -> [R, D]."""
+
+    def __init__(self, experts: Any) -> None:
+        super().__init__()
+        self.gate = experts.gate
+        self.up = experts.up
+        self.down = experts.down
+
+    def forward(self, rows: Tensor, expert: Tensor) -> Tensor:
+        """Rows are sorted by expert."""
+        made = []
+        for number in range(len(self.gate)):
+            own = rows[expert == number]
+            inner = F.silu(own @ self.gate[number].T) * (own @ self.up[number].T)
+            made.append(inner @ self.down[number].T)
+        return torch.cat(made)
 
 
 class PlainRouter(Router):
