@@ -70,7 +70,7 @@ def on_compile(begin: Callable[[], object], end: Callable[[], object]) -> None:
 
 
 def step(optimizer: torch.optim.Optimizer) -> None:
-    """One step of an optimizer. It does not load torch's compiler, where nobody else has.
+    """One step of an optimizer. It does not load torch's compiler, unless it is loaded.
 
     Loading takes a second, and torch's own step does it to say that it is not to be traced.
     """

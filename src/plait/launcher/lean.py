@@ -1,4 +1,4 @@
-"""torch without its compiler, until somebody compiles. To be imported before torch.
+"""torch without its compiler, until a graph is compiled. To be imported before torch.
 
 Hundreds of torch's functions are marked as not to be traced. The mark loads the compiler when such
 a function is first called, which takes a second of the processor. So does every process that makes
