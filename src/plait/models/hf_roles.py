@@ -23,6 +23,7 @@ from plait.values import PyTree
 
 STYLES = {"colwise": "column", "rowwise": "row", "replicated_with_grad_allreduce": "head_norm"}
 EMBEDDINGS = {"embedding_rowwise", "embedding_colwise"}  # roles of embeddings come from the model
+HEADS = ("num_attention_heads", "num_key_value_heads")
 GPT2_ROLES = {
     "h.*.attn": "region",
     "h.*.attn.c_attn": "qkv",
@@ -56,11 +57,29 @@ def roles_for(model: nn.Module, size: int = 2, *, is_grid: bool = False) -> dict
 
 
 def table_of(model: nn.Module, size: int, *, is_grid: bool = False) -> Table:
-    """The table with its notes; empty where none is derived, as for a size of 1."""
+    """The table with its notes; empty where none is derived, as for a size of 1.
+
+    The library's plan cuts every vocabulary and all heads. A model whose numbers do not divide gets
+    a derived table, in which these stay whole.
+    """
     roles = _of_library(model)
-    if roles is None or (is_grid and not _can_cut_features(model, roles)):
-        return derived_table(model, size) if size > 1 else Table({})
-    return Table(roles)
+    if size == 1:
+        return Table(roles or {})
+    fits = roles is not None and _divides(model, roles, size)
+    if not fits or (is_grid and not _can_cut_features(model, roles or {})):
+        return derived_table(model, size)
+    return Table(roles or {})
+
+
+def _divides(model: nn.Module, table: dict[str, str], size: int) -> bool:
+    """Whether heads and the rows of embedding and head are divided by a number of ranks."""
+    config: Any = model.model.config  # type: ignore[union-attr]
+    numbers = [getattr(config, key, None) for key in HEADS]
+    ends = [pattern for pattern, role in table.items() if role in ("embedding", "head")]
+    for name, module in model.named_modules():
+        if any(matches(pattern, name) for pattern in ends):
+            numbers.append(module.weight.shape[0])
+    return not any(isinstance(number, int) and number % size for number in numbers)
 
 
 def _can_cut_features(model: nn.Module, table: dict[str, str]) -> bool:
