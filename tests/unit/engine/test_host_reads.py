@@ -16,7 +16,7 @@ from plait.engine.build import build
 from plait.engine.loss import LossSum, summed
 from plait.engine.options import Options
 from plait.models.losses import cross_entropy
-from plait.plan import Plan
+from plait.plan import Plan, facts
 from tests.helpers.host_reads import HostReads, Place
 from tests.helpers.threaded import threaded
 from tests.parity.families import family_of
@@ -37,6 +37,8 @@ DENSE = [
     *("tp2", "tp2:1d,sp dp2:zero3", "tp4:2d", "tp8:2.5d,depth2", "tp8:3d"),
     *("pp2:1f1b mb2", "pp2:zb-h1 tp2 mb2", "pp2:interleaved,v2 mb2"),
 ]
+SCHEDULES = [name for name, own in facts.SCHEDULES.items() if not own.asynchronous]
+OTHER_SCHEDULES = [f"pp2:{name} mb4" for name in SCHEDULES if name != "interleaved"]
 
 
 def reads(world: World, plan: str, name: str) -> Counter[Place]:
@@ -73,6 +75,12 @@ def most(plan: str, name: str) -> Counter[Place]:
 def test_the_host_reads_once_a_step(plan: str) -> None:
     name = "gpt-deep" if "interleaved" in plan else "split-gpt"
     assert most(plan, name) == {TOTALS: 1}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plan", OTHER_SCHEDULES)
+def test_nor_more_often_under_any_schedule(plan: str) -> None:
+    assert most(plan, "gpt-deep") == {TOTALS: 1}
 
 
 @pytest.mark.parametrize("plan", ["cp2:ring", "cp2:ulysses"])
