@@ -84,7 +84,7 @@ class Update:
         """
         slots = _slots(self._strategy)
         used = [float(index in state.touched) for state, index in slots]
-        orders = self._strategy.orders()
+        orders = self._strategy.gather_orders
         marks = [mark for order in orders for mark in order.marks()]
         scalars = torch.tensor(
             [0.0, 0.0, 0.0, 0.0, loss.num_graphs, *used, *marks],

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from plait.mesh import Shard
-from plait.parallel.data.gather_order import GatherOrder
 from plait.parallel.data.gradients import BucketState, MainGrad
 from plait.parallel.data.strategy import DataStrategy, Replicas, Weight
 
@@ -25,6 +24,7 @@ class Composite(DataStrategy):
         self.states = [state for part in parts for state in part.states]
         self.frozen_states = [state for part in parts for state in part.frozen_states]
         self.pieces = [piece for part in parts for piece in part.pieces]
+        self.gather_orders = [order for part in parts for order in part.gather_orders]
 
     def begin_step(self) -> None:
         for part in self._parts:
@@ -66,9 +66,6 @@ class Composite(DataStrategy):
 
     def squared_norm(self, weight: Weight | None = None) -> Tensor:
         return torch.stack([part.squared_norm(weight) for part in self._parts]).sum()
-
-    def orders(self) -> list[GatherOrder]:
-        return [order for part in self._parts for order in part.orders()]
 
     def main_grads(self) -> dict[int, MainGrad]:
         return {key: place for part in self._parts for key, place in part.main_grads().items()}

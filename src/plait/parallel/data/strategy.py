@@ -116,6 +116,7 @@ class DataStrategy(ABC):
         states: the buckets of trainable parameters.
         frozen_states: the buckets of frozen parameters that the strategy shards.
         pieces: the shards that this rank's optimizer owns.
+        gather_orders: the orders of this step's gathers, which must be every rank's.
         reducer: reduces each bucket when its gradients are complete.
     """
 
@@ -126,6 +127,7 @@ class DataStrategy(ABC):
         self.states: list[BucketState] = []
         self.frozen_states: list[BucketState] = []
         self.pieces: list[OptimizerShard] = []
+        self.gather_orders: list[GatherOrder] = []
 
     def begin_step(self) -> None:
         """A step begins."""
@@ -184,10 +186,6 @@ class DataStrategy(ABC):
         if self.group.fixed_order:
             grads = ((name, grad.double()) for name, grad in grads)
         return weighted_squared_norm(grads, self.group.device, weight)
-
-    def orders(self) -> list[GatherOrder]:
-        """The orders of this step's gathers, which must be every rank's; empty without gathers."""
-        return []
 
     def main_grads(self) -> Mapping[int, MainGrad]:
         """The places where layers may add their weights' gradients, by the id of the parameter."""

@@ -62,6 +62,7 @@ class Zero3(DataStrategy):
         self._running: list[set[ShardedUnit]] = []
         self._forward = False
         self._order = GatherOrder()
+        self.gather_orders = [self._order]
         self._install_hooks()
 
     # -- layout
@@ -213,9 +214,6 @@ class Zero3(DataStrategy):
         self._release()
         self._reshard()  # another stage of this rank may run a module too, and gather its unit
         self._masters.publish()
-
-    def orders(self) -> list[GatherOrder]:
-        return [self._order]
 
     @property
     def replicas(self) -> Replicas:
