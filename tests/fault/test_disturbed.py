@@ -1,11 +1,27 @@
-"""Every disturbance ends with the bits of a calm run, or in one sentence."""
+"""Disturbances end with the bits of a calm run, or in one sentence.
+
+Ten of them run here; `python -m tests.fault.disturbed` runs them all.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.fault.disturbances import CASES
-from tests.fault.disturbed import Disturbance, Judge
+from tests.fault.disturbed import Judge
+
+SAMPLE = (
+    "launcher killed, then --resume auto",
+    "rank 0",
+    "before the first step",
+    "stopped",
+    "used up",
+    "replan auto",
+    "SIGTERM to everybody",
+    "muon, tensor parallel",
+    "experts in a pipeline",
+    "too many processes",
+)
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +35,8 @@ def test_no_two_disturbances_have_one_name() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_disturbed_run_ends_well(case: Disturbance, judge: Judge) -> None:
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_disturbed_run_ends_well(name: str, judge: Judge) -> None:
+    case = next(case for case in CASES if case.name == name)
     wrong, said = judge.judge(case)
     assert not wrong, said
