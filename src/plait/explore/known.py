@@ -123,13 +123,21 @@ def tables_of(name: str, overrides: Sequence[str] = ()) -> JsonMapping:
 
     A file of that name comes first. Errors: `ConfigError`, also for a name that is neither.
     """
-    if Path(name).exists() or name.endswith((".toml", ".json")):
+    if name.endswith((".toml", ".json")) or _exists(name):
         return read_config(name, overrides)
     if name.lower() not in KNOWN:
         raise ConfigError(
             f"'{name}' is neither a file nor a known model; {nearest(name.lower(), KNOWN)}"
         )
     return overridden(KNOWN[name.lower()].tables, overrides)
+
+
+def _exists(name: str) -> bool:
+    """Whether a file or folder has this name; no system has one of thousands of letters."""
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def starting_config(name: str) -> str:

@@ -48,3 +48,9 @@ def test_a_wrong_name_is_told_the_nearest(capsys: pytest.CaptureFixture[str]) ->
             ask("llama3-8")
     assert main(["config", "--model", "gpt2"]) == 0
     assert capsys.readouterr().out.rstrip() == starting_config("gpt2").rstrip()
+
+
+def test_a_name_that_no_file_can_have_is_refused_in_words() -> None:
+    for name in ("x" * 5000, "a\0b"):
+        with pytest.raises(ConfigError, match="neither a file nor a known model"):
+            tables_of(name)
