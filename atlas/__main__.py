@@ -68,9 +68,9 @@ def judged(entry: Entry) -> tuple[Verdict, float]:
 def write(rows: dict[str, str]) -> None:
     """The page; an entry that was not judged keeps its line."""
     kept = {}
-    for line in PAGE.read_text().splitlines():
+    for line in PAGE.read_text().split(LEADS)[0].splitlines():  # a lead may have an entry's link
         for entry in entries():
-            if entry.link in line and entry.name not in rows:
+            if f"({entry.link})" in line and entry.name not in rows:
                 kept[entry.name] = line
     known = [entry for entry in entries() if entry.name in rows or entry.name in kept]
     real = sum(1 for entry in known if entry.package)

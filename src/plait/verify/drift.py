@@ -29,7 +29,7 @@ from plait.plan import Plan
 from plait.values import JsonObject, PyTree
 from plait.verify.asynchronous import is_asynchronous
 from plait.verify.problem import Problem
-from plait.verify.ranks import in_new_world, make_engine
+from plait.verify.ranks import by_first, in_new_world, make_engine
 from plait.verify.record.gathered import on_first_rank
 from plait.verify.record.observation import Record
 from plait.verify.record.observe import RankRecord, join, record_rank
@@ -165,11 +165,8 @@ def in_world(world: World, task: DriftTask) -> DriftReport:
     """
     records = on_first_rank(world, observe(world, task))
     taken = world.axis("world").gather_objects(world.paths.taken())
-    report: DriftReport | None = None
-    if world.rank == 0:
-        report = replace(_judge(world, task, records), paths_not_walked=not_walked(taken))
-    told: DriftReport = world.axis("world").gather_objects(report)[0]
-    return told
+    report = by_first(world, lambda: _judge(world, task, records))
+    return replace(report, paths_not_walked=not_walked(taken))
 
 
 def observe(world: World, task: DriftTask) -> RankRecord:

@@ -13,10 +13,9 @@ from plait.errors import PlaitError, RunError
 from plait.launcher import launch
 from plait.plan import Plan
 from plait.verify.problem import Problem
+from plait.verify.waiting import of_first
 
 T = TypeVar("T")
-WAIT_SECONDS = 1200.0
-"""For the first rank, which does the work of all ranks while the others wait."""
 
 
 class RankTask(Protocol):
@@ -55,21 +54,21 @@ def by_first(world: World, judge: Callable[[], T]) -> T:
     A failure of `judge` is raised on every rank: the same error where it is one of plait's, else a
     `RunError`.
     """
-    failure: Exception | None = None
-    outcome: tuple[T | None, tuple[type[PlaitError], str] | None] = (None, None)
-    if world.rank == 0:
+    failures: list[Exception] = []
+
+    def outcome() -> tuple[T | None, tuple[type[PlaitError], str] | None]:
         try:
-            outcome = (judge(), None)
+            return judge(), None
         except PlaitError as error:
-            failure = error
-            outcome = (None, (type(error), str(error)))
+            failures.append(error)
+            return None, (type(error), str(error))
         except Exception as error:  # of the user's code, run on one device
-            failure = error
-            what = f"one device fails: {type(error).__name__}: {error}"
-            outcome = (None, (RunError, what))
-    result, refusal = world.axis("world").gather_objects(outcome)[0]
-    if failure is not None:
-        raise failure
+            failures.append(error)
+            return None, (RunError, f"one device fails: {type(error).__name__}: {error}")
+
+    result, refusal = of_first(world, outcome)
+    if failures:
+        raise failures[0]
     if refusal is not None:
         kind, words = refusal
         raise kind(words)
@@ -87,7 +86,7 @@ def in_new_world(in_world: Callable[[World, AnyTask], T], task: AnyTask) -> T:
 
 
 def _rank_main(in_world: Callable[[World, AnyTask], T], task: AnyTask) -> T:
-    world = join_world(Plan.parse(task.plan), WAIT_SECONDS, backend=task.problem.backend)
+    world = join_world(Plan.parse(task.plan), backend=task.problem.backend)
     together = False  # a rank that fails leaves alone: the others may never reach the door
     try:
         report = in_world(world, task)

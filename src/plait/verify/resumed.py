@@ -24,7 +24,7 @@ from plait.verify.judging import Asked, judge_record
 from plait.verify.probes import with_optimizer
 from plait.verify.problem import Problem, with_keys
 from plait.verify.progress import Clock
-from plait.verify.ranks import in_new_world, make_engine
+from plait.verify.ranks import by_first, in_new_world, make_engine
 from plait.verify.record.compare import Difference, differences
 from plait.verify.record.gathered import on_first_rank
 from plait.verify.record.observation import Record
@@ -126,9 +126,7 @@ def _second_leg(world: World, leg: Leg) -> Report:
     loader.load_state_dict(meta["loader"], meta["step"])
     own = record_rank(engine, islice(loader, leg.steps), leg.steps)
     records = on_first_rank(world, own)
-    report = judged(world, leg, plan, join(records)) if world.rank == 0 else None
-    told: Report = world.axis("world").gather_objects(report)[0]
-    return told
+    return by_first(world, lambda: judged(world, leg, plan, join(records)))
 
 
 def judged(world: World, leg: Leg, plan: Plan, after: Record) -> Report:

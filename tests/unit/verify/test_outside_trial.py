@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,16 +13,17 @@ from plait.comm import World
 from plait.comm.simulated import simulate
 from plait.errors import ConfigError, RunError
 from plait.mesh import Mesh
-from plait.verify import Report
+from plait.verify import Report, waiting
 from plait.verify.outside import trial
 from plait.verify.outside.alike import check_values, differently_made, marks_of
 from plait.verify.outside.task import Made
+from plait.verify.ranks import by_first
 
 EQUAL = Report([], [], [], 1e-10, 1)
 
 
 def judged_for_long() -> Report:
-    time.sleep(0.3)
+    time.sleep(3)
     return EQUAL
 
 
@@ -37,9 +39,17 @@ def failing(world: World) -> Report:
     return trial._by_first(world, refused)
 
 
-def test_the_others_are_told_while_the_first_rank_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "TELL_SECONDS", 0.05)
-    assert [report.ok for report in simulate(Mesh(dp=2), on_ranks)] == [True, True]
+def of_a_plan(world: World) -> Report:
+    return by_first(world, judged_for_long)
+
+
+@pytest.mark.parametrize("waits", [on_ranks, of_a_plan])
+def test_the_others_are_told_while_the_first_rank_works(
+    monkeypatch: pytest.MonkeyPatch, waits: Callable[[World], Report]
+) -> None:
+    monkeypatch.setattr(waiting, "TELL_SECONDS", 0.1)
+    reports = simulate(Mesh(dp=2), waits, timeout_seconds=2)
+    assert [report.ok for report in reports] == [True, True]
 
 
 def test_every_rank_raises_what_the_first_did() -> None:

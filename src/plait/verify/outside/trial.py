@@ -10,7 +10,6 @@ import copy
 import math
 import traceback
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from itertools import islice
 
@@ -35,9 +34,9 @@ from plait.verify.outside.watch import ObservedUpdate, StepWatch, group_is_there
 from plait.verify.record.gathered import on_first_rank
 from plait.verify.record.observation import Observation
 from plait.verify.report import Report
+from plait.verify.waiting import of_first
 
 TIMEOUT_SECONDS = 60.0
-TELL_SECONDS = 15.0
 
 
 def check(trial: Trial, nproc: int = 2) -> Report:
@@ -94,23 +93,11 @@ def _on_ranks(world: World, trial: Trial) -> Report:
 
 
 def _by_first(world: World, judge: Callable[[], Report]) -> Report:
-    """The first rank's report, or its error, on every rank. Collective.
-
-    One device may take longer than a silent rank is waited for. So it works in a thread, and the
-    first rank tells the others every few seconds that it goes on.
-    """
-    axis = world.axis("world")
-    with ThreadPoolExecutor(1) as pool:
-        work = pool.submit(_answer, judge) if world.rank == 0 else None
-        while True:
-            if work is not None:
-                wait([work], TELL_SECONDS)
-            own = work.result() if work is not None and work.done() else None
-            told: Report | Exception | None = axis.gather_objects(own)[0]
-            if isinstance(told, Exception):
-                raise told
-            if told is not None:
-                return told
+    """The first rank's report, or its error, on every rank. Collective."""
+    told = of_first(world, lambda: _answer(judge))
+    if isinstance(told, Exception):
+        raise told
+    return told
 
 
 def _answer(judge: Callable[[], Report]) -> Report | Exception:
