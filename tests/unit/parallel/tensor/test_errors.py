@@ -126,19 +126,31 @@ def test_a_mask_of_a_part_of_the_sequence() -> None:
         layers.check_mask("attention", torch.ones(1, 1, 4, 4), 8)
 
 
-def test_fused_heads_that_do_not_divide() -> None:
-    """q, k and v of a head lie side by side: 3 x 18 features are 3 heads, not 9."""
-    keys = {
+def neox(num_attention_heads: int, hidden_size: int) -> nn.Module:
+    config = {
+        "model_type": "gpt_neox",
         "num_hidden_layers": 1,
-        "hidden_size": 18,
-        "num_attention_heads": 3,
+        "hidden_size": hidden_size,
+        "num_attention_heads": num_attention_heads,
         "intermediate_size": 24,
         "vocab_size": 28,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
     }
-    model = models.make(
-        "hf", config={**keys, "model_type": "gpt_neox", "bos_token_id": 0, "eos_token_id": 0}
-    )
-    said = refused("tp2", model)
+    return models.make("hf", config=config)
+
+
+def test_fused_heads_that_do_not_divide() -> None:
+    """q, k and v of a head lie side by side: 3 x 18 features are 3 heads, not 9.
+
+    The model's own table leaves such a layer whole; that of a model of 4 heads asks for a split.
+    """
+    model = neox(num_attention_heads=3, hidden_size=18)
+    packed = "model.gpt_neox.layers.*.attention.query_key_value"
+    assert models.roles_for(model)[packed] == "replicated"
+    table = models.roles_for(neox(num_attention_heads=4, hidden_size=24))
+    assert table[packed] == "column"
+    said = refused("tp2", model, table)
     assert (
         "layers.*.attention.query_key_value (column): heads 3 must be a multiple of 2; the "
         "nearest are 2 and 4" in said
