@@ -17,12 +17,23 @@ from tests.fault.kills import differences
 from tests.fault.processes import children, wait_until_gone
 from tests.fault.test_commands import rank_processes
 
-STEPS = 200
+ROOT = Path(__file__).parents[2]
+STEPS = 50
+PACED = CONFIG.replace("steps = 3", f"steps = {STEPS}").replace(
+    'name = "random"', 'python = "tests.fault.slow_start:data"'
+)
+"""Steps take a while until the file HURRY is there: a run cannot end before a rank is stopped."""
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_is_replaced_and_the_bits_are_equal(tmp_path: Path) -> None:
-    write_config(tmp_path, CONFIG.replace("steps = 3", f"steps = {STEPS}"))
+def test_a_rank_that_hangs_is_replaced_and_the_bits_are_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry = tmp_path / "hurry"
+    monkeypatch.setenv("HURRY", str(hurry))
+    paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    write_config(tmp_path, PACED)
     words = ["train", "tiny.toml", "--plan", "dp2:zero1", "--json"]
     keys = ["recovery.restarts=1", "recovery.snapshot_every=1", "recovery.hang_seconds=5"]
     run = subprocess.Popen(
@@ -38,6 +49,7 @@ def test_a_rank_that_hangs_is_replaced_and_the_bits_are_equal(tmp_path: Path) ->
         time.sleep(0.02)
     everyone = children(run.pid)
     os.kill(max(rank_processes(run.pid)), signal.SIGSTOP)
+    hurry.touch()
     out, err = run.communicate(timeout=LIMIT_SECONDS)
     assert run.returncode == 0, err
     (recovery,) = json.loads(out)["recoveries"]
