@@ -29,7 +29,7 @@ REFUSED = {
 TOO_FEW = "layers, the model has 1|calls none that has parameters"
 OTHER_ORDER = "in the same order"
 ACROSS = {
-    "TopOne": "must not change shape with values",
+    "TopOne": r"not change shape with values; .experts\.\d. gets rows that are chosen by values",
     "Lists": TOO_FEW,
     "Shuffled": OTHER_ORDER,
     "Swapped": OTHER_ORDER,

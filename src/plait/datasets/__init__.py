@@ -134,7 +134,10 @@ def _seq_len(data: SectionKeys, model: SectionKeys) -> int:
 def _vocab_size(model: SectionKeys, default: int | None = None) -> int:
     size = known_vocabulary(model) or default
     if size is None:
-        raise DataError(f"random data for model {key(model, 'name')!r} needs its vocab_size")
+        raise DataError(
+            f"random data for model {key(model, 'name')!r} needs its vocab_size, and neither its "
+            "config nor a text_config or decoder inside says one; set vocab_size there"
+        )
     return int(size)
 
 

@@ -24,8 +24,11 @@ def known_vocabulary(model: SectionKeys) -> int | None:
 
 
 def _vocabulary_of(config: SectionKeys) -> int | None:
-    """The vocabulary of a Hugging Face table, or of the language model inside it."""
+    """The vocabulary of a Hugging Face table, or of the language model inside it, which may be the
+    decoder.
+    """
     if not isinstance(config, Mapping):
         return None
-    inner: int | None = key(config, "vocab_size", _vocabulary_of(config.get("text_config")))
+    parts = (_vocabulary_of(config.get(part)) for part in ("text_config", "decoder"))
+    inner: int | None = key(config, "vocab_size", next((size for size in parts if size), None))
     return inner

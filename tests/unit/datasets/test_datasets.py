@@ -163,6 +163,12 @@ def test_what_does_not_fit_is_named(
     assert message in str(caught.value)
 
 
+def test_an_encoder_decoder_has_the_vocabulary_of_its_decoder() -> None:
+    model = {"name": "hf", "task": "seq2seq", "config": {"decoder": {"vocab_size": 7}}}
+    tokens = datasets.make({"name": "random", "seq_len": 64}, model)[0][0]
+    assert 4 <= int(tokens.max()) < 7
+
+
 def test_data_by_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "users_data.py").write_text(
         "def pairs(): return [([1.0, 2.0], 3), ([4.0, 5.0], 6)]\n"

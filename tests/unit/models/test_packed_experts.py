@@ -196,3 +196,17 @@ def test_what_is_no_sum_of_experts_is_refused_by_name() -> None:
             expert.apply(Net(odd), AllToAllGroups(world.axis("ep")))
 
     threaded(2, rank, plan=Mesh(dp=2, ep=2))
+
+
+def test_a_list_of_experts_is_refused_with_what_a_module_of_them_is() -> None:
+    lists = nn.ModuleDict({"ffns": nn.ModuleList(nn.Linear(4, 4) for _ in range(2))})
+    named = nn.ModuleDict({"experts": nn.ModuleList(nn.Linear(4, 4) for _ in range(2))})
+
+    def rank(world: Any) -> None:
+        groups = AllToAllGroups(world.axis("ep"))
+        with pytest.raises(ModelError, match=r"'experts' is a list of 2 .*\[experts, .*up_"):
+            expert.apply(named, groups)
+        with pytest.raises(ModelError, match="has none; leave ep out or give it num_local_experts"):
+            expert.apply(lists, groups)
+
+    threaded(2, rank, plan=Mesh(dp=2, ep=2))

@@ -19,6 +19,11 @@ from plait.parallel.expert import adapters
 from plait.parallel.expert.dispatch import ExpertExchange
 from plait.parallel.expert.route import AllToAllGroups
 
+PACK = (
+    "make one module of them: parameters [experts, ...], up_proj (or gate_up_proj) and down_proj, "
+    "and forward(tokens, chosen, weights), which returns the weighted sum of the chosen experts"
+)
+
 
 @dataclass(frozen=True)
 class ExpertPart:
@@ -52,10 +57,7 @@ def apply(model: nn.Module, groups: AllToAllGroups) -> ExpertSplit:
     }
     packed = packed_experts.find(model)
     if not layers and not packed:
-        raise ModelError(
-            f"ep{axis.size} splits experts, and this model has none"
-            f"{_unknown_experts(model)}; leave ep out or give it num_local_experts"
-        )
+        raise ModelError(f"ep{axis.size} splits experts, and this model has none{_cure(model)}")
     split = ExpertSplit({}, {})
     for name, layer in layers.items():
         _check_divides(name, layer.router.settings.num_experts, axis)
@@ -80,12 +82,28 @@ def _check_divides(name: str, number: int, axis: Axis) -> None:
         )
 
 
-def _unknown_experts(model: nn.Module) -> str:
-    """Names the first module of experts that computes something else than their sum."""
+def _cure(model: nn.Module) -> str:
+    """Names the first module of experts that is of no known kind, and what would be one."""
     for name, module in model.named_modules():
-        if packed_experts.is_packed(module) or "Experts" in type(module).__name__:
-            return f" that it knows ('{name}' is a {type(module).__name__})"
-    return ""
+        kind = type(module).__name__
+        if packed_experts.is_packed(module):
+            return (
+                f" that it knows ('{name}' is a {kind}); leave ep out, or let its forward be the "
+                "weighted sum of experts that see each token by itself"
+            )
+        if isinstance(module, nn.ModuleList) and _is_list_of_experts(name, module):
+            return (
+                f" that it knows ('{name}' is a list of {len(module)} modules, which the model's "
+                f"own code calls); leave ep out, or {PACK}"
+            )
+        if "Experts" in kind:
+            return f" that it knows ('{name}' is a {kind}); leave ep out, or {PACK}"
+    return "; leave ep out or give it num_local_experts"
+
+
+def _is_list_of_experts(name: str, modules: nn.ModuleList) -> bool:
+    kinds = {type(module).__name__ for module in modules}
+    return "expert" in name.rpartition(".")[2].lower() or any("Expert" in kind for kind in kinds)
 
 
 def _cut(

@@ -32,13 +32,14 @@ class Payload:
 
     `note` is small, picklable, and the same whenever the inputs of the model have the same shapes.
     `restore` puts the random state back to where the stage before left it, `random`, if it is not
-    the state of now.
+    the state of now. `sources` are the names of the modules that made the tensors, for refusals.
     """
 
     tensors: list[Tensor]
     note: PyTree = None
     restore: Callable[[], None] = field(default=lambda: None)
     random: Tensor | None = None
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

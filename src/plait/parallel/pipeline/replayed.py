@@ -100,6 +100,7 @@ class ReplayedStage(StageModule):
         self._is_last = stage == max(stage_of)
         self._arriving = flow.crossing(stage_of, stage - 1) if stage else ()
         self._leaving = () if self._is_last else flow.crossing(stage_of, stage)
+        self._sources = tuple(flow.calls[result.call] for result in self._leaving)
         self._now: _ReplayState | None = None
 
     def enter(self) -> None:
@@ -125,7 +126,8 @@ class ReplayedStage(StageModule):
                 now.received[result] if result in now.received else now.made[result]
                 for result in self._leaving
             ]
-            return Payload(tensors, tuple(now.templates), random=now.random)
+            note = tuple(now.templates)
+            return Payload(tensors, note, random=now.random, sources=self._sources)
         finally:
             self._replay.running = None
             self._now = None

@@ -111,7 +111,7 @@ class Transport:
                 f"stage {stage} returned {_shapes_text(form)} for micro-batch {micro_batch} and "
                 f"{_shapes_text(known)} before, "
                 f"for inputs of the same shapes {list(key[2])}: what a stage returns must not "
-                "change shape with values"
+                f"change shape with values{_cure(payload, form, known)}"
             )
         tensors = [tensor.detach() for tensor in payload.tensors]
         if local:
@@ -220,6 +220,18 @@ class Transport:
         self._axis.receive(data, source).wait()
         form: Form = pickle.loads(data.cpu().numpy().tobytes())
         return form
+
+
+def _cure(payload: Payload, now: Form, known: Form) -> str:
+    """Names the module whose result changes its shape, where the payload says who made it."""
+    apart = [one != before for one, before in zip(now.tensors, known.tensors, strict=False)]
+    names = [name for name, differs in zip(payload.sources, apart, strict=False) if differs]
+    if not names:
+        return ""
+    return (
+        f"; '{names[0]}' gets rows that are chosen by values: put the layer that chooses them and "
+        "calls it into an nn.ModuleList of layers, so that no stage ends inside it, or leave pp out"
+    )
 
 
 def _shapes_text(form: Form) -> str:
