@@ -12,18 +12,19 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from plait.errors import ConfigError, RunError, nearest
 
 if TYPE_CHECKING:  # a launcher starts its server before it loads torch
-    from datetime import timedelta
-
     from torch._C._distributed_c10d import Store, TCPStore
 
 LOOPBACK = "127.0.0.1"
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+CONNECT_TIMEOUT = timedelta(seconds=2)  # of one try
 _SIOCGIFADDR = 0x8915  # of <linux/sockios.h>
 _LOCAL_NAMES = ("lo", "lo0")
 _LOOPBACK_NET = "127."
@@ -120,6 +121,26 @@ def listening_store(host: str = LOOPBACK, port: int = _EPHEMERAL) -> TCPStore:
             wait_for_workers=False,
             master_listen_fd=listener.detach(),  # the store closes it
         )
+
+
+def store_at(host: str, port: int, timeout: timedelta, is_given_up: Callable[[], bool]) -> TCPStore:
+    """The store that another process keeps, which may be lost meanwhile.
+
+    Torch's own connection would try for all of `timeout`. Here it begins anew every few seconds,
+    until `is_given_up`. Errors: torch's own, when the time is over or it is given up.
+    """
+    from torch._C._distributed_c10d import TCPStore
+
+    ends = time.monotonic() + timeout.total_seconds()
+    while True:
+        try:
+            store = TCPStore(host, port, is_master=False, timeout=min(timeout, CONNECT_TIMEOUT))
+        except RuntimeError:  # it cannot be reached, or does not answer
+            if is_given_up() or time.monotonic() > ends:
+                raise
+        else:
+            store.set_timeout(timeout)
+            return store
 
 
 def store_of_world(timeout: timedelta) -> Store | None:

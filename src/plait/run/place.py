@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
+from plait.comm.network import store_at
 from plait.errors import RankFailed
 from plait.launcher.board import Waited
 from plait.launcher.seat import Assignment, Seat
@@ -39,7 +40,7 @@ class RankContext:
 
     def join(self, plan: Plan, silent_seconds: float, backend: str = "auto") -> World:
         """The world of this generation, by a backend of `comm.init`. Collective."""
-        from torch._C._distributed_c10d import PrefixStore, TCPStore
+        from torch._C._distributed_c10d import PrefixStore
 
         from plait.engine.build import join_world
 
@@ -47,7 +48,7 @@ class RankContext:
         host, port = assignment.store
         timeout = timedelta(seconds=silent_seconds)
         with self.severance.collecting():
-            store = TCPStore(host, port, is_master=False, timeout=timeout)
+            store = store_at(host, port, timeout, lambda: self.severance.is_cut)
         world = join_world(
             plan,
             silent_seconds,
