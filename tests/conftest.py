@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import settings
 
-from tests.helpers.pool import Pool
+from tests.helpers.pool import Pool, start_server
 
 settings.register_profile("plait", deadline=None)  # a shared machine may be slow at any moment
 settings.load_profile("plait")
@@ -118,6 +118,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("long")
         elif is_quick(where):
             item.add_marker("quick")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the server of the pool first: a launcher in a test would have it load less."""
+    if any("ranks" in getattr(item, "fixturenames", ()) for item in session.items):
+        start_server()
 
 
 def pytest_sessionstart() -> None:

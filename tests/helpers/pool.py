@@ -9,6 +9,7 @@ traceback; ranks that then hang are killed, and the next task starts new ones.
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import pickle
 import sys
@@ -41,6 +42,12 @@ def mesh_of(plan: str | Mesh | None, n: int) -> Mesh:
     from plait.plan import Plan
 
     return Mesh.of(Plan.parse(plan))
+
+
+def start_server() -> None:
+    """Start the server that forks ranks, with what the pool has it load."""
+    multiprocessing.set_forkserver_preload(PRELOAD)
+    multiprocessing.forkserver.ensure_running()
 
 
 class Pool:

@@ -28,7 +28,10 @@ from plait.values import JsonObject
 T = TypeVar("T")
 
 SHUTDOWN_SECONDS = 5
-_PRELOADED = ["plait.launcher.lean", "torch", "torch.distributed", "plait.run.preloaded"]
+_PRELOADED = [
+    "plait.launcher.lean", "torch", "torch.distributed", "plait.run.preloaded",
+    "torch.distributed.nn.functional",  # its functions keep the group of the moment of its import
+]  # fmt: skip
 _AGENT_VARIABLES = (
     "RANK",
     "LOCAL_RANK",

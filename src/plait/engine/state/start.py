@@ -34,9 +34,9 @@ def make_whole(make: Callable[[], nn.Module], seed: int) -> nn.Module:
 
     Raises `ModelError` for parameters without values: new memory is NaN until then.
     """
-    enabled = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     with drawn_alone(seed), torch.device("cpu"):
+        enabled = torch.are_deterministic_algorithms_enabled()
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         torch.use_deterministic_algorithms(True, warn_only=True)
         try:
             model = make()
