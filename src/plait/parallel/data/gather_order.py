@@ -44,14 +44,14 @@ class GatherOrder:
             raise ModelError(f"this rank called {', '.join(self._names)} ...; {_ADVICE}")
 
     @contextmanager
-    def naming(self, name: str) -> Iterator[None]:
-        """Name the layer that is gathered where ranks have called different things."""
+    def naming(self, action: str) -> Iterator[None]:
+        """Say what this rank does where ranks have called different things."""
         try:
             yield
         except RankFailed:
             raise
         except RunError as failure:
-            raise ModelError(f"this rank gathers '{name}'; {_ADVICE} ({failure})") from failure
+            raise ModelError(f"this rank {action}; {_ADVICE} ({failure})") from failure
 
 
 _ADVICE = (

@@ -4,7 +4,8 @@ stages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -79,13 +80,24 @@ class ShardedGradients:
     and adds up here. Shards are all that stays of the gradients. Sums of a fixed order need whole
     gradients, so these are never pooled.
 
+    Args:
+        naming: says what this rank does where ranks have called different things.
+
     Attributes:
         store: where gradients lie before they are reduced.
         shards: this rank's reduced gradients, one a bucket.
     """
 
-    def __init__(self, states: Sequence[BucketState], group: DataGroup, *, pooled: bool) -> None:
+    def __init__(
+        self,
+        states: Sequence[BucketState],
+        group: DataGroup,
+        *,
+        pooled: bool,
+        naming: Callable[[str], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._states = states
+        self._naming = naming
         self._group = group
         self._works: dict[int, Waitable] = {}
         axis = group.shard
@@ -117,11 +129,13 @@ class ShardedGradients:
         if self._group.fixed_order:
             self._works[state.index] = FixedOrderScatter(axis, own, full)
             return
-        self._works[state.index] = axis.reduce_scatter(own, full, padding=state.bucket.padding)
+        with self._naming(_reduces(state)):
+            self._works[state.index] = axis.reduce_scatter(own, full, padding=state.bucket.padding)
 
     def _release(self, state: BucketState, is_first: bool) -> None:
         """Finish a pooled bucket's reduce-scatter, keep its shard and give its buffer back."""
-        self._works.pop(state.index).wait()
+        with self._naming(_reduces(state)):
+            self._works.pop(state.index).wait()
         own = state.bucket.shard(self._full(state), self._group.shard.rank)
         if is_first:
             self.shards[state.index].copy_(own)
@@ -131,7 +145,8 @@ class ShardedGradients:
 
     def finish(self) -> None:
         """Have every shard's sum over the axis, and over the replicas of the shard."""
-        wait_all([self._works[index] for index in sorted(self._works)])
+        with self._naming("waits for the sums of its gradients"):
+            wait_all([self._works[index] for index in sorted(self._works)])
         self._works.clear()
         if self._group.replicate.size > 1:
             wait_all([self._sum_replicas(state) for state in self._states])
@@ -146,3 +161,7 @@ class ShardedGradients:
         if self._pool is not None:
             return {"gradients": list(self.shards), "buffers": list(self._pool.buffers)}
         return {"gradients": [self._full(state) for state in self._states]}
+
+
+def _reduces(state: BucketState) -> str:
+    return f"reduces the gradients of '{state.bucket.name}'"

