@@ -83,14 +83,20 @@ QUICK = ("tests/architecture/", "tests/golden/", "tests/unit/")
 NOT_QUICK = (
     "tests/architecture/test_documents.py",
     "tests/unit/comm/",
+    "tests/unit/cli/test_roles.py",
     "tests/unit/datasets/test_order.py",
+    "tests/unit/doctor/test_lines.py",
     "tests/unit/engine/",
     "tests/unit/explain/",
+    "tests/unit/interop/",
+    "tests/unit/launcher/test_start_up.py",
     "tests/unit/models/",
     "tests/unit/parallel/context/",
+    "tests/unit/parallel/pipeline/test_registry.py",
     "tests/unit/parallel/tensor/",
     "tests/unit/predict/",
     "tests/unit/products/",
+    "tests/unit/run/test_kept.py",
     "tests/unit/verify/",
 )
 

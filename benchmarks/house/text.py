@@ -47,8 +47,14 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
+@cache
+def nodes(root: ast.Module) -> tuple[ast.AST, ...]:
+    """Every node of a syntax tree, walked once for all that read it."""
+    return tuple(ast.walk(root))
+
+
 def module(path: Path) -> str:
-    """The dotted name of a module; the name of a package for its `__init__`."""
+    """The dotted name of a module: `plait.comm.axis`, and `plait.comm` for its `__init__`."""
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -82,7 +88,7 @@ def tuple_assignments() -> int:
         and isinstance(node.targets[0], ast.Tuple)
         and isinstance(node.value, ast.Tuple)
         for path in files()
-        for node in ast.walk(tree(path))
+        for node in nodes(tree(path))
     )
 
 
@@ -91,7 +97,7 @@ def nested_comprehensions() -> int:
     return sum(
         node.end_lineno != node.lineno and _holds_another(node)
         for path in files()
-        for node in ast.walk(tree(path))
+        for node in nodes(tree(path))
         if isinstance(node, COMPREHENSIONS)
     )
 
@@ -105,7 +111,7 @@ def class_names() -> dict[str, list[str]]:
     """Every class name, with the modules that define a class of that name."""
     names: dict[str, list[str]] = {}
     for path in files():
-        for node in ast.walk(tree(path)):
+        for node in nodes(tree(path)):
             if isinstance(node, ast.ClassDef):
                 names.setdefault(node.name, []).append(module(path))
     return names
@@ -137,7 +143,7 @@ def names_in_build() -> list[str]:
     classes = class_names()
     imported = {
         alias.asname or alias.name
-        for node in ast.walk(tree(path))
+        for node in nodes(tree(path))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("plait")
         for alias in node.names
     }
@@ -151,7 +157,7 @@ def files_with_words(words: set[str]) -> list[str]:
     found = []
     for path in files():
         docstrings = set(_docstrings(tree(path)))
-        for node in ast.walk(tree(path)):
+        for node in nodes(tree(path)):
             if isinstance(node, ast.Constant) and node not in docstrings and node.value in words:
                 found.append(module(path))
                 break
@@ -159,7 +165,7 @@ def files_with_words(words: set[str]) -> list[str]:
 
 
 def _docstrings(root: ast.Module) -> Iterator[ast.Constant]:
-    for node in ast.walk(root):
+    for node in nodes(root):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield node.value
 
@@ -175,7 +181,7 @@ def _imports_of(path: Path, name: str, known: dict[str, Path]) -> Iterator[str]:
     """The modules that a module imports. A package that is asked for one of its modules is not
     counted: `from plait.a import b` is an arrow to `plait.a.b` where that is a module.
     """
-    for node in ast.walk(tree(path)):
+    for node in nodes(tree(path)):
         if isinstance(node, ast.ImportFrom) and node.module in known:
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
-from tests.architecture.source import files, tree
+from tests.architecture.source import files, nodes, tree
 
 SEQUENCES = {"list", "tuple", "set", "deque", "Sequence", "Iterable", "Iterator", "Collection"}
 MAPPINGS = {"dict", "Mapping", "MutableMapping", "defaultdict"}
@@ -229,14 +229,14 @@ def known() -> Known:
     """The classes and functions of the package."""
     found = Known()
     for path in files():
-        for node in ast.walk(tree(path)):
+        for node in nodes(tree(path)):
             if isinstance(node, ast.ClassDef):
                 found.classes[node.name] = _declared(node)
             elif isinstance(node, Function) and node.returns is not None:
                 found.returns.setdefault(node.name, node.returns)
     for _ in range(3):  # an attribute may have its type from that of another class
         for path in files():
-            for node in ast.walk(tree(path)):
+            for node in nodes(tree(path)):
                 if isinstance(node, ast.ClassDef):
                     _infer(node, found)
     return found

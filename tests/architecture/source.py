@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "plait"
+import pytest
+from benchmarks.house.text import PACKAGE, ROOT, files, module, nodes, tree
 
-
-@cache
-def files() -> tuple[Path, ...]:
-    """Every module of the package."""
-    return tuple(sorted(PACKAGE.rglob("*.py")))
+__all__ = ["PACKAGE", "ROOT", "documents", "each_room", "files", "files_by_room"]
+__all__ += ["imports", "module", "nodes", "room", "tree"]
 
 
 @cache
@@ -24,18 +21,6 @@ def documents() -> tuple[Path, ...]:
     for folder in ("docs", "benchmarks", "examples"):
         found += (ROOT / folder).rglob("*.md")
     return tuple(sorted(found))
-
-
-@cache
-def tree(path: Path) -> ast.Module:
-    """The syntax tree of a module."""
-    return ast.parse(path.read_text(), str(path))
-
-
-def module(path: Path) -> str:
-    """The dotted name of a module: `plait.comm.axis`, and `plait.comm` for its `__init__`."""
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 WINGS = {"parallel", "predict"}  # packages whose folders are rooms of their own
@@ -57,8 +42,34 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
     `from a import b` gives `a.b`: it may be a name of `a` or a module in it, and the room is the
     same.
     """
-    for node in ast.walk(tree(path)):
+    for node in nodes(tree(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+@cache
+def files_by_room() -> dict[str, list[Path]]:
+    """The modules of each room; those of the package's top under the name `plait`."""
+    rooms: dict[str, list[Path]] = {}
+    for path in files():
+        top = path.parent == PACKAGE
+        rooms.setdefault("plait" if top else room(module(path)), []).append(path)
+    return rooms
+
+
+def each_room(law: Callable[[Path], None]) -> Callable[[str], None]:
+    """A test for each room from a law about one file: it names every file that breaks the law."""
+
+    def test(name: str) -> None:
+        broken = []
+        for path in files_by_room()[name]:
+            try:
+                law(path)
+            except AssertionError as failure:
+                broken.append(f"{path.relative_to(PACKAGE)}: {failure}")
+        assert not broken, "\n".join(broken)
+
+    test.__name__, test.__doc__ = law.__name__, law.__doc__
+    return pytest.mark.parametrize("name", files_by_room())(test)

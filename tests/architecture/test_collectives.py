@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import PACKAGE, files, module, tree
+from tests.architecture.source import PACKAGE, each_room, nodes, tree
 
 COLLECTIVES = {
     *(
@@ -58,10 +58,10 @@ GROUPS = {
 }
 
 
-def used(syntax: ast.AST) -> Iterator[tuple[str, int]]:
+def used(syntax: ast.Module) -> Iterator[tuple[str, int]]:
     """Names of torch.distributed that a module uses, as (name, line), by whatever alias."""
     aliases = {"torch.distributed"}
-    for node in ast.walk(syntax):
+    for node in nodes(syntax):
         if isinstance(node, ast.Import):
             aliases |= {
                 a.asname for a in node.names if a.asname and a.name.startswith("torch.distributed")
@@ -72,12 +72,12 @@ def used(syntax: ast.AST) -> Iterator[tuple[str, int]]:
                 aliases |= {a.asname or a.name for a in node.names}
             elif node.module == "torch":
                 aliases |= {a.asname or a.name for a in node.names if a.name == "distributed"}
-    for node in ast.walk(syntax):
+    for node in nodes(syntax):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in aliases:
             yield node.attr, node.lineno
 
 
-@pytest.mark.parametrize("path", files(), ids=module)
+@each_room
 def test_collectives_are_called_in_comm_and_groups_made_in_mesh(path: Path) -> None:
     where = path.relative_to(PACKAGE)
     for name, line in used(tree(path)):

@@ -8,9 +8,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
-from tests.architecture.source import ROOT, files, module, tree
+from tests.architecture.source import ROOT, each_room, module, nodes, tree
 
 MAX_LINES = 400
 MAX_COLUMNS = 100
@@ -32,7 +30,7 @@ def _all(*patterns: str) -> list[Path]:
     ]
 
 
-@pytest.mark.parametrize("path", files(), ids=module)
+@each_room
 def test_every_module_says_what_it_is(path: Path) -> None:
     text = ast.get_docstring(tree(path))
     assert text, f"{path} has no docstring"
@@ -50,7 +48,7 @@ def test_no_python_file_is_long() -> None:
     )
 
 
-@pytest.mark.parametrize("path", files(), ids=module)
+@each_room
 def test_no_line_is_wider_than_a_window(path: Path) -> None:
     wide = [
         f"{number}: {len(line)} columns"
@@ -60,11 +58,11 @@ def test_no_line_is_wider_than_a_window(path: Path) -> None:
     assert not wide, f"{path.name}: {wide}"
 
 
-@pytest.mark.parametrize("path", files(), ids=module)
+@each_room
 def test_a_comprehension_over_several_lines_holds_no_other(path: Path) -> None:
     nested = [
         node.lineno
-        for node in ast.walk(tree(path))
+        for node in nodes(tree(path))
         if isinstance(node, COMPREHENSIONS)
         and node.end_lineno != node.lineno
         and _num_comprehensions(node) > 1
@@ -91,14 +89,14 @@ PRIVATE = re.compile(
 )
 
 
-@pytest.mark.parametrize("path", files(), ids=module)
+@each_room
 def test_private_functions_of_torch_are_used_in_one_file(path: Path) -> None:
     if module(path) != "plait.torch_internals":
         found = PRIVATE.search(path.read_text())
         assert found is None, f"{found[0]} belongs into torch_internals.py" if found else ""
 
 
-@pytest.mark.parametrize("path", files(), ids=module)
+@each_room
 def test_patterns_of_names_are_read_in_one_file(path: Path) -> None:
     if module(path) != "plait.patterns":
         assert "re.escape(pattern)" not in path.read_text(), "use plait.patterns"

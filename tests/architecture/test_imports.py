@@ -6,9 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.architecture.source import PACKAGE, files, imports, module, room
+from tests.architecture.source import PACKAGE, each_room, files, imports, module, room
 
 WORDS = {"errors", "plan", "cluster", "config", "mesh", "trace", "doctor"}
 SPLITS = {f"parallel.{name}" for name in ("data", "tensor", "context", "expert", "pipeline")}
@@ -149,7 +147,7 @@ NEEDS_NO_TORCH = [
 ]
 
 
-@pytest.mark.parametrize("path", files(), ids=module)
+@each_room
 def test_a_room_imports_only_what_it_may(path: Path) -> None:
     own = room(module(path))
     if own in DOORS:

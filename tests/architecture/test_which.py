@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
-from tests.architecture.source import PACKAGE, files, module, tree
+from tests.architecture.source import PACKAGE, each_room, tree
 from tests.which import FAR, PROOFS, TESTS, nearest, proof_of
 
 # Names of packages, and the entry that `python -m plait` runs, have no behaviour of their own.
@@ -18,10 +16,12 @@ def _has_code(path: Path) -> bool:
     return not all(isinstance(node, FORWARDING) for node in tree(path).body)
 
 
-@pytest.mark.parametrize("path", [path for path in files() if _has_code(path)], ids=module)
+@each_room
 def test_a_file_has_a_test_within_reach(path: Path) -> None:
+    if not _has_code(path):
+        return
     tests, distance = nearest(path)
-    assert tests, f"no test reaches {path.relative_to(PACKAGE)} within {FAR} imports"
+    assert tests, f"no test reaches it within {FAR} imports"
     assert distance <= FAR
     assert all(test.exists() for test in tests)
 

@@ -12,9 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.architecture.source import files, module, tree
+from tests.architecture.source import each_room, files, module, nodes, tree
 
 # A docstring that opens so leans on a sentence that the reader does not see.
 LEANING = re.compile(
@@ -61,7 +59,7 @@ SHARED: set[str] = set()
 
 def docstrings(root: ast.Module) -> Iterator[tuple[int, str]]:
     """(line, text) of every docstring, and of every string below a field of a class."""
-    for node in ast.walk(root):
+    for node in nodes(root):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             for position, part in enumerate(node.body):
                 text = _text_of(part)
@@ -97,7 +95,7 @@ def count_words(sentence: str) -> int:
     return sum(1 for word in CODE.sub(" ", sentence).split() if WORD.fullmatch(word))
 
 
-@pytest.mark.parametrize("path", files(), ids=module)
+@each_room
 def test_a_docstring_stands_alone(path: Path) -> None:
     leaning = [
         f"{line}: {text[:60]}" for line, text in docstrings(tree(path)) if LEANING.match(text)
@@ -105,7 +103,7 @@ def test_a_docstring_stands_alone(path: Path) -> None:
     assert not leaning, f"{path.name}: name the subject first:\n" + "\n".join(leaning)
 
 
-@pytest.mark.parametrize("path", files(), ids=module)
+@each_room
 def test_a_sentence_is_short(path: Path) -> None:
     long = [
         f"{line}: {count_words(sentence)} words: {sentence}"
@@ -148,7 +146,7 @@ def test_sentences_end_where_a_reader_pauses() -> None:
 def test_the_name_of_a_class_has_one_meaning() -> None:
     homes = defaultdict(list)
     for path in files():
-        for node in ast.walk(tree(path)):
+        for node in nodes(tree(path)):
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(module(path))
     several = {name: places for name, places in homes.items() if len(places) > 1}
@@ -156,7 +154,7 @@ def test_the_name_of_a_class_has_one_meaning() -> None:
     assert not several, f"classes of one name, which two things share: {several}"
 
 
-@pytest.mark.parametrize("path", files(), ids=module)
+@each_room
 def test_a_local_that_lives_long_says_what_it_holds(path: Path) -> None:
     vague = [
         f"{first}: `{name}` of {function} lives for {last - first} lines"
@@ -168,7 +166,7 @@ def test_a_local_that_lives_long_says_what_it_holds(path: Path) -> None:
 
 def _locals(root: ast.Module) -> Iterator[tuple[str, str, int, int]]:
     """(function, name, first line that binds it, last line that reads it) of every local."""
-    for function in ast.walk(root):
+    for function in nodes(root):
         if isinstance(function, ast.FunctionDef):
             names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
             bound: dict[str, int] = {}
