@@ -21,6 +21,10 @@ from plait.parallel.data.gradients import (
 from plait.parallel.data.strategy import DataGroup, OptimizerShard, Replicas, make_optimizer_shard
 
 
+def _unnamed(action: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 class MasterShards:
     """This rank's shard of every bucket in master precision, cut into the optimizer's pieces.
 
@@ -94,7 +98,7 @@ class ShardedGradients:
         group: DataGroup,
         *,
         pooled: bool,
-        naming: Callable[[str], AbstractContextManager[None]] = nullcontext,
+        naming: Callable[[str], AbstractContextManager[None]] = _unnamed,
     ) -> None:
         self._states = states
         self._naming = naming
