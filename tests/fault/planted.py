@@ -122,6 +122,8 @@ def generate(seed: int, counts: dict[str, int]) -> list[Planted]:
                 plans = SYNCHRONOUS_COPIES
             plan = chance.choice(plans)
             rank = chance.randrange(size_of(plan))
+            if kind == "spike":
+                rank = with_head(plan, rank)
             step = chance.randint(4, 12)
             bit = chance.randrange(4, 24)
             expected = "spike" if kind == "spike" else finding
@@ -138,6 +140,14 @@ def part_of(seed: int, kinds: Sequence[str], numbers: range) -> list[tuple[str, 
         if kind in kinds:
             found += [(kind, number, own[number]) for number in numbers]
     return found
+
+
+def with_head(plan: str, rank: int) -> int:
+    """The rank of the last stage, where the head lies, in the place of `rank` in its own."""
+    from plait.plan import Plan
+
+    ranks_a_stage = size_of(plan) // Plan.parse(plan).pp.size
+    return size_of(plan) - ranks_a_stage + rank % ranks_a_stage
 
 
 def size_of(plan: str) -> int:
