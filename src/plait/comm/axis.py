@@ -26,7 +26,12 @@ from plait.torch_internals import no_dispatch_modes
 
 
 class Axis:
-    """One line of ranks.
+    """One line of ranks. N is its `size` in the shapes below, and `[...]` any shape.
+
+    Operations of tensors are collective but for send and receive. Every rank calls them in one
+    order, with one dtype and alike shapes. The result is there after `Work.wait`, which raises
+    `RankFailed` for lost peers. `PlanError` comes first, for unknown coordinates and tensors that
+    are not contiguous.
 
     Attributes:
         name: of the mesh axis; a product is `dp*cp`.
@@ -66,11 +71,11 @@ class Axis:
     def all_reduce(
         self, tensor: Tensor, *, out: Tensor | None = None, padding: int = 0, control: bool = False
     ) -> Work:
-        """Sum `tensor` over the axis: in place where it is contiguous, or into `out`.
+        """Sum `tensor` [...] over the axis: in place where it is contiguous, or into `out` [...].
 
-        `out` is contiguous and of the shape of `tensor`, which then has any strides and is kept.
-        `padding` elements only make the buffer divide, and are counted apart; so are scalars of
-        `control`.
+        `out` is contiguous and of the shape of `tensor`, which then has any strides and is kept. In
+        place, `padding` elements only make the buffer divide, and are counted apart; so are scalars
+        of `control`.
         """
         if out is not None:
             return self._all_reduce_into(out, tensor)
@@ -153,6 +158,7 @@ class Axis:
         """Send `source_splits[k]` rows (dimension 0) of `source` to rank k, receive `out_splits[k]`
         rows from it into `out`.
 
+        `source` (sum of source_splits, ...) and `out` (sum of out_splits, ...) are contiguous.
         Without splits, equal parts. Empty splits are allowed.
         """
         out = contiguous(self, out)
@@ -169,20 +175,20 @@ class Axis:
         )
 
     def broadcast(self, tensor: Tensor, root: int) -> Work:
-        """The tensor of coordinate `root`, everywhere, in place."""
+        """Coordinate `root`'s `tensor` [...], contiguous, on every rank, in place."""
         tensor = contiguous(self, tensor)
         check_peer(self, root)
         return self._issue("broadcast", MessageSize.of(tensor), lambda b: b.broadcast(tensor, root))
 
     def reduce(self, tensor: Tensor, root: int) -> Work:
-        """The sum, at coordinate `root`, in place; what the other ranks then hold is undefined."""
+        """The sum of all `tensor` [...], contiguous, in place at `root`; undefined elsewhere."""
         tensor = contiguous(self, tensor)
         check_peer(self, root)
         return self._issue("reduce", MessageSize.of(tensor), lambda b: b.reduce(tensor, root))
 
     def send(self, tensor: Tensor, to: int, tag: int = 0, *, padding: int = 0) -> Work:
-        """To coordinate `to`. Sends and receives of a pair match in order of issue, for each tag
-        (NCCL: for the pair).
+        """Send `tensor` [...], contiguous, to coordinate `to`. Sends and receives of a pair match
+        in order of issue, for each tag (NCCL: for the pair).
         """
         tensor = contiguous(self, tensor)
         check_peer(self, to, other=True)
@@ -190,7 +196,7 @@ class Axis:
         return self._issue("send", size, lambda b: b.send(tensor, to, tag), peer=to)
 
     def receive(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
-        """From coordinate `source`, into `tensor`. The sender counts the bytes."""
+        """Fill `tensor` [...], contiguous, from coordinate `source`. The sender counts bytes."""
         tensor = contiguous(self, tensor)
         check_peer(self, source, other=True)
         start = lambda b: b.receive(tensor, source, tag)  # noqa: E731
@@ -198,7 +204,7 @@ class Axis:
 
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Work:
         """Round the ring: send `tensor` to coordinate `rank + by`, receive `out` from `rank - by`
-        (modulo size).
+        (modulo size). Both are [...] of one shape, and contiguous.
         """
         out = contiguous(self, out)
         tensor = contiguous(self, tensor)
@@ -241,10 +247,10 @@ class Axis:
         """Yield the stacked tensors of every rank round the ring: this rank's, then those of
         coordinate `rank - 1`, `rank - 2` and so on.
 
-        The tensors have one shape, alike on all ranks. Every rank goes all the way. A yielded
-        tensor is only read, and only until the next is asked for. The next is under way meanwhile,
-        or is read in the memory of its rank. Counted as the shifts that it stands for. Closing the
-        generator lets go of the last tensor.
+        The tensors, k of them, have one shape [...], alike on all ranks; N tensors [k, ...] come.
+        Every rank goes all the way. A yielded tensor is only read, and only until the next is asked
+        for. The next is under way meanwhile, or is read in the memory of its rank. Counted as the
+        shifts that it stands for. Closing the generator lets go of the last tensor.
         """
         first = tensors[0]
         buffer = self._borrow((len(tensors), *first.shape), first)

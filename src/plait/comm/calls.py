@@ -35,8 +35,8 @@ CONNECT_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class CallMessage:
-    """A kind, up to six numbers and a flat tensor. Tensors of the receiver's own are filled; see
-    `Connection.call`.
+    """A kind, up to six numbers and a contiguous tensor [...], which travels as its bytes. Tensors
+    of the receiver's own are filled; see `Connection.answer`.
     """
 
     kind: int
@@ -200,19 +200,19 @@ class Connection:
             raise self._failed(error) from error
 
     def ask(self, question: CallMessage) -> None:
-        """Send a question."""
+        """Send a question. Raises `RankFailed` when the service has gone."""
         try:
             _send(self._socket, question)
         except OSError as error:
             raise self._failed(error) from error
 
     def answer(self, into: Tensor | None = None) -> CallMessage:
-        """Wait for the answer to the oldest question; its tensor fills `into` (contiguous, of the
-        same number of bytes).
+        """Wait for the answer to the oldest question; its tensor fills `into` [...]. That is
+        contiguous and of the same number of bytes, or None where no tensor comes.
 
         Raises:
             RankFailed: the service has gone, did not answer in time, or sent another number of
-            bytes.
+                bytes.
         """
         try:
             kind, numbers, num_bytes = _receive_header(self._socket)

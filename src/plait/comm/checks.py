@@ -21,8 +21,11 @@ class RankGroup(Protocol):
 
 
 def contiguous(axis: RankGroup, tensor: Tensor) -> Tensor:
-    """The tensor without its graph: communication here is no operation of autograd
+    """The tensor [...] without its graph: communication here is no operation of autograd
     (`transition` is).
+
+    Raises:
+        PlanError: strides that are not contiguous.
     """
     if not tensor.is_contiguous():
         raise PlanError(
@@ -33,7 +36,11 @@ def contiguous(axis: RankGroup, tensor: Tensor) -> Tensor:
 
 
 def flat(axis: RankGroup, op: str, part: Tensor, full: Tensor) -> tuple[Tensor, Tensor]:
-    """Both tensors as one dimension, where `full` has room for the part of every rank."""
+    """Views of both tensors, `part` (n,) and `full` (size * n,): room for the part of every rank.
+
+    Raises:
+        PlanError: another number of elements, two dtypes, or strides that are not contiguous.
+    """
     if full.numel() != axis.size * part.numel() or full.dtype != part.dtype:
         raise PlanError(
             f"{op} on axis {axis.name} of size {axis.size}: the full tensor has {full.numel()} "
@@ -44,7 +51,7 @@ def flat(axis: RankGroup, op: str, part: Tensor, full: Tensor) -> tuple[Tensor, 
 
 
 def check_shapes(axis: RankGroup, op: str, found: Sequence[int], expected: Sequence[int]) -> None:
-    """Raise where a shape is not the expected one."""
+    """Raise `PlanError` where a shape is not the expected one."""
     if tuple(found) != tuple(expected):
         raise PlanError(
             f"{op} on axis {axis.name} of size {axis.size}: shape {tuple(found)} must be "
@@ -53,7 +60,9 @@ def check_shapes(axis: RankGroup, op: str, found: Sequence[int], expected: Seque
 
 
 def check_peer(axis: RankGroup, peer: int, other: bool = False) -> None:
-    """Raise where `peer` is no coordinate of the axis, or this rank where it must be an `other`."""
+    """Raise `PlanError` where `peer` is no coordinate of the axis, or this rank where it must be an
+    `other`.
+    """
     if not 0 <= peer < axis.size or (other and peer == axis.rank):
         raise PlanError(
             f"axis {axis.name} of size {axis.size}: coordinate {peer} is no peer of coordinate "
@@ -62,7 +71,11 @@ def check_peer(axis: RankGroup, peer: int, other: bool = False) -> None:
 
 
 def splits_of(axis: RankGroup, tensor: Tensor, splits: list[int] | None, side: str) -> list[int]:
-    """The rows of `tensor` for each rank: those given, or equal parts."""
+    """The number of rows of `tensor` (rows, ...) for each rank: those given, or equal parts.
+
+    Raises:
+        PlanError: rows that do not divide, or splits that are not `size` counts of all rows.
+    """
     rows = tensor.shape[0]
     if splits is None:
         if rows % axis.size:

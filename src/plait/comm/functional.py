@@ -31,14 +31,20 @@ def transition(tensor: Tensor, axis: Axis, source: Layout, target: Layout) -> Te
     """The tensor of all ranks of `axis`, moved from layout `source` to `target`; differentiable.
 
     Args:
-        tensor: this rank's part: whole under R, I and P; 1/size of dimension d under S(d).
+        tensor: this rank's part: whole [...] under R, I and P; 1/size of dimension d under S(d).
         axis: the line of ranks.
         source: the layout that `tensor` has.
         target: the layout that the result has.
 
+    Returns:
+        This rank's part under `target`, waited for: whole, or 1/size of dimension d under S(d).
+        Collective where the pair of layouts communicates (`comm.transitions`), and so is its
+        backward.
+
     Raises:
         PlanError: a dimension that the tensor lacks or that does not divide by the size of the
-        axis.
+            axis.
+        RankFailed: a peer died, did not answer in time, or called something else.
     """
     return _Transition.apply(tensor, axis, source, target)
 
@@ -57,9 +63,10 @@ class _Transition(torch.autograd.Function):
 
 
 def reduced(tensor: Tensor, axis: Axis, target: Layout) -> Tensor:
-    """The sum of every rank's `tensor`, in new memory: whole, or this rank's shard under S(d).
+    """The sum of every rank's `tensor` [...], in new memory: whole, or this rank's shard under
+    S(d), 1/size of dimension d.
 
-    Not differentiable: the forward of the rows of P.
+    Not differentiable: the forward of the rows of P. Collective.
     """
     if isinstance(target, Sharded):
         return _reduce_scatter(tensor, axis, _dim(tensor, target))
@@ -161,14 +168,15 @@ def _part_length(tensor: Tensor, axis: Axis, dim: int) -> int:
 def compute_and_reduce(
     axis: Axis, target: Layout, shape: Sequence[int], like: Tensor, compute: Compute
 ) -> Tensor:
-    """The sum over the axis of the operand that `compute` writes on each rank.
+    """The sum over the axis of the operand that `compute` writes on each rank. Collective.
 
     Args:
         axis: the ranks that add up.
-        target: R or I for the whole sum, S(d) for this rank's shard of it.
+        target: R or I for the whole sum [*shape], S(d) for this rank's shard of it, 1/size of
+            dimension d.
         shape: of the operand.
-        like: a tensor of the type and device of the operand.
-        compute: writes the operand.
+        like: a tensor of the type and device of the operand; of any shape.
+        compute: writes the operand, into a contiguous tensor of that shape.
     """
     buffer = axis._borrow(shape, like)
     compute(buffer)
@@ -177,9 +185,9 @@ def compute_and_reduce(
 
 def compute_and_shift(axis: Axis, out: Tensor, by: Sequence[int], compute: Compute) -> Work:
     """Send parts round the ring, part i to coordinate `rank + by[i]`, and add those that come to
-    `out`.
+    `out` [...], contiguous.
 
-    `compute` writes the parts, (len(by), *out.shape); `by` is alike on all ranks.
+    `compute` writes the parts, (len(by), *out.shape); `by` is alike on all ranks. Collective.
 
     Raises:
         PlanError: a distance that leads back to this rank.

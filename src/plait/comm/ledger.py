@@ -25,13 +25,13 @@ class MessageSize:
 
     @classmethod
     def of(cls, tensor: Tensor, *, padding: int = 0, control: bool = False) -> MessageSize:
-        """The size of a tensor whose last `padding` elements fill the buffer."""
+        """The size of a tensor [...] whose last `padding` elements fill the buffer."""
         padding_bytes = padding * tensor.element_size()
         return cls(num_bytes(tensor) - padding_bytes, padding_bytes, control)
 
 
 def num_bytes(tensor: Tensor) -> int:
-    """The bytes of the elements of `tensor`."""
+    """The bytes of the elements of `tensor` [...]."""
     return tensor.numel() * tensor.element_size()
 
 

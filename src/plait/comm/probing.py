@@ -35,7 +35,7 @@ STAGED = ("staged_all_reduce", "staged_all_gather", "staged_reduce_scatter")
 
 def probe(world: World, axes: Iterable[AxisName] = ("world",)) -> JsonObject:
     """Measure the device of this rank and the given axes; the times of axes are those of the
-    slowest rank.
+    slowest rank. Collective.
 
     Returns:
         `{"device": {"kind", "threads", "matmul_flops_per_second": {dtype: x},

@@ -63,7 +63,7 @@ class RendezvousState:
         self._changed = threading.Condition()
 
     def announce(self, worker: int) -> None:
-        """The worker will come to the next round."""
+        """Note that the worker will come to the next round."""
         with self._changed:
             self._awaited.add(worker)
 

@@ -16,8 +16,10 @@ from plait.values import AutogradContext
 
 
 class UnevenAllToAll:
-    """One exchange of rows [R, ...] over an axis: `sent[k]` of them to rank k, `received[k]` from
+    """One exchange of rows (R, ...) over an axis: `sent[k]` of them to rank k, `received[k]` from
     it.
+
+    R is the sum of `sent`; the sum of `received` comes. Collective, forward and backward.
     """
 
     def __init__(self, axis: Axis, sent: list[int], received: list[int]) -> None:
@@ -28,12 +30,16 @@ class UnevenAllToAll:
         self._gradient: Tensor | None = None
 
     def start(self, rows: Tensor) -> Tensor:
-        """Start; the result may only be given to `wait`."""
+        """Start with rows (sum of `sent`, ...). The result (sum of `received`, ...) is not filled
+        yet: it may only be given to `wait`.
+        """
         waiting: Tensor = _Start.apply(rows, self)
         return waiting
 
     def wait(self, waiting: Tensor) -> Tensor:
-        """The rows that have come, in the order of the ranks that sent them."""
+        """The rows (sum of `received`, ...) that have come, in the order of the ranks that sent
+        them.
+        """
         rows: Tensor = _Wait.apply(waiting, self)
         return rows
 

@@ -143,7 +143,7 @@ class World:
 
     def regroup(self, mesh: Mesh, rank: int, connect: Callable[[AxisName], Backend]) -> None:
         """Be rank `rank` of another mesh from here on. Axes that have been given out become those
-        of the new one.
+        of the new one. Collective of the new mesh.
         """
         self.mesh = mesh
         self.rank = rank

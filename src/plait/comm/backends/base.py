@@ -63,7 +63,9 @@ class Exposed(Handle):
 
     @abstractmethod
     def of(self, peer: int) -> Tensor:
-        """The tensor of a rank, where it lies: to be read only."""
+        """The tensor of a rank [...], of the shape that was exposed, where it lies: to be read
+        only.
+        """
 
     @abstractmethod
     def leave(self) -> None:
@@ -71,8 +73,11 @@ class Exposed(Handle):
 
 
 class Backend(ABC):
-    """The operations of one line of ranks. `rank` is this rank's coordinate, `size` the number of
-    ranks.
+    """The operations of one line of ranks. `rank` is this rank's coordinate, `size` (N) the number
+    of ranks.
+
+    Shapes: n elements are one rank's part, N * n the whole. `[...]` is any shape, alike on all
+    ranks. All but `send` and `receive` are collective, and every tensor of a call has one dtype.
     """
 
     rank: int
@@ -90,71 +95,86 @@ class Backend(ABC):
         self.paths = paths
 
     def sum_into(self, out: Tensor, rows: Sequence[Tensor]) -> None:
-        """See `sums.sum_into`."""
+        """Add `rows`, tensors (n,), into `out` (n,), as `sums.sum_into` does."""
         sum_into(out, rows, self.paths)
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor) -> Handle:
-        """Sum in place."""
+        """Sum `tensor` [...] in place."""
 
     @abstractmethod
     def reduce_scatter(self, out: Tensor, full: Tensor) -> Handle:
-        """`out` becomes this rank's part of the sum of `full`; it may be that part of `full`
-        itself.
+        """`out` (n,) becomes this rank's part of the sum of `full` (N * n,); it may be that part of
+        `full` itself.
         """
 
     @abstractmethod
     def all_gather(self, full: Tensor, shard: Tensor) -> Handle:
-        """`full` becomes all shards in order; `shard` may be this rank's part of `full` itself."""
+        """`full` (N * n,) becomes all shards (n,) in order; `shard` may be this rank's part of
+        `full` itself.
+        """
 
     def all_reduce_into(self, out: Tensor, source: Tensor) -> Handle:
-        """`out` becomes the sum of `source`, of the same shape and any strides, which stays as it
-        is.
+        """`out` [...] becomes the sum of `source`, of the same shape and any strides, which stays
+        as it is.
         """
         out.copy_(source)
         return self.all_reduce(out)
 
     def all_gather_strided(self, parts: Tensor, shard: Tensor) -> Handle:
-        """`parts[k]` becomes the shard of rank k, both of any strides."""
+        """`parts[k]` becomes the shard of rank k: `parts` (N, ...), `shard` (...), both of any
+        strides.
+        """
         full = torch.empty_like(parts, memory_format=torch.contiguous_format)
         handle = self.all_gather(full.view(-1), shard.reshape(-1))
         return Then([handle], lambda: parts.copy_(full))
 
     def reduce_scatter_strided(self, out: Tensor, parts: Tensor) -> Handle:
-        """`out`, contiguous, becomes the sum of every rank's `parts[rank]`, of any strides."""
+        """`out` (...), contiguous, becomes the sum of every rank's `parts[rank]`: `parts` (N, ...)
+        of any strides.
+        """
         return self.reduce_scatter(out.view(-1), parts.reshape(-1))
 
     @abstractmethod
     def all_to_all(
         self, out: Tensor, source: Tensor, out_splits: list[int], source_splits: list[int]
     ) -> Handle:
-        """Rows (of dimension 0) by splits, in the order of coordinates."""
+        """Rows (of dimension 0) by splits, in the order of coordinates.
+
+        `source` (sum of source_splits, ...) goes, `source_splits[k]` rows to rank k; `out` (sum of
+        out_splits, ...) is filled by `out_splits[k]` rows of rank k.
+        """
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, root: int) -> Handle:
-        """The tensor of `root`, everywhere, in place."""
+        """The tensor [...] of `root`, everywhere, in place."""
 
     @abstractmethod
     def reduce(self, tensor: Tensor, root: int) -> Handle:
-        """The sum, at `root`, in place; what the other ranks then hold is undefined."""
+        """The sum of `tensor` [...], in place at `root`. The contents on other ranks are undefined
+        afterwards.
+        """
 
     @abstractmethod
     def send(self, tensor: Tensor, to: int, tag: int) -> Handle:
-        """To one rank; matched with `receive` in order of issue, for each pair of ranks and tag."""
+        """Send `tensor` [...] to one rank; matched with `receive` in order of issue, for each pair
+        of ranks and tag.
+        """
 
     @abstractmethod
     def receive(self, tensor: Tensor, source: int, tag: int) -> Handle:
-        """From one rank, into `tensor`."""
+        """Fill `tensor` [...] from one rank."""
 
     @abstractmethod
     def exchange(self, out: Tensor, tensor: Tensor, to: int, source: int) -> Handle:
-        """Send to one rank and receive from another at once."""
+        """Send `tensor` [...] to one rank and receive `out` [...] from another at once."""
 
     def exchange_and_add(
         self, out: Tensor, parts: Tensor, peers: Sequence[tuple[int, int]]
     ) -> Handle:
-        """Send `parts[i]` to the first of `peers[i]`, add what comes from the second to `out`; all
-        ranks call it together.
+        """Send `parts[i]` to the first of `peers[i]`, add what comes from the second to `out`.
+
+        `out` is [...], `parts` (len(peers), ...); both are contiguous. All ranks call it together.
         """
         taken = torch.empty_like(parts)
         works = [
@@ -169,8 +189,8 @@ class Backend(ABC):
         return False
 
     def expose(self, tensor: Tensor) -> Exposed:
-        """Let every rank read this rank's `tensor`, and read theirs, of the same shape; only where
-        `can_expose`.
+        """Let every rank read this rank's `tensor` [...], and read theirs, of the same shape; only
+        where `can_expose`.
         """
         raise NotImplementedError
 
@@ -183,8 +203,8 @@ class Backend(ABC):
         """Small picklable things of all ranks, in order: for control, not for data."""
 
     def empty(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Uninitialised memory, such that operations on it are as fast as this backend can make
-        them.
+        """Uninitialised memory (numel,), such that operations on it are as fast as this backend can
+        make them.
         """
         return torch.empty(numel, dtype=dtype, device=device)
 

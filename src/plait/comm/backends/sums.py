@@ -20,7 +20,7 @@ HALVES = frozenset({torch.bfloat16, torch.float16})
 
 def sum_into(out: Tensor, rows: Sequence[Tensor], paths: Paths | None = None) -> None:
     """`out = ((rows[0] + rows[1]) + rows[2]) + ...`, all (n,), at least two rows; `out` may be one
-    of the rows.
+    of the rows. `paths` may set the size of a block, in bytes.
     """
     if out.dtype not in HALVES and len(rows) == 2:
         torch.add(rows[0], rows[1], out=out)

@@ -39,7 +39,11 @@ ELEMENTWISE_ONLY = frozenset(name for name in STRATEGIES if facts.STRATEGIES[nam
 
 
 def make(name: str, units: Sequence[Unit], group: DataGroup) -> DataStrategy:
-    """The strategy that a plan calls `name`, over the parameters of `units`."""
+    """The strategy that a plan calls `name`, over the parameters of `units`.
+
+    Raises:
+        PlanError: no strategy has that name.
+    """
     if name not in STRATEGIES:
         raise PlanError(f"no data strategy is called '{name}'; {nearest(name, STRATEGIES)}")
     return STRATEGIES[name](units, group)

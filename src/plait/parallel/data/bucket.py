@@ -62,13 +62,15 @@ class SlotRange:
 
     def view(self, flat: Tensor) -> Tensor:
         """The part's elements inside `flat`, the buffer of the range: in the parameter's shape if
-        whole, else 1-D.
+        whole, else (numel,). A view.
         """
         piece = flat[self.offset : self.offset + self.numel]
         return piece.view(self.slot.shape) if self.whole else piece
 
     def shard(self, tensor: Tensor) -> Shard:
-        """The shard of this rank's parameter that the part is, with the values of `tensor`."""
+        """The shard of this rank's parameter that the part is, with the values of `tensor`: `numel`
+        elements in any shape.
+        """
         shape = tuple(self.slot.shape)
         values = tensor.detach().reshape(-1)
         return Shard(self.slot.name, shape, Box.whole(shape), self.start, self.stop, values)
@@ -78,6 +80,8 @@ class SlotRange:
 class Bucket:
     """The layout of one flat buffer. It owns no memory: strategies decide which buffers live, and
     when.
+
+    Shapes: the full buffer is (padded_numel,), a rank's shard (shard_numel,).
     """
 
     name: str
@@ -86,7 +90,7 @@ class Bucket:
 
     @classmethod
     def of(cls, name: str, params: Sequence[tuple[str, nn.Parameter]], num_shards: int) -> Bucket:
-        """Lay the named parameters end to end."""
+        """Lay the named parameters, of any shapes, end to end for `num_shards` shards."""
         slots = []
         offset = 0
         for param_name, param in params:
@@ -115,11 +119,13 @@ class Bucket:
         return self.padded_numel - self.numel
 
     def shard(self, flat: Tensor, index: int) -> Tensor:
-        """Shard `index` of a full flat buffer, as a view."""
+        """Shard `index` (shard_numel,) of a full flat buffer (padded_numel,), as a view."""
         return flat[index * self.shard_numel : (index + 1) * self.shard_numel]
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Each parameter's elements inside a full flat buffer, in the parameter's shape."""
+        """Each parameter's elements inside a flat buffer of at least (numel,), as a view in the
+        parameter's shape.
+        """
         return [flat[slot.offset : slot.stop].view(slot.shape) for slot in self.slots]
 
     def parts(self, start: int, stop: int) -> Iterator[SlotRange]:

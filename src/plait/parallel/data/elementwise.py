@@ -32,6 +32,9 @@ _STEPS = 3
 def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str) -> None:
     """Raise `OptimizerError` unless the optimizer updates a matrix and the two halves of its
     elements alike.
+
+    `make_optimizer` is tried on parameters (4, 6), and on (10,) and (14,), for three steps on the
+    CPU.
     """
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(_ROWS, _COLUMNS, generator=generator)

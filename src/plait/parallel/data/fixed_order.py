@@ -23,7 +23,9 @@ from plait.parallel.data.gradients import BucketState, PersistentGradients
 
 
 class TreeSum:
-    """Adds tensors one after the other, in the order of the tree; keeps one a level."""
+    """Adds tensors of one shape [...], one after the other, in the order of the tree; keeps one a
+    level.
+    """
 
     def __init__(self) -> None:
         self._subtrees: list[tuple[int, Tensor]] = []
@@ -33,7 +35,7 @@ class TreeSum:
         self._subtrees.clear()
 
     def add(self, leaf: Tensor) -> None:
-        """Take the next leaf; it is kept or overwritten."""
+        """Take the next leaf [...], not the last; it is kept or overwritten."""
         level = 0
         total = leaf
         while self._subtrees and self._subtrees[-1][0] == level:
@@ -43,7 +45,7 @@ class TreeSum:
         self._subtrees.append((level, total))
 
     def end(self, last: Tensor) -> None:
-        """Leave the sum of all leaves in `last`, which is the last of them."""
+        """Leave the sum of all leaves in `last` [...], which is the last of them."""
         for _, earlier in reversed(self._subtrees):
             torch.add(earlier, last, out=last)
         self.clear()
@@ -77,7 +79,9 @@ class FixedOrderGradients(PersistentGradients):
 class FixedOrderScatter:
     """A reduce-scatter in the tree: each rank gets all ranks' parts of its shard, and adds them.
 
-    It sends what any reduce-scatter sends. The buffer of the parts is one bucket more of memory.
+    `full` is (N * n,) on each of N ranks, `out` (n,) is this rank's part. The call is collective,
+    and may write into that part of `full`. It sends what any reduce-scatter sends. The buffer of
+    the parts is one bucket more of memory.
     """
 
     def __init__(self, axis: Axis, out: Tensor, full: Tensor) -> None:
@@ -102,7 +106,8 @@ class FixedOrderScatter:
 
 
 class FixedOrderReduce:
-    """An all-reduce in the tree: the scatter, and a gather of the shards.
+    """An all-reduce of `flat` (N * n,) over N ranks in the tree: the scatter, and a gather of the
+    shards.
 
     All ranks must wait for their reductions in the order in which they began them.
     """
@@ -123,5 +128,7 @@ class FixedOrderReduce:
 
 
 def fixed_order_all_reduce(axis: Axis, flat: Tensor, padding: int) -> Waitable:
-    """Sum `flat` (its length a multiple of the axis) over the axis in place, in the tree."""
+    """Sum `flat` (numel,), its length a multiple of the axis, over the axis in place, in the tree.
+    Collective; the sum is there after `wait`.
+    """
     return FixedOrderReduce(axis, flat)

@@ -34,11 +34,13 @@ class GatherOrder:
             self._names.append(name)
 
     def marks(self) -> list[float]:
-        """One, the number of this order, and its square: to be summed over the ranks."""
+        """One, the number of this order, and its square: three numbers, to be summed over the
+        ranks.
+        """
         return [1.0, float(self._number), float(self._number**2)]
 
     def check(self, sums: Sequence[float]) -> None:
-        """Raise `ModelError` unless the sums are those of ranks with one order."""
+        """Raise `ModelError` unless the sums of `marks` over the ranks are those of one order."""
         count, total, squares = (round(value) for value in sums)
         if count * squares != total**2:
             raise ModelError(f"this rank called {', '.join(self._names)} ...; {_ADVICE}")

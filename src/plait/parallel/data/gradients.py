@@ -40,7 +40,9 @@ class BucketState:
     missing: int = 0  # gradients that the running backward has not brought yet
 
     def attach(self, grad: Tensor) -> None:
-        """Use `grad` as the flat buffer of the bucket's gradients; its elements are stale."""
+        """Use `grad` (padded_numel,) as the flat buffer of the bucket's gradients; its elements are
+        stale.
+        """
         self.grad, self.views = grad, self.bucket.views(grad)
         self.stale = set(range(len(self.views)))
 
@@ -75,7 +77,7 @@ class MainGrad:
         return self._state.views[self._index].dtype
 
     def add_product(self, left: Tensor, right: Tensor) -> None:
-        """Add left @ right, two matrices."""
+        """Add left (rows, k) @ right (k, columns) to a gradient (rows, columns)."""
         view = self._state.views[self._index]
         state = self._state
         if self._is_first():
@@ -85,7 +87,7 @@ class MainGrad:
         state.touched.add(self._index)
 
     def add(self, grad: Tensor) -> None:
-        """Add a tensor of the parameter's shape."""
+        """Add a tensor of the parameter's shape [...]."""
         view = self._state.views[self._index]
         state = self._state
         if self._is_first():
@@ -123,11 +125,13 @@ class GradientStore(ABC):
 
     @abstractmethod
     def take(self, state: BucketState, index: int, param: Tensor) -> None:
-        """The gradient of slot `index` is complete for this micro-batch."""
+        """The gradient of slot `index`, `param.grad` in its shape, is complete for this
+        micro-batch.
+        """
 
     @abstractmethod
     def collect(self, state: BucketState) -> None:
-        """Have the whole bucket's gradients in `state.grad`, ready to be reduced."""
+        """Have the whole bucket's gradients in `state.grad` (padded_numel,), to be reduced."""
 
     @property
     @abstractmethod

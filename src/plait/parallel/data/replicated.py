@@ -31,13 +31,15 @@ from plait.parallel.data.units import Unit
 
 
 class AllReduce(Protocol):
-    """Sums `flat` over the axis in place; `padding` of its last elements belong to no parameter."""
+    """Sums `flat` (padded_numel,) over the axis in place; `padding` of its last elements belong to
+    no parameter. Collective.
+    """
 
     def __call__(self, axis: Axis, flat: Tensor, padding: int) -> Waitable: ...
 
 
 def native_all_reduce(axis: Axis, flat: Tensor, padding: int) -> Waitable:
-    """The backend's own all-reduce."""
+    """The backend's own all-reduce of `flat` (padded_numel,), in place. Collective."""
     return axis.all_reduce(flat, padding=padding)
 
 
@@ -82,17 +84,21 @@ class ReplicatedParameters(DataStrategy):
 
     @property
     def masters(self) -> list[Tensor]:
-        """The values that the optimizer updates, a flat buffer a bucket."""
+        """The values that the optimizer updates, a flat buffer (padded_numel,) a bucket in master
+        precision.
+        """
         return self._masters
 
     @property
     def flats(self) -> list[Tensor]:
-        """The weights that the next update changes, a flat buffer a bucket."""
+        """The weights that the next update changes, a flat buffer (padded_numel,) a bucket."""
         return self._flats
 
     def renew(self, memory: list[Tensor] | None) -> None:
         """Keep the weights in other buffers from here on; nothing is written into the old ones any
         more.
+
+        `memory` has a buffer (padded_numel,) a bucket; without it new ones are made.
         """
         old = self._flats
         self._flats = [torch.empty_like(flat) for flat in old] if memory is None else memory
@@ -104,7 +110,9 @@ class ReplicatedParameters(DataStrategy):
             piece.value.data = piece.part.view(self._masters[piece.state.index])
 
     def show(self, flats: list[Tensor]) -> None:
-        """Let the modules see the weights in `flats`, of this version or an older one."""
+        """Let the modules see the weights in `flats`, of this version or an older one:
+        (padded_numel,) a bucket.
+        """
         for state, flat in zip(self.states, flats, strict=True):
             for slot, view in zip(state.bucket.slots, state.bucket.views(flat), strict=True):
                 bind(slot.param, view)
@@ -140,6 +148,7 @@ class ReplicatedParameters(DataStrategy):
 
     def squared_norm(self, weight: Weight | None = None) -> Tensor:
         """The squared norm of this rank's share of each bucket: all ranks hold the same sums.
+        0-dim, float64.
 
         Where gradients are not summed, the squared norm of this rank's own.
         """

@@ -24,10 +24,12 @@ SEGMENT_BYTES = 1 << 20
 
 
 class RingAllReduce:
-    """A ring all-reduce under way: step 0 is on its way from the start, the others follow in
-    `wait`.
+    """A ring all-reduce of `flat` (N * n,) under way on N ranks. Step 0 is on its way from the
+    start, the others follow in `wait`.
 
     All ranks must wait for their rings in the order in which they began them.
+
+    Source: Patarasuk and Yuan 2009.
     """
 
     def __init__(self, axis: Axis, flat: Tensor, padding: int) -> None:
@@ -108,5 +110,9 @@ class _RingExchange:
 
 
 def ring_all_reduce(axis: Axis, flat: Tensor, padding: int) -> Waitable:
-    """Sum `flat` (its length a multiple of the axis) over the axis in place, around a ring."""
+    """Sum `flat` (numel,), its length a multiple of the axis, over the axis in place, around a
+    ring. Collective; the sum is there after `wait`.
+
+    `padding` of its last elements belong to no parameter, and are counted apart.
+    """
     return RingAllReduce(axis, flat, padding)

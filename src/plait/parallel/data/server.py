@@ -35,6 +35,8 @@ def spread_keys(num_elements: Sequence[int], num_servers: int) -> list[int]:
     """The server of each key: the largest first, each to the server that has the fewest elements so
     far.
 
+    `num_elements` has the size of each key.
+
     >>> spread_keys([4, 3, 3, 2], 2)
     [0, 1, 1, 0]
     """
@@ -75,6 +77,10 @@ class _Push:
 class ParameterServer(DataStrategy):
     """`dpN:server`. One bucket a server; a server owns the whole of its keys, so any optimizer
     works.
+
+    Shapes: the weights of each bucket are (numel,) on every rank, its masters on its server alone.
+
+    Source: Li et al. 2014.
     """
 
     def __init__(self, units: Sequence[Unit], group: DataGroup) -> None:
@@ -155,7 +161,7 @@ class ParameterServer(DataStrategy):
 def keys_by_server(
     params: Sequence[tuple[str, nn.Parameter]], num_servers: int
 ) -> list[list[tuple[str, nn.Parameter]]]:
-    """The named parameters of each server."""
+    """The named parameters of each server, spread by `spread_keys`."""
     server_of_key = spread_keys([param.numel() for _, param in params], num_servers)
     by_server: list[list[tuple[str, nn.Parameter]]] = [[] for _ in range(num_servers)]
     for named, server in zip(params, server_of_key, strict=True):

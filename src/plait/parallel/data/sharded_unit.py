@@ -46,7 +46,9 @@ class UnitState(Enum):
 
 
 class GatheredBucket:
-    """The memory of one bucket: its shard, and the full flat buffer that comes and goes."""
+    """The memory of one bucket: this rank's shard (shard_numel,), and the full flat buffer
+    (padded_numel,) that comes and goes.
+    """
 
     def __init__(self, bucket: Bucket, group: DataGroup) -> None:
         self.bucket = bucket
@@ -60,7 +62,7 @@ class GatheredBucket:
         self.free()
 
     def gather(self) -> None:
-        """Give the buffer its bytes, and start the all-gather that fills them."""
+        """Give the buffer its bytes, and start the all-gather that fills them. Collective."""
         self._full.untyped_storage().resize_(self._bytes)
         self._work = self._axis.all_gather(self._full, self.shard, padding=self.bucket.padding)
 
@@ -76,7 +78,11 @@ class GatheredBucket:
 
 
 class ShardedUnit:
-    """The buckets of one unit (trainable, frozen), which are gathered and freed together."""
+    """The buckets of one unit (trainable, frozen), which are gathered and freed together.
+
+    `prefetch`, `unshard`, `take` and `reshard` are called in one order on all ranks, for they start
+    or wait for all-gathers.
+    """
 
     def __init__(self, unit: Unit, index: int, buckets: Sequence[GatheredBucket]) -> None:
         self.unit = unit

@@ -28,8 +28,9 @@ def _unnamed(action: str) -> AbstractContextManager[None]:
 class MasterShards:
     """This rank's shard of every bucket in master precision, cut into the optimizer's pieces.
 
-    `shards` are the shards in the parameters' precision. Where the precision is the same, the
-    master is that very memory. Otherwise it is memory of its own (on the host, with `offload`).
+    `shards` are the shards (shard_numel,) in the parameters' precision, one a bucket. Where the
+    precision is the same, the master is that very memory. Otherwise it is memory of its own (on the
+    host, with `offload`).
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class MasterShards:
             ]
 
     def load(self, state: BucketState, index: int, value: Tensor) -> None:
-        """Keep this rank's elements of the full value of slot `index`."""
+        """Keep this rank's elements of `value`, the full parameter of slot `index` in its shape."""
         slot = state.bucket.slots[index]
         for part in state.bucket.shard_parts(self._group.shard.rank):
             if part.slot is slot:
@@ -63,7 +64,9 @@ class MasterShards:
                     flat[part.offset : part.offset + part.numel].copy_(elements)
 
     def bind_gradients(self, grads: Sequence[Tensor]) -> None:
-        """Let every piece's gradient be its elements of the reduced shards."""
+        """Let every piece's gradient be its elements of the reduced shards, `grads`: (shard_numel,)
+        a bucket.
+        """
         for piece in self.pieces:
             grad = piece.part.view(grads[piece.state.index])
             piece.value.grad = (
@@ -89,7 +92,7 @@ class ShardedGradients:
 
     Attributes:
         store: where gradients lie before they are reduced.
-        shards: this rank's reduced gradients, one a bucket.
+        shards: this rank's reduced gradients (shard_numel,), one a bucket, in master precision.
     """
 
     def __init__(
@@ -126,7 +129,9 @@ class ShardedGradients:
         return state.grad
 
     def launch(self, state: BucketState) -> None:
-        """Start the reduce-scatter of a complete bucket."""
+        """Start the reduce-scatter of a complete bucket: (padded_numel,) to (shard_numel,).
+        Collective.
+        """
         full = self._full(state)
         axis = self._group.shard
         own = state.bucket.shard(full, axis.rank)
@@ -148,7 +153,7 @@ class ShardedGradients:
         state.detach()
 
     def finish(self) -> None:
-        """Have every shard's sum over the axis, and over the replicas of the shard."""
+        """Have every shard's sum over the axis, and over the replicas of the shard. Collective."""
         with self._naming("waits for the sums of its gradients"):
             wait_all([self._works[index] for index in sorted(self._works)])
         self._works.clear()
@@ -161,7 +166,9 @@ class ShardedGradients:
         return self._group.replicate.all_reduce(self.shards[state.index], padding=padding)
 
     def live_tensors(self) -> dict[str, list[Tensor]]:
-        """Gradients and buffers that live between steps."""
+        """Gradients and buffers that live between steps, each flat. Gradients are shards
+        (shard_numel,) where they are pooled, else whole (padded_numel,).
+        """
         if self._pool is not None:
             return {"gradients": list(self.shards), "buffers": list(self._pool.buffers)}
         return {"gradients": [self._full(state) for state in self._states]}

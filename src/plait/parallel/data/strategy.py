@@ -89,10 +89,10 @@ class Replicas:
 class OptimizerShard:
     """The elements [part.start, part.stop) of one parameter that this rank's optimizer owns.
 
-    `value` is what the optimizer updates (master precision; in the parameter's shape when the piece
-    is the whole parameter, else 1-D). Its `.grad` is set by `DataStrategy.reduce`. `replicas` are
-    the ranks that own the same elements. A tied copy is owned by an earlier pipeline stage too,
-    which saves and counts it.
+    `value` is what the optimizer updates (master precision). It has the parameter's shape when the
+    piece is the whole parameter, else (numel,). Its `.grad` is set by `DataStrategy.reduce`.
+    `replicas` are the ranks that own the same elements. A tied copy is owned by an earlier pipeline
+    stage too, which saves and counts it.
     """
 
     name: str
@@ -153,15 +153,21 @@ class DataStrategy(ABC):
 
     @abstractmethod
     def reduce(self) -> None:
-        """Sum every gradient of this step over the axis, and bind `piece.value.grad`."""
+        """Sum every gradient of this step over the axis, and bind `piece.value.grad`, in the shape
+        of `piece.value`. Collective.
+        """
 
     @abstractmethod
     def publish(self) -> None:
-        """Let every rank see the updated values of all shards."""
+        """Let every rank see the updated values of all shards. Collective under `server`, `zero1`
+        and `zero2`; `zero3` gathers in the next forward.
+        """
 
     @abstractmethod
     def load(self, state: BucketState, index: int, value: Tensor) -> None:
-        """Give slot `index` its value, the full parameter; elements of other ranks are dropped."""
+        """Give slot `index` its value, the full parameter in its shape; elements of other ranks are
+        dropped.
+        """
 
     @property
     @abstractmethod
@@ -192,20 +198,28 @@ class DataStrategy(ABC):
         return self.reducer.main_grads()
 
     def frozen_shards(self) -> list[Shard]:
-        """This rank's shards of frozen parameters that the strategy has sharded."""
+        """This rank's shards of frozen parameters that the strategy has sharded; empty where they
+        are whole.
+        """
         return []
 
     @abstractmethod
     def live_tensors(self) -> dict[str, list[Tensor]]:
-        """The tensors that live between steps, under `parameters`, `gradients`, `optimizer` and
+        """The tensors that live between steps, by `parameters`, `gradients`, `optimizer` and
         `buffers`.
+
+        Each is flat: a bucket's buffer (padded_numel,), or this rank's shard of it (shard_numel,).
+        A buffer that buckets share is of the size of the largest.
         """
 
 
 def weighted_squared_norm(
     grads: Iterable[tuple[str, Tensor]], device: torch.device, weight: Weight | None
 ) -> Tensor:
-    """The sum of squares of all elements, each times the weight of its name. 0-dim, float64."""
+    """The sum of squares of all elements, each times the weight of its name. 0-dim, float64.
+
+    `grads` are (name, tensor [...]) of this rank alone; nothing is sent.
+    """
     if weight is None:
         return squared_norm((grad for _, grad in grads), device)
     by_weight: dict[float, list[Tensor]] = {}
@@ -218,7 +232,7 @@ def weighted_squared_norm(
 
 
 def squared_norm(grads: Iterable[Tensor], device: torch.device) -> Tensor:
-    """The sum of squares of all elements. 0-dim, float64."""
+    """The sum of squares of all elements of tensors [...]. 0-dim, float64; nothing is sent."""
     total = torch.zeros((), dtype=torch.float64, device=device)
     for grad in grads:
         flat = grad.reshape(-1)
@@ -229,7 +243,9 @@ def squared_norm(grads: Iterable[Tensor], device: torch.device) -> Tensor:
 def make_states(
     units: Sequence[Unit], num_shards: int, *, frozen: bool = False
 ) -> list[BucketState]:
-    """One bucket a unit, in the order in which backward completes them: the last unit first."""
+    """One bucket a unit, in the order in which backward completes them: the last unit first. Units
+    without such parameters have none.
+    """
     states: list[BucketState] = []
     for unit in reversed(units):
         params = unit.frozen if frozen else unit.trainable
@@ -241,12 +257,16 @@ def make_states(
 def make_optimizer_shard(
     state: BucketState, part: SlotRange, flat: Tensor, group: DataGroup, replicas: Replicas
 ) -> OptimizerShard:
-    """The optimizer's piece of `flat`, the master values of the range that `part` is placed in."""
+    """The optimizer's piece of `flat`, the master values of the range that `part` is placed in.
+
+    `flat` is a bucket's buffer (padded_numel,) or a shard of it (shard_numel,). The piece is a
+    view.
+    """
     name = part.slot.name
     value = nn.Parameter(part.view(flat))
     return OptimizerShard(name, part, value, state, replicas, name in group.tied_copies)
 
 
 def bind(slot_param: nn.Parameter, view: Tensor) -> None:
-    """Let a module's parameter be `view`."""
+    """Let a module's parameter be `view`, of the parameter's shape."""
     slot_param.data = view

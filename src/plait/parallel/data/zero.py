@@ -28,6 +28,9 @@ from plait.parallel.data.units import Unit
 class ShardedUpdate(DataStrategy):
     """Whole parameters on every rank; optimizer state, and with `shard_gradients` the gradients, in
     shards.
+
+    Shapes: a bucket's parameters are (padded_numel,), this rank's masters (shard_numel,). Source:
+    Rajbhandari et al. 2020, section 5.
     """
 
     def __init__(self, units: Sequence[Unit], group: DataGroup, *, shard_gradients: bool) -> None:
@@ -86,10 +89,12 @@ class ShardedUpdate(DataStrategy):
 
 
 def zero1(units: Sequence[Unit], group: DataGroup) -> ShardedUpdate:
-    """`dpN:zero1`: shard the optimizer state."""
+    """`dpN:zero1`: shard the optimizer state (P_os, Rajbhandari et al. 2020, section 5.1)."""
     return ShardedUpdate(units, group, shard_gradients=False)
 
 
 def zero2(units: Sequence[Unit], group: DataGroup) -> ShardedUpdate:
-    """`dpN:zero2`: shard the optimizer state and the gradients."""
+    """`dpN:zero2`: shard the optimizer state and the gradients (P_os+g, Rajbhandari et al. 2020,
+    section 5.2).
+    """
     return ShardedUpdate(units, group, shard_gradients=True)

@@ -40,7 +40,11 @@ from plait.torch_internals import in_backward, no_dispatch_modes
 
 
 class Zero3(DataStrategy):
-    """`dpN:zero3`."""
+    """`dpN:zero3`. A rank keeps (shard_numel,) of every bucket; (padded_numel,) is there while its
+    unit is used.
+
+    Source: Rajbhandari et al. 2020, section 5.3 (P_os+g+p).
+    """
 
     def __init__(self, units: Sequence[Unit], group: DataGroup) -> None:
         super().__init__(group)

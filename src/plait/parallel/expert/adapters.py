@@ -41,7 +41,11 @@ def matrices(name: str, wrapper: Any) -> Iterator[tuple[str, nn.Module, int]]:
 def cut_of(
     shape: tuple[int, ...], place: int, num_experts: int, rank: int, size: int
 ) -> tuple[tuple[int, ...], Box, tuple[int, ...]]:
-    """A view of a matrix with the experts apart, a rank's box in it, and that rank's shape."""
+    """A view of a matrix with the experts apart, a rank's box in it, and that rank's shape.
+
+    `shape` is (E r, in) where experts are outermost (`place` 0), and (out, r E) where they are
+    innermost (1). The view is (E, r, in) or (out, r, E).
+    """
     each = num_experts // size
     first, second = shape
     if place == 0:

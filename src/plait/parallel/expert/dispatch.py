@@ -36,11 +36,17 @@ class ExpertExchange(Exchange):
         self.placement: ExpertPlacement | None = None
 
     def place(self, placement: ExpertPlacement | None) -> None:
-        """Where experts are computed from now on; alike on every rank of the axis."""
+        """Set where experts are computed from now on; alike on every rank of the axis. None is at
+        home.
+        """
         self.placement = placement
 
     def dispatch(self, rows: Tensor, counts: Tensor) -> DispatchHandle:
-        """Tell every rank what comes, and let the rows start."""
+        """Tell every rank what comes, and let the rows start. Collective.
+
+        `rows` [R, D] are this rank's, sorted by expert; `counts` [experts, on all ranks] say how
+        many each gets.
+        """
         size = self.groups.whole.size
         order = None
         sent = counts.to(torch.int64)

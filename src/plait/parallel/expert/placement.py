@@ -38,7 +38,9 @@ class ExpertPlacement:
         return found
 
     def rank_loads(self, load: Sequence[float]) -> list[float]:
-        """The load of each rank when the copies of an expert share its tokens evenly."""
+        """The load of each rank when the copies of an expert share its tokens evenly, from `load`
+        of each expert.
+        """
         copies = self.copies
         return [sum(load[expert] / copies[expert] for expert in rank) for rank in self.experts]
 

@@ -59,7 +59,8 @@ def fix(layers: Sequence[MixtureOfExperts], how: str) -> None:
 
 
 def choose(layer: MixtureOfExperts, rows: Sequence[float]) -> ProductChoice:
-    """Measure on random rows, and let the layer use the fastest method from now on.
+    """Measure on random rows, and let the layer use the fastest method from now on. Nothing is
+    sent.
 
     `rows` [experts, on all ranks]: how many a forward of one rank has for each. An expert here
     meets those of all ranks that share it.

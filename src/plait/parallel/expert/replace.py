@@ -84,7 +84,9 @@ class Placer:
             self._seen = {}
 
     def rank_loads(self, name: str, load: Sequence[float]) -> list[float]:
-        """The tokens of one layer that each rank of the expert axis computes."""
+        """The tokens of one layer that each rank of the expert axis computes, from `load` [E] of
+        all experts.
+        """
         return self._layout(name, len(load)).rank_loads(load)
 
     def _layout(self, name: str, num_experts: int) -> ExpertPlacement:

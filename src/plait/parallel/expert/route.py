@@ -48,7 +48,9 @@ class AllToAllRoute(ABC):
 
     @abstractmethod
     def start(self, rows: Tensor) -> Tensor:
-        """Let rows [R, ...] start; the result may only be given to `wait`."""
+        """Let rows [R, ...] start; the result may only be given to `wait`. Collective, as are
+        `wait` and `undo`.
+        """
 
     @abstractmethod
     def wait(self, waiting: Tensor) -> Tensor:
@@ -56,12 +58,14 @@ class AllToAllRoute(ABC):
 
     @abstractmethod
     def undo(self, rows: Tensor) -> Tensor:
-        """Rows as they arrived -> rows as they were sent: the inverse of start and wait."""
+        """Rows as they arrived [received.sum(), ...] -> rows as they were sent [R, ...]: the
+        inverse of start and wait.
+        """
 
 
 def make_route(groups: AllToAllGroups, sent: Tensor) -> AllToAllRoute:
-    """For `sent` [ranks, n] rows to each rank. Collective: the ranks tell each other these
-    numbers.
+    """The route for `sent` [ranks, n] rows to each rank and expert there. Collective: the ranks
+    tell each other these numbers.
     """
     if groups.inside is None or groups.across is None:
         return DirectRoute(groups.whole, sent)

@@ -25,17 +25,21 @@ class SequenceCut(Protocol):
     axis: Axis
 
     def positions(self, rank: int | None = None) -> Tensor:
-        """Positions (int64) of a rank's tokens in the whole sequence; of this rank without one."""
+        """Positions [S here] (int64) of a rank's tokens in the whole sequence; of this rank without
+        one.
+        """
         ...
 
     def order(self) -> Tensor:
-        """For each position, where it stands among the parts of all ranks laid end to end."""
+        """For each position [S], where it stands among the parts of all ranks laid end to end."""
         ...
 
 
 class RankRouterContext(RouterContext):
     """The context of all routers of one rank. `tokens` is the axis over which ranks have other
     tokens.
+
+    Its sums and gathers are collective: over `tokens`, or over the axis of `sequence`.
     """
 
     def __init__(self, tokens: Axis, sequence: SequenceCut | None = None) -> None:

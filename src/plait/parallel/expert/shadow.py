@@ -51,7 +51,9 @@ class ShadowedExperts:
         self._slots = torch.tensor(slots)
 
     def __call__(self, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The weights of the slots. All exchanges start before the first is waited for."""
+        """The weights [slots here, ...] of each tensor [experts at home, ...]. All exchanges start
+        before the first is waited for.
+        """
         under_way = []
         for weight in weights:
             exchange = UnevenAllToAll(self._axis, self._sent, self._received)
