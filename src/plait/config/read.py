@@ -7,7 +7,6 @@ types, which no user of a TOML file has heard of.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
@@ -25,6 +24,7 @@ from plait.config.model import (
     TransformerConfig,
 )
 from plait.config.sections import SCHEMAS, Data, Eval, MixturePart, ParameterGroup, Train
+from plait.config.suggestions import ELSEWHERE, nearest_key
 from plait.errors import nearest
 from plait.values import JsonMapping, JsonObject, JsonValue
 
@@ -32,18 +32,6 @@ AnySection = TypeVar("AnySection", bound=BaseModel)
 
 SECTIONS: Final = ("model", *SCHEMAS)
 SEQ_LEN: Final = 128
-
-ELSEWHERE: Final = {
-    "precision": "the plan says it: [plan] text = 'dp1 precision:bf16'",
-    "dtype": "the plan says it: [plan] text = 'dp1 precision:bf16'",
-    "micro_batches": "the plan says it: [plan] text = 'dp1 mb4'",
-    "gradient_accumulation_steps": "the plan says it: [plan] text = 'dp1 mb4'",
-    "remat": "the plan says it: [plan] text = 'dp1 remat:full'",
-    "compile": "the plan says it: [plan] text = 'dp1 compile'",
-    "batch_size": "did you mean 'global_batch' (samples a step, over all ranks)?",
-    "learning_rate": "did you mean 'lr'?",
-}
-"""Keys that people look for in `[train]`, and where they are."""
 
 
 def read_model(table: Mapping[str, object], faults: list[str]) -> ModelSection | None:
@@ -181,7 +169,7 @@ def _sentence(
     path = f"{section}.{key}"
     kind = details[0]["type"]
     if kind == "extra_forbidden":
-        return f"unknown key {path}; {_where_is(section, key, schema)}"
+        return f"unknown key {path}; {where_is(section, key, schema)}"
     if value is None and schema is HuggingFaceConfig and key == "config":
         return f"{path} is missing; give the path of a config.json, or a table of its keys"
     if value is None:
@@ -198,28 +186,23 @@ def _sentence(
     return sentence
 
 
-def _where_is(section: str, key: str, schema: type[BaseModel]) -> str:
-    near = nearest_key(section, key, schema.model_fields)
+def where_is(
+    section: str, key: str, schema: type[BaseModel], more_known: Iterable[str] = ()
+) -> str:
+    """The clause on a key that a section does not have: the one that was meant, or whose it is."""
+    near = nearest_key(section, key, [*schema.model_fields, *more_known])
     if not near.startswith("known"):
         return near
-    for other, known in SCHEMAS.items():
-        if other != section and key in known.model_fields:
-            return f"it belongs to [{other}]"
+    families = [name for name, known in MODELS.items() if key in known.model_fields]
+    others = [name for name, known in SCHEMAS.items() if key in known.model_fields]
+    owners = [f"[{name}]" for name in others if name != section]
+    if families and section != "model":
+        owners = ["[model]", *owners]
+    if owners:
+        return f"it belongs to {' or '.join(owners)}"
     if schema in _TABLES:
         return _TABLES[schema].replace("KEY", key)
-    families = [name for name, known in MODELS.items() if key in known.model_fields]
-    if not families:
-        return near
-    return (
-        f"it is a key of {', '.join(families)}" if section == "model" else "it belongs to [model]"
-    )
-
-
-def nearest_key(section: str, key: str, known: Iterable[str]) -> str:
-    """`nearest`, where a key of [train] may also be near to one that is found elsewhere."""
-    own = list(known)
-    found = difflib.get_close_matches(key, [*own, *ELSEWHERE], n=1) if section == "train" else []
-    return ELSEWHERE[found[0]] if found and found[0] in ELSEWHERE else nearest(key, own)
+    return f"it is a key of {', '.join(families)}" if families else near
 
 
 _TABLES: Final[dict[type[BaseModel], str]] = {

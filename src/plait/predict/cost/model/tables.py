@@ -166,7 +166,7 @@ def _check_model(table: JsonMapping, faults: list[str]) -> None:
         return
     known = _known_keys(own)
     faults += [
-        f"unknown key model.{key}; {read.nearest_key('model', str(key), known)}"
+        f"unknown key model.{key}; {read.where_is('model', str(key), MODELS[name], sorted(known))}"
         for key in table
         if key not in known
     ]
