@@ -82,8 +82,8 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster",
         metavar="NAME|FILE|local",
-        help="PRESETxCOUNT, a file, or local (default: the config's own, else local); two kinds of "
-        "device as h100x8+a100-80gbx8",
+        help="a preset and a count such as h100x64, a file, or local (default: the config's, else "
+        "local); two kinds of device: h100x8+a100-80gbx8",
     )
 
 
@@ -93,8 +93,8 @@ def add_framework(parser: argparse.ArgumentParser) -> None:
         "--framework",
         default="plait",
         metavar="NAME",
-        help="the framework that runs it: plait (default), megatron-core, torchtitan, nanotron, "
-        "fsdp, deepspeed, accelerate, maxtext, ...",
+        help="the framework that will run the plan: plait (default), megatron-core, torchtitan, "
+        "nanotron, fsdp, deepspeed, accelerate, maxtext, ...",
     )
 
 
@@ -104,21 +104,20 @@ def add_campaign(parser: argparse.ArgumentParser) -> None:
         "--tokens",
         type=float,
         metavar="N",
-        help="tokens of the whole run, such as 15e12: its days, money and energy",
+        help="tokens of the whole run, such as 15e12; also predict its days, money and energy",
     )
     parser.add_argument(
         "--mtbf",
         type=float,
         metavar="HOURS",
-        help="hours between two failures of one device, such as 40000: the useful part of the "
-        "time, and how often to keep the state",
+        help="hours between two failures of one device, such as 40000; also predict the useful "
+        "part of the time, and how often to save the state",
     )
     parser.add_argument(
         "--costs",
         type=Path,
         metavar="RUN_DIR",
-        help="a run that has measured what a snapshot, a checkpoint and a recovery cost: with "
-        "--mtbf",
+        help="with --mtbf: a run that measured what a snapshot, a checkpoint and a recovery cost",
     )
 
 

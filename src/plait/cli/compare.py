@@ -34,14 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="TEXT",
-        help="the plans; errors are against the first",
+        help="the plans; each loss is compared with that of the first",
     )
     common.add_steps(parser)
     parser.add_argument(
         "--html",
         type=Path,
         metavar="FILE",
-        help="write one page with the table, bars and timelines",
+        help="also write a page with the table, curves and timelines",
     )
 
 

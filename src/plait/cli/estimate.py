@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a TOML file with [model], [data], [train], a Hugging Face config.json, or a known "
         "model such as llama3-8b",
     )
-    parser.add_argument("--plan", metavar="TEXT", help="the plan (default: the config's own)")
+    parser.add_argument("--plan", metavar="TEXT", help="the plan (default: the config's plan)")
     common.add_cluster(parser)
     common.add_framework(parser)
     parser.add_argument(

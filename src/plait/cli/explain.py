@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from plait.cli import common, explain_page
 from plait.cli.answer import Answer
+from plait.cli.patience import telling
 from plait.errors import NotAvailable
+from plait.explain.term import read_term
 from plait.launcher import joined_world
 
 if TYPE_CHECKING:
@@ -43,16 +45,23 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 
 def explained(term: str) -> Explanation:
-    """The recorded run of a term. Errors: `PlanError`, `NotAvailable`."""
-    if term.strip().partition(":")[0] in ("federated", "fl"):
+    """The recorded run of a term; a line on stderr where it takes a while. Errors: `PlanError`,
+    `NotAvailable`.
+    """
+    word = term.strip().partition(":")[0].lower()
+    if word == "fl" or word.startswith("fed"):
         raise NotAvailable(
             "federated training is no term of a plan: clients, not ranks, hold the data, and "
             "plait federated runs them; explain shows terms such as dp4:local,every2"
         )
+    num_ranks = read_term(term).plan.world_size
     if joined_world() is not None:
         raise NotAvailable(
             "explain runs its ranks as threads of one process; start it once, without torchrun"
         )
-    from plait.explain.explanation import explain
+    with telling("explain", "loading torch") as now:
+        from plait.explain.explanation import explain
 
-    return explain(term)
+        ranks = f"{num_ranks} ranks" if num_ranks > 1 else "one rank"
+        now(f"running the small case of '{term.strip()}' on {ranks}")
+        return explain(term)

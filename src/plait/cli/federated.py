@@ -36,13 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--deploy",
         type=Path,
         metavar="DIR",
-        help="write there what Flower needs to run it for real: app, certificates, commands",
+        help="write there what Flower needs for several machines: app, certificates, commands",
     )
     parser.add_argument(
         "--serve",
         type=Path,
         metavar="ROOM",
-        help="be one client, for the scripts that --deploy wrote",
+        help="act as one client in this folder; the scripts of --deploy call it",
     )
     parser.add_argument(
         "--client", type=int, metavar="N", help="with --serve: which client (default: 0)"
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kept",
         type=Path,
         metavar="FILE",
-        help="with --serve: what the client keeps from round to round",
+        help="with --serve: the file of what the client keeps between rounds",
     )
     parser.add_argument(
         "--host", default="127.0.0.1", help="with --deploy: the name or address of the server"

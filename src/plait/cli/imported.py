@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         metavar="FILE",
-        help="their config (JSON, YAML, TOML), a script with Megatron-LM's command line, or a "
+        help="the config (JSON, YAML, TOML), a script with Megatron-LM's command line, or a "
         "checkpoint: a DCP folder, DeepSpeed's ZeRO-3 folder, a .pt file of torch.save",
     )
     parser.add_argument(
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpus",
         type=int,
         metavar="N",
-        help="ranks in all, for files that leave their number to the launcher",
+        help="the number of ranks, where the file does not say it",
     )
     parser.add_argument(
         "--out",

@@ -32,13 +32,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--nodes", type=int, metavar="N", help="machines (default: 1)")
     parser.add_argument(
-        "--gpus", type=int, metavar="M", help="ranks on each machine, one a GPU (default: by plan)"
+        "--gpus",
+        type=int,
+        metavar="M",
+        help="ranks on each machine, one for each GPU (default: what the plan needs)",
     )
     parser.add_argument(
         "--plan", metavar="TEXT", help="the plan, or auto (default: the config's plan)"
     )
-    parser.add_argument("--cpu", action="store_true", help="ask for no GPUs: ranks on processors")
-    parser.add_argument("--hours", type=int, default=24, metavar="H", help="time limit (24)")
+    parser.add_argument(
+        "--cpu", action="store_true", help="ask for no GPUs; ranks run on processors"
+    )
+    parser.add_argument(
+        "--hours", type=int, default=24, metavar="H", help="time limit in hours (default: 24)"
+    )
     parser.add_argument("--image", metavar="NAME", help="the container image (kubernetes)")
     parser.add_argument(
         "--run-folder", metavar="DIR", help="the run's folder (default: runs/<config>)"

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpus",
         type=int,
         metavar="N",
-        help="the number of devices, instead of the cluster's own",
+        help="the number of devices, instead of the cluster's",
     )
     parser.add_argument(
         "--objective",
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--explain",
         nargs="*",
         metavar="PLAN",
-        help="say why other plans are slower or do not fit; PLAN: say it of these plans",
+        help="say why other plans are slower or do not fit; with PLAN, only for these plans",
     )
     parser.add_argument(
         "--risk",
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fix",
         default="",
         metavar="TEXT",
-        help="parts of the plan that are fixed, such as 'tp8 1f1b'; the rest is searched",
+        help="parts that the plan must have, such as 'tp8 1f1b'; the rest is searched",
     )
     common.add_framework(parser)
     common.add_campaign(parser)

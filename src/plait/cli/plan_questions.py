@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sweep",
         nargs="+",
         metavar="KEY=VALUES",
-        help="the best plan at each of devices=8..1024, batch=64,128 (samples a step) and "
-        "length=4096 (tokens a sample), as a table",
+        help="print a table of the best plan for each value of devices=8..1024, batch=64,128 "
+        "(samples a step) or length=4096 (tokens a sample)",
     )
     parser.add_argument(
         "--svg", type=Path, metavar="FILE", help="also draw the sweep into an SVG file"
@@ -47,13 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--days",
         type=float,
         metavar="D",
-        help="with --tokens: the fewest of the cluster's devices that are done in so many days",
+        help="with --tokens: find the fewest devices of the cluster that finish in D days",
     )
     parser.add_argument(
         "--dollars",
         type=float,
         metavar="USD",
-        help="with --tokens: the most that the run may cost; --objective cost: the cheapest",
+        help="with --tokens: the most that the run may cost; --objective cost finds the cheapest",
     )
 
 

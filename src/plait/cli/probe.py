@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nproc",
         type=int,
         metavar="N",
-        help="ranks that measure together (default: GPUs, else cores)",
+        help="ranks that measure together (default: one for each GPU, else for each core)",
     )
 
 

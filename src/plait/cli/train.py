@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile",
         type=int,
         metavar="STEP",
-        help="record this step with torch's profiler, into profile/ of the run's folder",
+        help="record this step with torch's profiler; its files go to profile/ in the run's folder",
     )
     parser.add_argument(
         "--resume",
@@ -57,13 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         const=Path("latest"),
         metavar="latest|auto|DIR",
-        help="continue a run: latest (the default) of --out or of this config; auto: that, or a "
-        "fresh start; or a run's folder, or one of its checkpoints",
+        help="continue a run. latest (the default): the newest one of --out, or of this config; "
+        "auto: the same, or a new run where there is none; DIR: a run's folder or checkpoint",
     )
     parser.add_argument(
         "--live",
         action="store_true",
-        help="serve the page of the run while it goes on; its address is the first line",
+        help="serve the run's page while it trains; the first line on stdout is its address",
     )
 
 

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--all",
         action="store_true",
-        help="prove plans that together use every axis that the model allows",
+        help="prove several plans; together they use every axis that the model allows",
     )
     which.add_argument(
         "--step",
@@ -40,36 +40,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--nproc", type=int, metavar="N", help="ranks of --step (default: 2)")
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write one page: errors against depth"
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="also write a page that shows the errors of each module",
     )
     parser.add_argument(
-        "--steps", type=int, default=3, metavar="K", help="updates that are compared (default: 3)"
+        "--steps", type=int, default=3, metavar="K", help="steps to compare (default: 3)"
     )
     parser.add_argument(
         "--steps-after-resume",
         type=int,
         default=0,
         metavar="N",
-        help="save after the steps, load, and compare N more",
+        help="then save, load, and compare N more steps",
     )
     parser.add_argument(
         "--resume-plan",
         action="append",
         default=[],
         metavar="TEXT",
-        help="load under this plan (default: the same plan, and dp1)",
+        help="the plan that loads; may be repeated (default: the same plan, and dp1)",
     )
     parser.add_argument(
         "--budget",
         type=float,
         metavar="SECONDS",
-        help="start no more checks after this time; the exit code covers the checks that were made",
+        help="start no check after this time; the exit code is about the checks that were done",
     )
     parser.add_argument(
         "--dtype",
         default="float64",
         choices=("float64", "float32", "bf16", "float16"),
-        help="the number type of both runs (default: float64); with bf16: how far the plan drifts",
+        help="the number type of both runs (default: float64); bf16 shows how far the plan drifts",
     )
     parser.add_argument(
         "--tolerance",

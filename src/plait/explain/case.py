@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from plait.errors import NotAvailable, PlanError
+from plait.errors import PlanError
+from plait.explain.term import read_term
 from plait.models.experts import Experts, MixtureOfExperts
 from plait.models.layers import CausalAttention
 from plait.models.router_settings import RouterSettings
 from plait.models.routing import Router
-from plait.plan import Plan, check_runnable
+from plait.plan import Plan
 from plait.plan.facts import SCHEDULES, STRATEGIES
 
-MOST_RANKS = 64
 MOST_STEPS = 64
 LEARNING_RATE = 0.125
 MOMENTUM = 0.5
@@ -60,41 +60,9 @@ def squared_error(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 def case_of(term: str) -> Case:
     """The case of a term. Errors: `PlanError`, `NotAvailable`."""
-    if not term.strip():
-        raise PlanError("explain takes one term of a plan, for example explain dp4:zero3")
-    plan = Plan.parse(term)
-    if plan.ep > 1 and plan.dp.size == 1:  # experts borrow the ranks of data
-        plan = replace(plan, dp=replace(plan.dp, size=plan.ep))
-    plan.check()
-    check_runnable(plan)
-    axes = [
-        name
-        for name, size in (
-            ("pp", plan.pp.size),
-            ("tp", plan.tp.size),
-            ("dp", plan.dp.size if plan.ep == 1 else 1),
-            ("ep", plan.ep),
-            ("cp", plan.cp.size),
-        )
-        if size > 1
-    ]
-    if len(axes) > 1:
-        raise PlanError(
-            f"'{term}' has {len(axes)} terms that split work ({', '.join(axes)}); explain shows "
-            "one at a time, for example explain dp4:zero3, then explain tp4:2d"
-        )
-    if plan.compile:
-        raise NotAvailable(
-            "explain shows each product as it runs, and compile makes one program of them; "
-            "leave compile out"
-        )
-    if plan.world_size > MOST_RANKS:
-        raise PlanError(
-            f"'{term}' has {plan.world_size} ranks, and explain shows at most {MOST_RANKS}; take "
-            "fewer, for example dp4 or tp8:3d: more ranks do the same"
-        )
-    made = {"pp": _pipeline, "tp": _tensor, "ep": _experts, "cp": _attention}
-    return made.get(axes[0] if axes else "dp", _data)(plan)
+    plan, axis = read_term(term)
+    made = {"pp": _pipeline, "tp": _tensor, "dp": _data, "ep": _experts, "cp": _attention}
+    return made[axis](plan)
 
 
 # -- the models

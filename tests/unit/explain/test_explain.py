@@ -185,6 +185,7 @@ def test_every_word_of_the_grammar_has_its_paper() -> None:
         ("dp2 compile", "leave compile out"),
         ("dp2:local,every99", "every4"),
         ("federated", "plait federated"),
+        ("fedavg", "plait federated"),
         ("banana", "banana"),
         ("", "dp"),
         ("tp4:4d", "4d"),

@@ -1,0 +1,57 @@
+"""The term that is explained, read and refused before torch is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from plait.errors import NotAvailable, PlanError
+from plait.plan import Plan, check_runnable
+
+MOST_RANKS: Final = 64
+
+
+class Term(NamedTuple):
+    """The plan of a term, and the axis that it splits: `dp` where it splits none."""
+
+    plan: Plan
+    axis: str
+
+
+def read_term(text: str) -> Term:
+    """The plan that runs for a term. Errors: `PlanError`, `NotAvailable`."""
+    if not text.strip():
+        raise PlanError("explain takes one term of a plan, for example explain dp4:zero3")
+    plan = Plan.parse(text)
+    if plan.ep > 1 and plan.dp.size == 1:  # experts borrow the ranks of data
+        plan = replace(plan, dp=replace(plan.dp, size=plan.ep))
+    plan.check()
+    check_runnable(plan)
+    axes = _axes(plan)
+    if len(axes) > 1:
+        raise PlanError(
+            f"'{text}' has {len(axes)} terms that split work ({', '.join(axes)}); explain shows "
+            "one at a time, for example explain dp4:zero3, then explain tp4:2d"
+        )
+    if plan.compile:
+        raise NotAvailable(
+            "explain shows each product as it runs, and compile makes one program of them; "
+            "leave compile out"
+        )
+    if plan.world_size > MOST_RANKS:
+        raise PlanError(
+            f"'{text}' has {plan.world_size} ranks, and explain shows at most {MOST_RANKS}; take "
+            "fewer, for example dp4 or tp8:3d: more ranks do the same"
+        )
+    return Term(plan, axes[0] if axes else "dp")
+
+
+def _axes(plan: Plan) -> list[str]:
+    sizes = {
+        "pp": plan.pp.size,
+        "tp": plan.tp.size,
+        "dp": plan.dp.size if plan.ep == 1 else 1,
+        "ep": plan.ep,
+        "cp": plan.cp.size,
+    }
+    return [name for name, size in sizes.items() if size > 1]
