@@ -35,9 +35,9 @@ def test_a_page_draws_itself(
             assert curves.count("predicted") == 3
             assert "40" in curves  # without a pointer the legends tell the last step
         folder = os.environ.get("PLAIT_PICTURES")
-        if folder:
+        if folder and (name, screen) == ("schedule", "light"):
             page.mouse.move(0, 0)
-            page.screenshot(path=Path(folder) / f"{name}-{screen}.png", full_page=True)
+            page.screenshot(path=Path(folder) / "schedule-light.png", full_page=True)
         first.drag_to(
             first, source_position={"x": 100, "y": 10}, target_position={"x": 200, "y": 10}
         )
