@@ -159,7 +159,8 @@ def _data(plan: Plan) -> Case:
     features = max(2, dp.shard if dp.shard <= 8 else 2)
     rows = dp.size * plan.micro_batches
     about = (
-        f"two layers, Y = X W1^T W2^T, weights [{features} x {features}]; {rows} samples a step, "
+        f"two layers, Y = X W1^T W2^T, weights [{features} x {features}]; {rows} "
+        f"sample{'s' * (rows > 1)} a step, "
         f"{plan.micro_batches} for each rank"
     )
     return Case(
