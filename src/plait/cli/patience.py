@@ -1,5 +1,6 @@
-"""A line on stderr about what a verb does, where that takes a while: on a busy machine torch alone
-may take a minute to load.
+"""A line on stderr about what a verb does, where that takes a while.
+
+On a busy machine torch alone may take a minute to load.
 """
 
 from __future__ import annotations

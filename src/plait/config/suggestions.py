@@ -1,7 +1,7 @@
 """The key that was meant by one that no section has.
 
-A key is mostly the part of a longer one that its writer remembers (`hiden` of `hidden_size`), or a
-word of another library (`n_epochs`). Letters alone lead astray: `hiden` is nearer to `hidden_act`,
+A wrong key is mostly a part of a longer one (`hiden` of `hidden_size`), or a word of another
+library (`n_epochs`). Letters alone lead astray: `hiden` is nearer to `hidden_act`,
 which is shorter.
 """
 
