@@ -155,7 +155,9 @@ def set_magnitude(module: Any) -> None:
 
 
 def row_norms(weight: Tensor, transposed: bool) -> Tensor:
-    """The norm of each output's weights, [out]; in float32 at least."""
+    """The norm of each output's weights, [out], for a weight [out, in], or [in, out] where
+    `transposed`; in float32 at least.
+    """
     wide = weight.float() if weight.itemsize < 4 else weight
     return torch.linalg.vector_norm(wide, dim=0 if transposed else 1)
 
@@ -163,7 +165,11 @@ def row_norms(weight: Tensor, transposed: bool) -> Tensor:
 def add_delta(
     module: Any, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], output: Tensor
 ) -> Tensor:
-    """A hook of a layer with an adapter: its output with the adapter's share."""
+    """A hook of a layer with an adapter: its output [..., out] with the adapter's share.
+
+    The first argument of the layer is x [..., in]. LoRA: Hu et al. 2021, section 4.1; DoRA: Liu et
+    al. 2024, section 4.
+    """
     adapter: Adapter = module.adapter
     x = args[0] if args else next(iter(kwargs.values()))
     dropped = F.dropout(x, adapter.dropout, module.training)
@@ -275,7 +281,12 @@ def magnitudes(model: nn.Module) -> dict[str, tuple[str, bool]]:
 def merged(
     weight: Tensor, a: Tensor, b: Tensor, adapter: Adapter, magnitude: Tensor | None = None
 ) -> Tensor:
-    """The weight of a layer that computes by itself what it did with its adapter."""
+    """The weight of a layer that computes by itself what it did with its adapter, in the shape of
+    `weight`.
+
+    `weight` is [out, in], or [in, out] where the adapter is transposed; a [r, in], b [out, r],
+    `magnitude` [out].
+    """
     delta = adapter.scale * (b @ a)
     total = weight + (delta.t() if adapter.transposed else delta)
     if magnitude is None:

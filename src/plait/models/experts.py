@@ -28,25 +28,27 @@ Door = Callable[[Tensor], Tensor]
 
 
 def as_it_is(x: Tensor) -> Tensor:
-    """`x` itself: experts that are all on this rank need no exchange before or after them."""
+    """`x` [...] itself: experts that are all on this rank need no exchange before or after them."""
     return x
 
 
 class DispatchHandle:
-    """Rows under way to their experts, and the way back."""
+    """Rows [R, D] under way to their experts, and the way back."""
 
     def __init__(self, rows: Tensor, counts: Sequence[int]) -> None:
         self.rows = rows
         self.counts = list(counts)
 
     def wait(self) -> tuple[Tensor, list[int]]:
-        """The rows that are here now, sorted by expert, and how many each expert of this rank
-        has.
+        """The rows [rows here, D] that are here now, sorted by expert, and how many each expert of
+        this rank has.
         """
         return self.rows, self.counts
 
     def combine(self, rows: Tensor) -> Tensor:
-        """The experts' results on the ranks of their tokens: the inverse of dispatch and wait."""
+        """The experts' results [rows here, D] on the ranks of their tokens, [R, D]: the inverse of
+        dispatch and wait.
+        """
         return rows
 
 
@@ -54,7 +56,9 @@ class Exchange:
     """Sends rows to where their experts are."""
 
     def dispatch(self, rows: Tensor, counts: Tensor) -> DispatchHandle:
-        """`rows` [R, D] sorted by expert, `counts` [E] of all experts."""
+        """Let rows go to their experts: `rows` [R, D] sorted by expert, `counts` [experts, on all
+        ranks].
+        """
         return DispatchHandle(rows, counts.tolist())
 
 
@@ -65,7 +69,7 @@ class ExpertWeights(nn.Module, ABC):
         method: of the grouped product; None for the rule of thumb.
         products: which library multiplies, where the method leaves a choice.
         spread: from the weights at home here to those that compute here; None where that is the
-        same.
+            same.
     """
 
     def __init__(self) -> None:
@@ -89,11 +93,11 @@ class ExpertWeights(nn.Module, ABC):
     @property
     @abstractmethod
     def first(self) -> Tensor:
-        """The weight of the first product."""
+        """The weight of the first product, [E, out, D]."""
 
     @abstractmethod
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """rows [R, D] sorted by expert -> [R, D]."""
+        """rows [R, D] sorted by expert -> [R, D]; `counts` are E numbers that sum to R."""
 
 
 class Experts(ExpertWeights):
@@ -118,7 +122,7 @@ class Experts(ExpertWeights):
 
     @property
     def first(self) -> Tensor:
-        """The weight of the first product."""
+        """The weight of the first product, [E, I, D]."""
         return self.gate
 
     def reset_parameters(self) -> None:
@@ -139,6 +143,8 @@ class Experts(ExpertWeights):
 class MixtureOfExperts(nn.Module):
     """[B, S, D] -> [B, S, D]: the weighted sum of the experts that the router chose, and of the
     shared ones.
+
+    Sources: Shazeer et al. 2017; with shared experts Dai et al. 2024, section 3.
     """
 
     computes_tokens_alone = True
@@ -163,8 +169,10 @@ class MixtureOfExperts(nn.Module):
         self.leave = leave
 
     def forward(self, x: Tensor) -> Tensor:
-        """Route, send, compute the shared experts at the same time, compute, bring back, add up by
-        token.
+        """[B, S, D] -> [B, S, D]. Route, send, compute the shared experts at the same time,
+        compute, bring back, add up by token.
+
+        Collective where experts are on several ranks.
         """
         whole = self.enter(x)
         routing = self.router(whole)

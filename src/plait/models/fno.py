@@ -36,7 +36,7 @@ class Lift(nn.Module):
         self.linear = nn.Linear(in_channels, hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Channels are moved to the end."""
+        """[B, in, H, W] -> [B, H, W, D]: channels are moved to the end."""
         return self.linear(x.permute(0, 2, 3, 1))
 
 
@@ -60,7 +60,11 @@ class SpectralConvolution(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, H, W, D] -> [B, H, W, D], computed in float32 at least."""
+        """[B, H, W, D] -> [B, H, W, D], computed in float32 at least.
+
+        Raises:
+            ModelError: more modes than the field has.
+        """
         height, width = x.shape[1:3]
         if 2 * self.modes > height or self.modes > width // 2 + 1:
             raise ModelError(
@@ -89,7 +93,9 @@ class FNOBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """x and what is added to it."""
+        """[B, H, W, D] -> [B, H, W, D]: x and what is added to it (Tran et al. 2023,
+        equation 10).
+        """
         return x + self.down(F.gelu(self.up(self.convolution(x))))
 
 
@@ -125,7 +131,9 @@ class FNO(nn.Module):
         self.project = Project(hidden_size, out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The field that follows from the field x."""
+        """[B, in_channels, H, W] -> [B, out_channels, H, W]: the field that follows from the field
+        x.
+        """
         x = self.lift(x)
         for block in self.blocks:
             x = block(x)

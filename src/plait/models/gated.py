@@ -57,6 +57,8 @@ def measure(
 ) -> dict[str, float]:
     """Seconds of each method that can run, forward and backward, on experts like `weight` [E, I,
     D]: the best of `repeats`.
+
+    `counts`: the rows of each of the E experts.
     """
     inputs = [
         weight.new_empty(sum(counts), weight.shape[2]),

@@ -39,8 +39,11 @@ class Positions(Embedding):
     """Adds a learned vector to each position: [B, S, D] -> [B, S, D]."""
 
     def forward(self, hidden: Tensor, positions: Tensor | None = None) -> Tensor:
-        """`positions` [S] are the places of this slice in the whole sequence; by default 0 ..
-        S-1. Those of packed documents are [B, S].
+        """[B, S, D] -> [B, S, D]. `positions` [S] are the places of this slice in the whole
+        sequence; by default 0 .. S-1. Those of packed documents are [B, S].
+
+        Raises:
+            ModelError: without `positions`, more of them than the table has.
         """
         length = hidden.shape[1]
         if positions is not None:
@@ -68,7 +71,9 @@ class GPTAttention(nn.Module):
         self.o = Linear(hidden_size, hidden_size, std=std_residual)
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Project, attend by head, project back; `documents` as in `GPT`."""
+        """[B, S, D] -> [B, S, D]. Project, attend by head, project back; `documents` [B, S] as in
+        `GPT`.
+        """
         q, k, v = (self.split_heads(projection(x)) for projection in (self.q, self.k, self.v))
         inputs = (q, k, v) if documents is None else (q, k, v, documents)
         return self.o(self.core(*inputs).transpose(1, 2).flatten(2))
@@ -89,7 +94,7 @@ class GPTMLP(nn.Module):
         self.down = Linear(intermediate_size, hidden_size, std=std_residual)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The tanh form of GELU, as GPT-2 was trained with."""
+        """[B, S, D] -> [B, S, D], by the tanh form of GELU, as GPT-2 was trained with."""
         return self.down(F.gelu(self.up(x), approximate="tanh"))
 
 
@@ -107,7 +112,7 @@ class GPTBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        """[B, S, D] -> [B, S, D]; `documents` as in `GPT`."""
+        """[B, S, D] -> [B, S, D]; `documents` [B, S] as in `GPT`."""
         x = x + self.dropout(self.attention(self.norm1(x), documents))
         return x + self.dropout(self.mlp(self.norm2(x)))
 

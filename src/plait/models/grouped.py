@@ -31,15 +31,15 @@ def grouped_product(
 
 
 def default_method(weight: Tensor) -> str:
-    """The kernel where starting a product costs more than a small one takes. Elsewhere the loop,
-    which gated experts chunk.
+    """The method for `weight` [E, O, I]: the kernel where starting a product costs more than a
+    small one takes. Elsewhere the loop, which gated experts chunk.
     """
     return "kernel" if weight.device.type == "cuda" and kernel_takes(weight) else "loop"
 
 
 def kernel_takes(weight: Tensor) -> bool:
-    """Whether torch's grouped product takes rows of this weight's dtype and sizes (strides of a
-    multiple of 16 bytes).
+    """Whether torch's grouped product takes rows of this dtype and sizes: `weight` is [E, O, I],
+    with strides of a multiple of 16 bytes.
     """
     if not hasattr(F, "grouped_mm"):
         return False

@@ -98,7 +98,8 @@ class HuggingFace(nn.Module):
         documents: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """No cache, and the mask of the library's own: causal, nothing padded.
+        """Token numbers [B, S] -> logits [B, S, V]. No cache, and the mask of the library's own:
+        causal, nothing padded.
 
         `documents` [B, S]: of packed sequences, the number of the document of each token; none sees
         another. `positions` [B, S]: the place of each token in its document.
@@ -128,7 +129,9 @@ class EncoderDecoder(HuggingFace):
     def forward(  # type: ignore[override]
         self, input_ids: Tensor, decoder_input_ids: Tensor | None = None
     ) -> Tensor:
-        """Without a target, the decoder reads the source."""
+        """Source [B, S], target [B, T] -> logits [B, T, V]. Without a target, the decoder reads the
+        source.
+        """
         target = input_ids if decoder_input_ids is None else decoder_input_ids
         return self._logits(input_ids=input_ids, decoder_input_ids=target, use_cache=False)
 
@@ -139,7 +142,7 @@ class Encoder(HuggingFace):
     gives_positions = False
 
     def forward(self, input_ids: Tensor) -> Tensor:  # type: ignore[override]
-        """Every position sees every other: nothing is padded."""
+        """[B, S] -> logits [B, S, V]. Every position sees every other: nothing is padded."""
         return self._logits(input_ids=input_ids)
 
 
@@ -149,7 +152,9 @@ class Pictures(HuggingFace):
     gives_positions = False
 
     def forward(self, pixel_values: Tensor) -> Tensor:  # type: ignore[override]
-        """The library's model, without the wrapper around its logits."""
+        """[B, channels, height, width] -> [B, classes]: the library's model, without the wrapper
+        around its logits.
+        """
         return self._logits(pixel_values=pixel_values)
 
 

@@ -32,7 +32,9 @@ class Converted(JoinedTensor):
     sizes: ParameterShapes
 
     def read(self, index: Sequence[slice] | None, read: Read) -> Tensor:
-        """The elements at `index`; `read` reads a whole tensor of a file."""
+        """The elements at `index`, a range for every dim; all of `shape` without it. `read` reads a
+        whole tensor of a file.
+        """
         sources = self.sources
         if index is not None and _merges_experts(self.converter):
             part = range(self.shape[0])[index[0]]
@@ -44,7 +46,9 @@ class Converted(JoinedTensor):
         return whole if index is None else whole[tuple(index)].contiguous()
 
     def made(self, tensors: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
-        """The parameters that the converter makes of tensors, by name."""
+        """The parameters that the converter makes of tensors, by name and in the parameters'
+        shapes.
+        """
         converter = copy.deepcopy(self.converter)
         for pattern, given in tensors.items():
             for tensor in given:
@@ -60,7 +64,7 @@ class ParameterShapes:
     shapes: Mapping[str, tuple[int, ...]]
 
     def get_parameter(self, name: str) -> Tensor:
-        """A tensor of a parameter's shape, without memory."""
+        """A tensor of a parameter's shape [...], without memory."""
         return torch.empty(self.shapes[name], device="meta")
 
 

@@ -44,7 +44,7 @@ class FusedExperts(ExpertWeights):
 
     @property
     def first(self) -> Tensor:
-        """The weight of the first product."""
+        """The weight of the first product, [E, 2 I, D]."""
         return self.gate_up_proj
 
     def reset_parameters(self) -> None:

@@ -21,7 +21,8 @@ from plait.values import PyTree
 def masks_of(
     config: Any, input_ids: Tensor, dtype: torch.dtype, documents: Tensor | None
 ) -> PyTree:
-    """The masks for token numbers [B, S]: None where the library's causal one is meant.
+    """The masks for token numbers [B, S]: None where the library's causal one is meant, else [B, 1,
+    S, S].
 
     A table has a mask for each kind of layer. `documents` [B, S]: the document of each token, which
     sees no other. Raises `ModelError` for attention that such masks do not reach.

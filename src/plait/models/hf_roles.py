@@ -128,7 +128,9 @@ def _part(get: Callable[[], PyTree]) -> nn.Module | None:
 
 
 def example_of(model: nn.Module) -> torch.Tensor:
-    """One sample for the forward: eight tokens, or a picture of the config's size."""
+    """One sample for the forward: eight tokens [1, 8], or a picture [1, channels, height, width] of
+    the config's size.
+    """
     config: Any = model.model.config  # type: ignore[union-attr]
     if "pixel_values" not in inspect.signature(model.forward).parameters:
         return torch.zeros(1, 8, dtype=torch.int64)

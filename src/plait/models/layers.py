@@ -16,8 +16,8 @@ from plait.errors import ModelError
 
 
 def start_normal(weight: Tensor, std: float) -> None:
-    """Draw a weight from the default generator. On the meta device there is nothing to draw, and
-    torch would load its symbolic shapes to find that out.
+    """Draw a weight [...] from the default generator. On the meta device there is nothing to draw,
+    and torch would load its symbolic shapes to find that out.
     """
     if not weight.is_meta:
         nn.init.normal_(weight, std=std)
@@ -74,6 +74,8 @@ class ScaledEmbedding(nn.Embedding):
 class RMSNorm(nn.Module):
     """x / sqrt(mean of x^2 + eps) times (`offset` + weight), [..., D] -> the same; computed in
     float32 at least.
+
+    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019), equation 4.
     """
 
     def __init__(self, weight: nn.Parameter, eps: float, offset: float = 0.0) -> None:
@@ -87,7 +89,7 @@ class RMSNorm(nn.Module):
         nn.init.constant_(self.weight, 1.0 - self.offset)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Wider inputs stay as wide."""
+        """[..., D] -> [..., D]. Wider inputs stay as wide."""
         wide = x.float() if x.itemsize < 4 else x
         normal = wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()
         return normal.to(x.dtype) * (self.weight + self.offset if self.offset else self.weight)
@@ -103,7 +105,8 @@ class CausalAttention(nn.Module):
         self.dropout = dropout
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
-        """`k` and `v` may have fewer heads than `q`, each serving a group of queries.
+        """q [B, H, S, K], k and v [B, G, S, K] -> [B, H, S, K]. Each of G <= H heads serves a group
+        of queries.
 
         `documents` [B, S]: of a packed sequence, the number of the document of each token; none
         sees another.

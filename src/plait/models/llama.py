@@ -66,8 +66,8 @@ class Rotary(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, positions: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`positions` [S] are the places of this slice in the whole sequence; by default 0 ..
-        S-1. Those of packed documents are [B, S].
+        """q [B, H, S, K] and k [B, G, S, K], turned. `positions` [S] are the places of this slice
+        in the whole sequence; by default 0 .. S-1. Those of packed documents are [B, S].
         """
         if positions is None:
             positions = torch.arange(q.shape[-2], device=q.device)
@@ -83,8 +83,8 @@ class Rotary(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (x_i, x_{i + K/2}) by the angles whose cosines and sines are [S, K/2]
-    or [B, 1, S, K/2].
+    """Turn the pairs (x_i, x_{i + K/2}) of [B, H, S, K] by the angles whose cosines and sines are
+    [S, K/2] or [B, 1, S, K/2].
     """
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
@@ -117,7 +117,11 @@ class LlamaAttention(nn.Module):
     def forward(
         self, x: Tensor, documents: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        """Project, turn queries and keys by their positions, attend by head, project back."""
+        """[B, S, D] -> [B, S, D]. Project, turn queries and keys by their positions, attend by
+        head, project back.
+
+        `documents` and `positions` as in `Llama`.
+        """
         q, k, v = (self.split_heads(projection(x)) for projection in (self.q, self.k, self.v))
         q, k = self.rotary(q, k) if positions is None else self.rotary(q, k, positions=positions)
         return self.o(self.core(q, k, v, documents).transpose(1, 2).flatten(2))
@@ -141,7 +145,7 @@ class GatedMLP(nn.Module):
         self.down = Linear(intermediate_size, hidden_size, bias=False, std=std_residual)
 
     def forward(self, x: Tensor) -> Tensor:
-        """SwiGLU."""
+        """[B, S, D] -> [B, S, D] by SwiGLU (Shazeer 2020)."""
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 

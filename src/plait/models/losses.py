@@ -24,10 +24,14 @@ GROUP_NUMEL = 1 << 22
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of -log softmax(logits)[target], and the number of targets that are not `IGNORE`.
+    """Sum of -log softmax(logits)[target], and the number of targets that are not `IGNORE`: both
+    0-dim.
 
     `logits` [..., V], `targets` [...] integers; computed in float32 at least. Without any counted
     target: (0, 0).
+
+    Raises:
+        ModelError: other shapes, or targets that are no integers.
     """
     rows, flat, count = _rows(logits, targets)
     if rows.numel() > LARGE_NUMEL:
@@ -37,7 +41,8 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cross_entropy_by_rows(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """`cross_entropy`, as it goes where logits are large, in groups of a few rows.
+    """`cross_entropy` of logits [..., V] and targets [...], as it goes where logits are large, in
+    groups of a few rows.
 
     A proof takes it, so that small logits take the way of large ones.
     """
@@ -98,7 +103,9 @@ class _CrossEntropyByRows(torch.autograd.Function):
 
 
 def count_targets(targets: Tensor) -> Tensor:
-    """The count of `cross_entropy`, which is known before there is any output."""
+    """The count (0-dim) of `cross_entropy` for targets [...], which is known before there is any
+    output.
+    """
     return (targets != IGNORE).sum()
 
 
@@ -109,9 +116,12 @@ for _loss in (cross_entropy, cross_entropy_by_rows):
 
 def mse(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Sum over samples of the mean squared error over a sample's features, and the number of
-    samples.
+    samples: both 0-dim.
 
     `output` and `target` [B, ...] of one shape; computed in float32 at least.
+
+    Raises:
+        ModelError: two shapes.
     """
     if output.shape != target.shape:
         raise ModelError(
@@ -124,7 +134,7 @@ def mse(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def correct_classes(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The number of targets that have the largest logit, and the number of targets.
+    """The number of targets that have the largest logit, and the number of targets: both 0-dim.
 
     `logits` [..., V], `targets` [...] integers. Targets that are `IGNORE` count for nothing.
     """
@@ -134,5 +144,5 @@ def correct_classes(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """The tensor in float32 at least."""
+    """The tensor [...] in float32 at least."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

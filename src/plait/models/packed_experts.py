@@ -80,7 +80,11 @@ class PackedExperts:
         return keys
 
     def forward(self, owner: nn.Module, *args: PyTree, **kwargs: PyTree) -> Tensor:
-        """The module's own, over the experts of all ranks; `owner` is it, or a copy of it."""
+        """The module's own, over the experts of all ranks; `owner` is it, or a copy of it.
+
+        The result has the shape of the tokens [T, D]; of a product, rows [R, in] give [R, out].
+        Collective where experts are on several ranks.
+        """
         given = [*args, *kwargs.values()]
         if self._num_arguments == SORTED:
             return self._sorted(owner, given[0])

@@ -14,7 +14,9 @@ class OnWhole(Protocol):
     def apply(
         self, parts: Mapping[str, Tensor], function: Callable[[Tensor], Tensor]
     ) -> dict[str, Tensor]:
-        """The parts of `function(matrix)`, by name, from those of the matrices. Collective."""
+        """The parts of `function(matrix)`, by name, from those of the matrices, in the parts'
+        shapes. Collective.
+        """
 
     def restrict(self, wanted: Callable[[str], bool]) -> None:
         """Share only the matrices of these names among owners, where not all are ever given."""

@@ -16,7 +16,7 @@ from plait.values import AutogradContext
 
 
 def inverse(order: Tensor) -> Tensor:
-    """The order that undoes an order.
+    """The order [R] that undoes an order [R].
 
     >>> inverse(torch.tensor([2, 0, 1])).tolist()
     [1, 2, 0]
@@ -27,13 +27,15 @@ def inverse(order: Tensor) -> Tensor:
 
 
 def permute(rows: Tensor, order: Tensor, back: Tensor | None = None) -> Tensor:
-    """rows[order]; `back`, the inverse, if it is known."""
+    """rows[order], [R, D] -> [R, D]; `back` [R], the inverse of `order`, if it is known."""
     permuted: Tensor = _Permute.apply(rows, order, inverse(order) if back is None else back)
     return permuted
 
 
 def to_rows(tokens: Tensor, order: Tensor, back: Tensor) -> Tensor:
-    """tokens [N, D] -> [R, D]: each token in k rows."""
+    """tokens [N, D] -> [R, D]: each token in k rows, in the places that `order` [R] and its inverse
+    `back` say.
+    """
     rows: Tensor = _ToRows.apply(tokens, order, back)
     return rows
 

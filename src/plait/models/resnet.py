@@ -127,7 +127,7 @@ class Stem(nn.Module):
         self.pool = nn.MaxPool2d(3, stride=2, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images to features."""
+        """Images [B, C, H, W] to features [B, width, H/4, W/4]."""
         return self.pool(self.relu(self.norm(self.conv(x))))
 
 

@@ -50,12 +50,14 @@ class RouterContext:
         return float(num_samples), num_positions
 
     def sum_tokens(self, counts: Tensor) -> Tensor:
-        """Sums over everything that holds other tokens of this micro-batch; not differentiable."""
+        """Sums of counts [...] over everything that holds other tokens of this micro-batch; not
+        differentiable.
+        """
         return counts
 
     def sum_sequence(self, counts: Tensor) -> Tensor:
-        """Sums over everything that holds other positions of the same sequences; not
-        differentiable.
+        """Sums of counts [...] over everything that holds other positions of the same sequences;
+        not differentiable.
         """
         return counts
 
@@ -68,8 +70,8 @@ class RouterContext:
         return whole
 
     def attach(self, output: Tensor, auxiliary: Tensor | None) -> Tensor:
-        """`output`, through which the auxiliary loss may reach backward; on one device the caller
-        adds it to the loss.
+        """`output` [...], through which the auxiliary loss (0-dim) may reach backward; on one
+        device the caller adds it to the loss.
         """
         return output
 
@@ -110,7 +112,11 @@ class Router(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Routing:
-        """Route the tokens of x."""
+        """Route the N = B S tokens of x [B, S, D] to R pairs of a token and an expert.
+
+        Where tokens choose, R is N k, less the pairs for which an expert has no room. Where experts
+        choose, each takes its capacity of every sequence.
+        """
         self.auxiliary = None
         wide = widen(x)
         logits = wide @ widen(self.weight).t()
@@ -140,7 +146,8 @@ class Router(nn.Module):
         self.context = context
 
     def balance(self, load: Tensor | None) -> None:
-        """Balance by bias from `load`, the whole step's over all ranks; drop this rank's load.
+        """Balance by bias from `load` [E + 2], the whole step's over all ranks; drop this rank's
+        load.
 
         Source: Wang et al. 2024, algorithm 1.
         """

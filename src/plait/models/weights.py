@@ -35,7 +35,9 @@ class JoinedTensor(Stored):
     """A tensor that is made of several in files."""
 
     def read(self, index: Sequence[slice] | None, read: Callable[[Stored], Tensor]) -> Tensor:
-        """The elements at `index`; `read` reads a whole tensor of a file."""
+        """The elements at `index`, a range for every dim; all of `shape` without it. `read` reads a
+        whole tensor of a file.
+        """
         raise NotImplementedError
 
 
@@ -75,8 +77,8 @@ class Reader:
     _files: dict[Path, Any] = field(default_factory=dict)
 
     def read(self, name: str, index: Sequence[slice] | None = None) -> Tensor:
-        """The elements of a parameter at `index`, a range for every dim; all without it. In the
-        file's type.
+        """The elements of a parameter at `index`, a range for every dim; all without it, in the
+        shape of the parameter. In the file's type.
         """
         stored = self.weights.stored[name]
         if isinstance(stored, JoinedTensor):

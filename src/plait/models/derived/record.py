@@ -109,7 +109,7 @@ class GraphRecorder(TorchDispatchMode):
         self._parameters: set[int] = set()
 
     def name(self, tensor: Tensor, name: str) -> None:
-        """Call the value of a tensor a parameter's."""
+        """Call the value of a tensor [...] a parameter's."""
         self._value(tensor).name = name
         self._parameters.add(storage_key(tensor))
 
@@ -131,7 +131,7 @@ class GraphRecorder(TorchDispatchMode):
     def layer(
         self, kind: str, module: nn.Module, inputs: Sequence[Tensor], make: Callable[[], PyTree]
     ) -> PyTree:
-        """The output of a layer, which `make` gives, as one node."""
+        """The output of a layer of inputs [...], which `make` gives, as one node."""
         name = self.names[module]
         self._paused = True
         try:

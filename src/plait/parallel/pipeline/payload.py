@@ -57,28 +57,32 @@ class TensorForm:
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorForm:
-        """The form of a tensor that is to be sent."""
+        """The form of a tensor [...] that is to be sent."""
         shape = tuple(tensor.shape)
         return cls(shape, tensor.dtype, tensor.requires_grad, memory_order(tensor))
 
     def empty(self, device: torch.device) -> Tensor:
-        """Memory for it, with the dims in their order."""
+        """Uninitialised memory for it, contiguous: its dims in the order of memory, `[shape[dim]
+        for dim in order]`.
+        """
         shape = [self.shape[dim] for dim in self.order] or self.shape
         return torch.empty(shape, dtype=self.dtype, device=device)
 
     def lay(self, tensor: Tensor) -> Tensor:
-        """The tensor with its dims in the order of memory."""
+        """The tensor, of shape `shape`, with its dims in the order of memory. A view."""
         return tensor.permute(self.order) if self.order else tensor
 
     def restore(self, memory: Tensor) -> Tensor:
-        """The tensor whose `lay` is `memory`."""
+        """The tensor, of shape `shape`, whose `lay` is `memory`. A view."""
         if not self.order:
             return memory
         return memory.permute([self.order.index(dim) for dim in range(memory.dim())])
 
 
 def memory_order(tensor: Tensor) -> tuple[int, ...]:
-    """The dims of a tensor as they lie in memory; empty where it is contiguous."""
+    """The dims of a tensor [...] as they lie in memory, the slowest first; empty where it is
+    contiguous.
+    """
     if tensor.is_contiguous():
         return ()
     strides = torch.empty_like(tensor, device="meta").stride()
@@ -87,8 +91,10 @@ def memory_order(tensor: Tensor) -> tuple[int, ...]:
 
 
 def pack(value: object, what: str) -> Payload:
-    """Any nesting of tensors (and None) as a payload. Raises ModelError for anything that cannot be
-    sent.
+    """Any nesting of tensors [...] (and None) as a payload; `what` names its maker.
+
+    Raises:
+        ModelError: a leaf that cannot be sent.
     """
     leaves, structure = tree_flatten(value)
     for leaf in leaves:
@@ -107,7 +113,7 @@ def unpack(payload: Payload) -> object:
 
 
 def check_sendable(leaf: object, what: str) -> None:
-    """Raise ModelError unless `leaf` is a dense tensor of a dtype that travels."""
+    """Raise `ModelError` unless `leaf` is a dense tensor of a dtype that travels."""
     if not isinstance(leaf, Tensor):
         raise ModelError(
             f"{what} returns a {type(leaf).__name__} where a stage ends; only tensors, and any "
@@ -134,7 +140,9 @@ class RandomState:
         self._is_own = is_own
 
     def seed(self, seed: int) -> Tensor:
-        """Start from a seed, Python's own numbers too; returns the state that this gives."""
+        """Start from a seed, Python's own numbers too; returns the state that this gives:
+        (num_bytes,) uint8.
+        """
         pythons.seed(seed)
         torch.default_generator.manual_seed(
             seed
@@ -144,7 +152,9 @@ class RandomState:
         return get_state(self._device)
 
     def pack(self, payload: Payload, fresh: Tensor) -> None:
-        """Let the state travel with a payload if it is not the fresh one any more."""
+        """Let the state travel with a payload if it is not `fresh`, (num_bytes,) uint8,
+        any more.
+        """
         state = get_state(self._device) if payload.random is None else payload.random
         drawn = self._is_own and not torch.equal(state, fresh)
         if drawn:
@@ -166,5 +176,5 @@ class RandomState:
 
 
 def get_state(device: torch.device) -> Tensor:
-    """A copy of the state of the default generator of a device."""
+    """A copy of the state of the default generator of a device: (num_bytes,) uint8, on the host."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

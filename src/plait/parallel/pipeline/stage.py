@@ -142,7 +142,7 @@ class Stage:
     def keep(self, micro_batch: int, received: Payload | None, outputs: Sequence[Tensor]) -> None:
         """Remember the graph of a forward of `module`: from what was received to its outputs.
 
-        The outputs are the tensors that are sent on; on the last stage, the loss.
+        The outputs are the tensors [...] that are sent on; on the last stage, the loss (0-dim).
         """
         live = _Live([] if received is None else received.tensors)
         live.roots = [get_gradient_edge(tensor) for tensor in outputs if tensor.requires_grad]
@@ -152,12 +152,16 @@ class Stage:
     def backward(self, micro_batch: int, grads: Sequence[Tensor] | None) -> list[Tensor]:
         """From the gradients of what was sent (None: the loss) to those of what was received and
         wants one.
+
+        Each gradient has the shape of its tensor, in the order of the payload.
         """
         live = self._live.pop(micro_batch)
         return self._run(live, grads)
 
     def input_grad(self, micro_batch: int, grads: Sequence[Tensor] | None) -> list[Tensor]:
-        """`backward` without the weight gradients that can wait, which `weight_grad` computes."""
+        """`backward` without the weight gradients that can wait, which `weight_grad` computes; the
+        shapes are those of `backward`.
+        """
         live = self._live[micro_batch]
         if self._weight_grads is None:
             return self._run(live, grads)

@@ -34,7 +34,7 @@ class Form:
 
     @property
     def gradients(self) -> tuple[TensorForm, ...]:
-        """The tensors whose gradients come back, contiguous."""
+        """The forms of the gradients that come back: of the tensors that want one, contiguous."""
         return tuple(replace(form, order=()) for form in self.tensors if form.requires_grad)
 
 
@@ -97,7 +97,11 @@ class Transport:
     # -- forward -----------------------------------------------------------------------------------
 
     def put_output(self, stage: int, micro_batch: int, payload: Payload) -> None:
-        """Take the output of `stage`, for its send or for the next stage on this rank."""
+        """Take the output of `stage`, for its send or for the next stage on this rank.
+
+        Raises:
+            ModelError: another output of the stage had other shapes, for inputs of these shapes.
+        """
         form = Form(tuple(TensorForm.of(tensor) for tensor in payload.tensors), payload.note)
         key = self._key(stage, micro_batch)
         local = self._is_here(stage + 1)
@@ -152,6 +156,8 @@ class Transport:
     def put_gradients(self, stage: int, micro_batch: int, grads: list[Tensor]) -> None:
         """The gradients of the input of `stage`: kept for their send, or handed to the stage before
         on the same rank.
+
+        Each has the shape of its tensor; tensors of `gradient_extras` follow them.
         """
         if stage == 0:
             return
@@ -173,7 +179,9 @@ class Transport:
         )
 
     def take_gradients(self, stage: int, micro_batch: int) -> list[Tensor]:
-        """The gradients of the output of `stage`."""
+        """The gradients of the output of `stage`, once they are here: each of its tensor's shape,
+        and `gradient_extras`.
+        """
         return self._incoming.pop(("B", stage, micro_batch)).wait()
 
     # -- messages ----------------------------------------------------------------------------------

@@ -15,23 +15,27 @@ from torch import Tensor
 
 
 class FlatWeights(Protocol):
-    """Whole weights in flat buffers, which can be put elsewhere."""
+    """Whole weights in flat buffers (padded_numel,), one a bucket, which can be put elsewhere."""
 
     @property
     def flats(self) -> list[Tensor]:
-        """The buffers that the next update changes."""
+        """The buffers (padded_numel,) that the next update changes."""
 
     def renew(self, memory: list[Tensor] | None) -> None:
-        """Go on in other buffers (`memory` if given) with the same values; the old ones are left
-        alone.
+        """Go on in other buffers with the same values; the old ones are left alone. `memory`, if
+        given, has them, of the same shapes.
         """
 
     def show(self, flats: list[Tensor]) -> None:
-        """Let the modules see these buffers."""
+        """Let the modules see these buffers, of the shapes of `flats`."""
 
 
 class WeightVersions:
-    """The versions that live. `num_micro_batches` go into one update."""
+    """The versions that live. `num_micro_batches` go into one update.
+
+    A `delay` of d updates is 2BW's (Narayanan et al., arXiv 2006.09503, section 3.1). None is
+    PipeDream's newest version (arXiv 1806.03377, section 3.3).
+    """
 
     def __init__(self, weights: FlatWeights, num_micro_batches: int, delay: int | None) -> None:
         self._weights = weights
@@ -92,7 +96,7 @@ class WeightVersions:
 
     @property
     def stashed(self) -> list[Tensor]:
-        """The buffers of older versions, and those that wait for the next."""
+        """The buffers (padded_numel,) of older versions, and those that wait for the next."""
         older = [flats for version, flats in self.kept.items() if version != self.newest]
         return [flat for flats in older + self._free for flat in flats]
 

@@ -32,10 +32,10 @@ class GradAccumulator(Protocol):
         """The dtype of the gradients that can be added."""
 
     def add_product(self, left: Tensor, right: Tensor) -> None:
-        """Add left @ right, two matrices."""
+        """Add left (rows, k) @ right (k, columns) to a gradient (rows, columns)."""
 
     def add(self, grad: Tensor) -> None:
-        """Add a tensor of the parameter's shape."""
+        """Add a tensor of the parameter's shape [...]."""
 
 
 class WeightGradTasks:
@@ -46,7 +46,11 @@ class WeightGradTasks:
         self._tasks: list[WeightGradTask] = []
 
     def add(self, layer: _WeightLayer, params: Params, source: Tensor, grad: Tensor) -> None:
-        """Store the factors of a weight gradient."""
+        """Store the factors of a weight gradient.
+
+        For a linear layer `source` is its input [..., in] and `grad` its output's gradient [...,
+        out]. For a convolution they are [B, channels, ...].
+        """
         self._tasks.append((layer, params, source, grad))
 
     def take(self, other: WeightGradTasks) -> None:
@@ -97,7 +101,8 @@ def _batched(parts: list[WeightGradTask]) -> list[WeightGradTask]:
 class WeightGradStore:
     """The weight gradients of one stage: inside `collect` they are stored for later.
 
-    `main_grads`: the accumulators, by the id of the parameter.
+    `main_grads`: the accumulators, by the id of the parameter. Source: Qi et al., Zero Bubble
+    (arXiv 2401.10241), section 2.
     """
 
     def __init__(
@@ -119,7 +124,8 @@ class WeightGradStore:
             self.open = None
 
     def accumulate(self, layer: _WeightLayer, params: Params, x: Tensor, grad: Tensor) -> bool:
-        """Add a layer's weight gradients to their main_grads.
+        """Add a layer's weight gradients to their main_grads, from its input `x` [..., in] and its
+        output's gradient [..., out].
 
         False, and nothing done, where a parameter has none of the gradient's dtype. To be called
         where torch records no gradients, as in a backward.
@@ -135,7 +141,7 @@ class WeightGradStore:
 
     def install(self, modules: Iterable[nn.Module], *, quicker_only: bool = False) -> int:
         """Let the layers that can be deferred, or that `products` may make quicker, run through
-        here; layer_and_store many they are.
+        here; the result is their number.
         """
         num = 0
         for module in modules:

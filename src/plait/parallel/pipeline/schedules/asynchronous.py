@@ -21,7 +21,9 @@ from plait.parallel.pipeline.schedules.registry import generates
 
 @generates("pipedream")
 def pipedream(num_ranks: int, num_micro_batches: int, num_steps: int = 1) -> Schedule:
-    """An update after every backward; a step of m micro-batches is m updates."""
+    """PipeDream (Narayanan et al. 2019, section 3.3): an update after every backward. A step of m
+    micro-batches is m updates.
+    """
     stream = one_f_one_b(num_ranks, num_micro_batches * num_steps)
     ranks = tuple(tuple(_updated(actions, every=1)) for actions in stream.ranks)
     return replace(stream, name="pipedream", ranks=ranks, num_steps=num_steps, asynchronous=True)
@@ -29,8 +31,9 @@ def pipedream(num_ranks: int, num_micro_batches: int, num_steps: int = 1) -> Sch
 
 @generates("2bw")
 def two_buffered_weights(num_ranks: int, num_micro_batches: int, num_steps: int = 1) -> Schedule:
-    """Needs m >= p. An update a step, from the gradients of its m micro-batches, with weights one
-    update old.
+    """PipeDream-2BW (Narayanan et al. 2021, arXiv 2006.09503, section 3.1), for m >= p.
+
+    An update a step, from the gradients of its m micro-batches, with weights one update old.
     """
     stream = one_f_one_b(num_ranks, num_micro_batches * num_steps)
     ranks = tuple(tuple(_updated(actions, every=num_micro_batches)) for actions in stream.ranks)

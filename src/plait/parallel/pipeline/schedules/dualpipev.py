@@ -25,8 +25,9 @@ from plait.parallel.pipeline.schedules.registry import generates
 
 @generates("dualpipev")
 def dualpipev(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """Needs m >= 2p. Bubble (p-1)(F&B + B - 3W) in half-stage units; at most 2p+1 live
-    half-activations a rank.
+    """DualPipe's V (DeepSeek-V3, arXiv 2412.19437, section 3.2.1), for m >= 2p.
+
+    Bubble (p-1)(F&B + B - 3W) in half-stage units; at most 2p+1 live half-activations a rank.
     """
     ranks = tuple(tuple(_rank(num_ranks, num_micro_batches, rank)) for rank in range(num_ranks))
     return Schedule("dualpipev", vee(num_ranks), num_micro_batches, ranks)

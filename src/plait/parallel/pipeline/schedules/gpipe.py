@@ -11,7 +11,9 @@ from plait.parallel.pipeline.schedules.registry import generates
 
 @generates("gpipe")
 def gpipe(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """Bubble (p-1)/(m+p-1); m live activations on every stage."""
+    """GPipe (Huang et al. 2019, figure 2c). Bubble (p-1)/(m+p-1); m live activations on every
+    stage.
+    """
 
     def rank_actions(stage: int) -> tuple[Action, ...]:
         return tuple(

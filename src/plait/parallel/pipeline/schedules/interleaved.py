@@ -16,7 +16,10 @@ from plait.parallel.pipeline.schedules.registry import generates
 
 @generates("interleaved")
 def interleaved(num_ranks: int, num_micro_batches: int, virtual: int) -> Schedule:
-    """Bubble (p-1)/v of a forward and backward where p divides m; at most (v+1)p - 2 rank - 1 live
+    """Interleaved 1F1B (Narayanan et al. 2021, arXiv 2104.04473, section 2.2), with `virtual` = v
+    stages a rank.
+
+    Bubble (p-1)/v of a forward and backward where p divides m; at most (v+1)p - 2 rank - 1 live
     activations of 1/v size.
     """
     num_groups = max(1, num_micro_batches // num_ranks)

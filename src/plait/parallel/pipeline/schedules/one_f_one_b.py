@@ -27,7 +27,9 @@ def alternate(forwards: list[Action], backwards: list[Action], num_warmup: int) 
 
 @generates("1f1b")
 def one_f_one_b(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """Bubble (p-1)/(m+p-1); min(m, p - stage) live activations."""
+    """1F1B (Narayanan et al. 2021, arXiv 2006.09503, figure 4). Bubble (p-1)/(m+p-1); min(m, p -
+    stage) live activations.
+    """
 
     def rank_actions(stage: int) -> tuple[Action, ...]:
         forwards = [forward(stage, j) for j in range(num_micro_batches)]

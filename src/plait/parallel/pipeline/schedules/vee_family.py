@@ -15,7 +15,9 @@ from plait.parallel.pipeline.schedules.registry import generates
 
 @generates("zbv")
 def zbv(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """At most 2p live half-activations a rank (1F1B's memory); no bubble from m = 2p on."""
+    """ZBV (Qi et al., arXiv 2405.15362, section 3.3). At most 2p live half-activations a rank
+    (1F1B's memory); no bubble from m = 2p on.
+    """
     block = vee_block(num_ranks, first=(2, 4), second=(4, 2))
     return Schedule(
         "zbv",
@@ -27,8 +29,8 @@ def zbv(num_ranks: int, num_micro_batches: int) -> Schedule:
 
 @generates("v-half")
 def v_half(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """At most p+2 live half-activations a rank (half of 1F1B's memory, one micro-batch more); at
-    most half its bubble.
+    """V-Half (Qi et al., arXiv 2405.15362, section 3.3). At most p+2 live half-activations a rank
+    (half of 1F1B's memory, one micro-batch more); at most half its bubble.
     """
     block = vee_block(num_ranks, first=(2, 1), second=(1, 2))
     return Schedule(
@@ -41,8 +43,8 @@ def v_half(num_ranks: int, num_micro_batches: int) -> Schedule:
 
 @generates("v-min")
 def v_min(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """At most 2 ceil(p/3) + 2 live half-activations a rank (a third, one micro-batch more); bubble
-    at most 2/3.
+    """V-Min (Qi et al., arXiv 2405.15362, section 3.3). At most 2 ceil(p/3) + 2 live
+    half-activations a rank (a third, one micro-batch more); bubble at most 2/3.
     """
     block = vee_block(num_ranks, first=(1, 1), second=(1, 1))
     return Schedule(

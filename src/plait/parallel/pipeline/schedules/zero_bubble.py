@@ -14,7 +14,9 @@ from plait.parallel.pipeline.schedules.registry import generates
 
 @generates("zb-h1")
 def zb_h1(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """At most p live activations a rank; bubble a third of 1F1B's from m = p on."""
+    """ZB-H1 (Qi et al., arXiv 2401.10241, section 2). At most p live activations a rank; bubble a
+    third of 1F1B's from m = p on.
+    """
     block = straight_block(num_ranks, down=1, up=2)
     return Schedule(
         "zb-h1", block.placement, num_micro_batches, compact(block, num_micro_batches, num_ranks)
@@ -23,8 +25,8 @@ def zb_h1(num_ranks: int, num_micro_batches: int) -> Schedule:
 
 @generates("zb-h2")
 def zb_h2(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """At most 2p-1 live activations a rank; no bubble from m = 2p-1 on, when steps follow each
-    other without a barrier.
+    """ZB-H2 (Qi et al., arXiv 2401.10241, section 2). At most 2p-1 live activations a rank; no
+    bubble from m = 2p-1 on, when steps follow each other without a barrier.
     """
     block = straight_block(num_ranks, down=2, up=4)
     return Schedule(
