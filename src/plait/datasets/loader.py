@@ -43,12 +43,13 @@ def _checked_shares(shares: Sequence[int], size: int) -> tuple[int, ...]:
 
 
 class Loader:
-    """Yields `(inputs, targets)`, this coordinate's contiguous part of each global batch.
+    """Yields `(inputs, targets)`, tensors (samples here, ...): this coordinate's contiguous part of
+    each global batch.
 
     The last batch of an epoch is as short as what is left. Parts differ by one sample at most,
     unless `shares` says one whole number for each coordinate. With fewer samples than ranks some
-    parts have none: tensors of the right shape with a first dim of 0. `workers` threads read
-    ahead, without a difference in what is yielded.
+    parts have none: tensors of the right shape with a first dim of 0. `workers` threads read ahead,
+    without a difference in what is yielded.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Loader:
         return -(-len(self.dataset) // self.global_batch)
 
     def skip(self, num_batches: int) -> None:
-        """Be where a new stream is after that many batches."""
+        """Move to where a new stream is after that many batches."""
         batches_per_epoch = -(-self._order.num_samples // self.global_batch)
         epoch, index = divmod(num_batches, batches_per_epoch)
         self._move(epoch, index * self.global_batch)

@@ -21,8 +21,8 @@ from plait.values import JsonMapping, PyTree
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The inputs, targets and sizes of one forward. `num_samples` is 0 for a placeholder that keeps
-    this rank in step with the others.
+    """The inputs, targets and sizes of one forward: tensors (samples, ...). `num_samples` is 0 for
+    a placeholder that keeps this rank in step with the others.
 
     `num_rows`: of the inputs of all ranks of a tensor axis together; 0 without one.
     `ranks_a_sample`: ranks that have a part of each of its sequences. `parts`: into how many parts
@@ -87,7 +87,14 @@ class BatchSplitter:
         self._accepts = _accepted_keys(model)
 
     def split(self, batch: PyTree) -> list[MicroBatch]:
-        """Cut a batch into `num_micro_batches` parts whose sizes differ by one sample at most."""
+        """Cut a batch into `num_micro_batches` parts whose sizes differ by one sample at most.
+
+        Tensors (samples, ...) are cut along their first dim, and moved to the device. Without a
+        sample a part has one of zeros, a placeholder.
+
+        Raises:
+            DataError: no such batch, or first dims that differ.
+        """
         inputs, targets = self._inputs_and_targets(batch)
         inputs, targets = self._cut((inputs, targets))
         leaves, structure = tree_flatten((inputs, targets))

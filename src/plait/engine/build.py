@@ -71,17 +71,26 @@ def build(
 ) -> Engine:
     """Make this rank's engine. Collective: every rank calls it with an equal model and plan.
 
-    `model` may be on the meta device. Then its parameters are initialised by name, and no rank
-    holds more of them than the plan gives it. `loss(output, targets)` returns `(sum, count)`, or
-    the mean over the samples. `optimizer(params)` makes the optimizer of the parameters that this
-    rank owns. An optimizer of the whole model is rebuilt for them. `world` is the ranks' own if
-    they have one, else torchrun's.
+    Args:
+        model: plain PyTorch. It may be on the meta device: its parameters are then initialised by
+            name. No rank holds more of them than the plan gives it.
+        plan: a `Plan` or its text.
+        loss: `loss(output, targets)` of a micro-batch, whose tensors are (samples, ...). It returns
+            `(sum, count)`, both 0-dim, or the mean over the samples (0-dim).
+        optimizer: makes the optimizer of the parameters that this rank owns, whole or flat
+            (numel,). An optimizer of the whole model is rebuilt for them.
+        options: the settings that a plan does not have.
+        world: the ranks' own if they have one, else torchrun's.
 
     Where only a batch shows how to cut the model, `engine.prepare` or the first step cuts it into
     stages. The checks that follow the cut come then, too.
 
-    Errors: `PlanError`, `WorldSizeError`, `ModelError`, `OptimizerError`, all before anything is
-    allocated.
+    Raises:
+        PlanError: the plan is wrong, or cannot be run.
+        WorldSizeError: the plan has another number of ranks than the world.
+        ModelError: the model or its sizes do not fit the plan.
+        OptimizerError: the optimizer cannot update shards. All are raised before anything is
+            allocated.
     """
     options = options or Options()
     plan = _checked(plan)

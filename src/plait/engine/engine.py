@@ -81,7 +81,8 @@ class Engine:
             )
 
     def prepare(self, loader: Iterable[PyTree], shares: Sequence[float] = ()) -> Iterable[PyTree]:
-        """The batches of a loader of whole global batches, of each this rank's part.
+        """The batches of a loader of whole global batches, of each this rank's part: tensors
+        (samples here, ...).
 
         `loader` is a torch `DataLoader`, a `plait.Loader` or any iterable of batches that every
         rank reads alike. `shares`: of the data ranks. Shuffling follows rank 0. Collective.
@@ -93,12 +94,15 @@ class Engine:
     def step(self, batch: PyTree, *, trace: bool = True) -> StepResult:
         """Forward, backward and update on this rank's share of a global batch. Collective.
 
-        `batch` is `(inputs, targets)`, or a mapping; the first dim of every tensor counts samples.
-        Ranks may have different numbers of samples, also none. With `trace` the result's timeline
-        holds every action and collective.
+        `batch` is `(inputs, targets)`, or a mapping, of tensors (samples here, ...). Ranks may have
+        different numbers of samples, also none. With `trace` the result's timeline holds every
+        action and collective.
 
-        Errors: `NonFiniteLoss` (the parameters are then those before the step), `DataError` for an
-        unfit batch, `OutOfMemory`.
+        Raises:
+            NonFiniteLoss: a loss or gradient is no number; the parameters are those before the
+                step.
+            DataError: an unfit batch.
+            OutOfMemory: the device has no room for the step.
         """
         training_step = self.training_step(batch)
         began = time.perf_counter()
@@ -148,7 +152,8 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, batch: object) -> float:
-        """The mean loss over all ranks' shares of a batch; nothing is updated. Collective.
+        """The mean loss over all ranks' shares (samples here, ...) of a batch; nothing is updated.
+        Collective.
 
         It may be called between any two steps, with any number of samples. An asynchronous pipeline
         is not flushed for it: each stage uses its newest weights.
@@ -159,8 +164,8 @@ class Engine:
     def measure(self, batch: PyTree, functions: Sequence[LossFunction] = ()) -> list[MetricSum]:
         """The sums of the loss and of further functions over all ranks' shares of a batch.
 
-        A function takes (output, targets) and returns (sum, count), as a loss does. It sees whole
-        outputs. Nothing is updated. Collective.
+        A function takes (output, targets) of a micro-batch and returns (sum, count), as a loss
+        does. It sees whole outputs (samples, ...). Nothing is updated. Collective.
         """
         training_step = self.training_step(batch)
         if self.split is not None:
@@ -178,7 +183,12 @@ class Engine:
             save(self, Path(path), meta)
 
     def load(self, path: str | Path) -> JsonObject:
-        """Load what any plan has saved, and return its `meta`. Collective."""
+        """Load what any plan has saved, and return its `meta`. Collective.
+
+        Raises:
+            CheckpointError: it is missing or damaged, or of another model or optimizer. The engine
+                must then not be used.
+        """
         from plait.engine.state.saving import load
 
         self.flush()
@@ -201,12 +211,12 @@ class Engine:
         return live_bytes(self, self._training_step.timing)
 
     def local_parameters(self) -> list[Shard]:
-        """This rank's shard of each parameter, in master precision."""
+        """This rank's shard of each parameter, its values flat (numel,) in master precision."""
         return parameter_shards([self.strategy], self.holding)
 
     def local_gradients(self) -> list[Shard]:
-        """This rank's shard of each gradient of the mean loss, before clipping; for use in
-        `before_update`.
+        """This rank's shard of each gradient of the mean loss, flat (numel,) and before clipping;
+        for use in `before_update`.
         """
         return gradient_shards(self.strategy, self.gradient_divisor, self.holding)
 
@@ -235,7 +245,7 @@ class Engine:
 
     @property
     def grad_norm(self) -> float:
-        """The global norm of the last step's gradient, before clipping."""
+        """The global (2-) norm of the last step's gradient, before clipping."""
         return self._training_step.grad_norm()
 
     def _observe(self) -> None:

@@ -46,14 +46,16 @@ class GroupCounts:
                 self.names |= changed
 
     def of(self, param: Tensor) -> dict[str, Number]:
-        """The numbers of the group of a parameter, by name; empty before the first step."""
+        """The numbers of the group of a parameter [...], by name; empty before the first step."""
         if not self.names:
             return {}
         group = self._optimizer.param_groups[self._group_of[id(param)]]
         return {name: group[name] for name in sorted(self.names) if name in group}
 
     def take(self, param: Tensor, saved: Mapping[str, Number]) -> None:
-        """Set the numbers of the group of a parameter; those that are not saved begin again."""
+        """Set the numbers of the group of a parameter [...]; those that are not saved
+        begin again.
+        """
         self.names |= saved.keys()
         if not self.names:
             return

@@ -342,7 +342,7 @@ def _bad_gradient(suspect: Suspect) -> Origin | None:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all elements are numbers."""
+    """Whether all elements of a tensor [...] are numbers."""
     return bool(torch.isfinite(tensor).all())
 
 

@@ -63,6 +63,11 @@ class LossTotals:
     def check(self, step: int, *, norm: bool = True) -> None:
         """Refuse to update the weights by something that is no number; without `norm` the gradient
         will not be used.
+
+        Raises:
+            NonFiniteLoss: the loss or the gradient's norm is none.
+            DataError: nothing was counted.
+            ModelError: no loss had a gradient.
         """
         self.check_counts(step)
         wrong = self.not_finite(norm=norm)
@@ -121,7 +126,9 @@ class LossSum:
         self._each: list[tuple[Tensor, Tensor]] = []
 
     def means(self) -> list[Tensor]:
-        """The mean loss of each micro-batch of this rank, in their order; 0 for an empty one."""
+        """The mean loss (0-dim) of each micro-batch of this rank, in their order; 0 for an empty
+        one.
+        """
         return [total / count.clamp(min=1.0) for total, count in self._each]
 
     def add(
@@ -130,12 +137,15 @@ class LossSum:
         num_samples: float,
         tokens_per_sample: int = 1,
     ) -> Tensor:
-        """Take one micro-batch's loss, and return the sum that backward starts from.
+        """Take one micro-batch's loss, and return the sum (0-dim) that backward starts from.
 
         `loss` is `(sum, count)`, or a 0-dim tensor that means "the mean over the samples of this
         micro-batch". `num_samples`: this rank's share of them, as `MicroBatch.own_samples`. It is 0
         for a placeholder, which counts nothing and whose gradient is zero. The tokens are the
         counts that the loss gives, or `tokens_per_sample` of each sample.
+
+        Raises:
+            ModelError: None, a tensor with dims, or a tuple that is no (sum, count).
         """
         if loss is None:
             raise ModelError(
@@ -166,8 +176,8 @@ class LossSum:
         return total
 
     def add_auxiliary(self, total: Tensor) -> None:
-        """Take this rank's part of losses that are no function of the output. Their gradients have
-        a path of their own.
+        """Take this rank's part (0-dim) of losses that are no function of the output. Their
+        gradients have a path of their own.
         """
         self.loss_sum += total.to(self.loss_sum.device)
 
@@ -178,7 +188,7 @@ class LossSum:
         return other
 
     def add_count(self, count: Tensor) -> None:
-        """Count what another stage has computed a loss of."""
+        """Count (0-dim) what another stage has computed a loss of."""
         self.count += count
 
     def join(self, earlier: LossSum) -> None:

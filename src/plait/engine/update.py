@@ -122,7 +122,8 @@ class Update:
                 piece.value.grad = None
 
     def change(self, totals: LossTotals, step: int, divisor: float) -> Change:
-        """The update to ask for.
+        """The update to ask for: a factor on the gradients, with the mean and the clipping by the
+        global norm.
 
         `divisor` turns summed gradients into those of the mean loss; 0 says that there are none.
         """
@@ -179,9 +180,11 @@ def make(
     shapes: Mapping[str, Sequence[int]] | None = None,
     whole: OnWhole | None = None,
 ) -> torch.optim.Optimizer:
-    """The optimizer of this rank's pieces. A rank that owns none gets one over nothing.
+    """The optimizer of this rank's pieces, whole parameters or flat parts (numel,). A rank that
+    owns none gets one over nothing.
 
     `shapes`: of the model's parameters, by name. `whole`: where ranks hold parts of matrices.
+    Raises `OptimizerError` for a function that returns no optimizer.
     """
     named = [(piece.name, piece.value) for piece in strategy.pieces]
     if not named:

@@ -66,8 +66,9 @@ class WholeMatrices:
     def apply(self, parts: Mapping[str, Tensor], function: WholeFunction) -> dict[str, Tensor]:
         """The parts of `function(matrix)`, by name, from those of the matrices.
 
-        All parts have one dtype, and so have the results. The ranks that hold a matrix give their
-        parts, or none of them does. Collective.
+        `function` takes and gives [rows, columns]. A part [...] keeps its shape. All parts have one
+        dtype, and so have the results. The ranks that hold a matrix give their parts, or none of
+        them does. Collective.
         """
         split = self._travel.split
         results = {name: function(one) for name, one in parts.items() if name not in split}
@@ -166,7 +167,9 @@ class Travel:
     def scattered(
         self, parts: Mapping[str, Tensor], made: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """This rank's parts of the results, which are flat whole matrices at owners. Collective."""
+        """This rank's parts [elements of the part] of the results `made` [numel], which are flat
+        whole matrices at owners. Collective.
+        """
         me = self._axis.rank
         going = [
             (part.rank, _read(made[one.name], part.place))

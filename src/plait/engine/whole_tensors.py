@@ -155,13 +155,17 @@ class WholeOptimizer(torch.optim.Optimizer):
         return self._units.shares
 
     def is_saved(self, param: Tensor, key: str) -> bool:
-        """Whether this rank saves a key of the state of a part, where ranks agreed on owners."""
+        """Whether this rank saves a key of the state of a part [...], where ranks agreed
+        on owners.
+        """
         unit = int(key.removeprefix(STATE).partition(".")[0])
         own = self._units_of[id(param)]
         return any(part.index == unit and self._units.is_saved(name) for name, part in own)
 
     def take(self, param: Tensor, read: Callable[[str], Tensor], keys: Iterable[str]) -> None:
-        """Take the state of a part from a checkpoint: `read` gives the tensor of one of `keys`."""
+        """Take the state of a part [...] from a checkpoint: `read` gives the tensor of one of
+        `keys`.
+        """
         names = list(keys)
         for name, part in self._units_of.get(id(param), []):
             if name not in self._computed:

@@ -132,7 +132,9 @@ class Fabric(ABC):
 
     @abstractmethod
     def publish(self, header: Header, data: Tensor | None) -> None:
-        """Publish this rank's side of an operation; `data` is flat and `readable`, or staged."""
+        """Publish this rank's side of an operation; `data` (numel,) is flat and `readable`, or
+        staged.
+        """
 
     @abstractmethod
     def read(self, peer: int, number: int) -> Header:
@@ -140,13 +142,13 @@ class Fabric(ABC):
 
     @abstractmethod
     def data(self, peer: int, header: Header) -> Tensor:
-        """The flat data of a peer's header, as memory of its own. It may be read until EXIT is
-        posted to it.
+        """The flat data (numel,) of a peer's header, as memory of its own. It may be read until
+        EXIT is posted to it.
         """
 
     @abstractmethod
     def readable(self, tensor: Tensor) -> bool:
-        """Whether peers can read this tensor where it lies."""
+        """Whether peers can read this tensor [...] where it lies."""
 
     @abstractmethod
     def stage(self, numel: int, dtype: torch.dtype) -> Staged:
@@ -162,8 +164,8 @@ class Fabric(ABC):
 
     @abstractmethod
     def send_message(self, to: int, tag: int, flat: Tensor) -> None:
-        """Put a copy into the box of (self, to). The call blocks only when the box is full of
-        messages not yet taken.
+        """Put a copy of `flat` (numel,) into the box of (self, to). The call blocks only when the
+        box is full of messages not yet taken.
         """
 
     @abstractmethod

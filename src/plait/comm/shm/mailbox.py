@@ -75,7 +75,7 @@ class Mailbox:
         self._waiting: defaultdict[tuple[int, int], deque[InboundMessage]] = defaultdict(deque)
 
     def send(self, tensor: Tensor, to: int, tag: int) -> Handle:
-        """Copied and done.
+        """Copy `tensor` [...] into the box of rank `to`; done when it returns.
 
         A box that is full waits for its reader. Two ranks that both send would wait for each other.
         So messages that have come are taken first, those without a receive too. The last to wait
@@ -100,7 +100,7 @@ class Mailbox:
                     queue[index] = CopiedMessage(message)
 
     def receive(self, tensor: Tensor, source: int, tag: int) -> Handle:
-        """Served at once if its message is there."""
+        """Fill `tensor` [...] from rank `source`; served at once if its message is there."""
         receive = Receive(self, tensor.view(-1), source)
         waiting = self._waiting[source, tag]
         if waiting:

@@ -100,7 +100,7 @@ class MappedMemory:
         ]
 
     def place(self, tensor: Tensor) -> Location | None:
-        """Where a contiguous tensor lies, or None if not in readable memory."""
+        """The place of a contiguous tensor [...], or None if it is not in readable memory."""
         address = tensor.data_ptr()
         index = bisect.bisect_right(self._bases, address) - 1
         if index < 0 or tensor.device.type != "cpu":

@@ -59,7 +59,7 @@ class Participant:
         self._fabric.publish(self.header, self.source)
 
     def of(self, peer: int) -> Tensor:
-        """The flat data that a peer (or this rank) exposes."""
+        """The flat data (numel,) that a peer (or this rank) exposes."""
         return self.source if peer == self._fabric.rank else self._look(peer)[1]
 
     def notice_of(self, peer: int) -> Header:

@@ -129,7 +129,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
     def allreduce(
         self, tensors: list[Tensor], opts: dist.AllreduceOptions | None = None
     ) -> dist.Work:
-        """Sum or mean in place; any other reduction by Gloo."""
+        """Sum or mean of `tensors[0]` [...] in place; any other reduction by Gloo. Collective."""
         opts = dist.AllreduceOptions() if opts is None else opts
         if not self._serves(tensors, opts.reduceOp):
             return self._gloo.allreduce(tensors, opts)
@@ -145,7 +145,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
     def allreduce_coalesced(
         self, tensors: list[Tensor], opts: dist.AllreduceOptions | None = None
     ) -> dist.Work:
-        """Each tensor in turn."""
+        """`allreduce` of each tensor [...] in turn."""
         plain = dist.AllreduceOptions()
         if opts is not None:
             plain.reduceOp = opts.reduceOp
@@ -153,7 +153,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
         return _all_of(works, tensors)
 
     def broadcast(self, tensors: list[Tensor], opts: dist.BroadcastOptions) -> dist.Work:
-        """The tensor of the root, everywhere."""
+        """The tensor [...] of the root, everywhere. Collective."""
         if not self._serves(tensors):
             return self._gloo.broadcast(tensors, opts)
         whole = tensors[0]
@@ -166,7 +166,9 @@ class SharedMemoryGroup(dist.ProcessGroup):
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: object = None
     ) -> dist.Work:
-        """The tensors of all ranks, as a list."""
+        """The tensors of all ranks, as a list: `inputs[0]` [...] into `outputs[0]`, one [...] a
+        rank. Collective.
+        """
         shard = inputs[0].detach().contiguous()
         full = shard.new_empty((self.size(), *shard.shape))
 
@@ -182,7 +184,9 @@ class SharedMemoryGroup(dist.ProcessGroup):
     def allgather_into_tensor_coalesced(
         self, fulls: list[Tensor], shards: list[Tensor], opts: object = None
     ) -> dist.Work:
-        """Each pair in turn."""
+        """The shards (n, ...) of all ranks in each full tensor (size * n, ...), each pair in turn.
+        Collective.
+        """
         works = []
         for full, shard in zip(fulls, shards, strict=True):
             works.append(self._gather_into(full, shard))
@@ -198,7 +202,9 @@ class SharedMemoryGroup(dist.ProcessGroup):
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: ScatterOptions = None
     ) -> dist.Work:
-        """This rank's part of the sum or mean of a list of tensors."""
+        """This rank's part of the sum or mean of a list of tensors: `inputs[0]`, one [...] a rank,
+        into `outputs[0]` [...]. Collective.
+        """
         return self._scatter_into(outputs[0], torch.stack(inputs[0]), _reduction(opts))
 
     def _reduce_scatter_base(
@@ -209,7 +215,9 @@ class SharedMemoryGroup(dist.ProcessGroup):
     def reduce_scatter_tensor_coalesced(
         self, outputs: list[Tensor], fulls: list[Tensor], opts: ScatterOptions = None
     ) -> dist.Work:
-        """Each pair in turn."""
+        """This rank's part (n, ...) of the sum or mean of each full tensor (size * n, ...), each
+        pair in turn. Collective.
+        """
         works = []
         for out, full in zip(outputs, fulls, strict=True):
             works.append(self._scatter_into(out, full, _reduction(opts)))

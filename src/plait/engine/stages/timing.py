@@ -42,7 +42,7 @@ class UpdateTiming(ABC):
 
     @abstractmethod
     def older_weights(self) -> list[Tensor]:
-        """Weights of older versions that are kept."""
+        """Weights of older versions that are kept, each a flat buffer (padded_numel,)."""
 
 
 class ImmediateUpdates(UpdateTiming):

@@ -37,7 +37,7 @@ class Buffers:
         return bool(self._modules)
 
     def tensors(self) -> dict[Slot, Tensor | None]:
-        """The tensor in every buffer's place; None where it is yet to be made."""
+        """The tensor [...] in every buffer's place; None where it is yet to be made."""
         return {
             (module, key): tensor
             for module in self._modules
@@ -45,7 +45,7 @@ class Buffers:
         }
 
     def may_change(self, slot: Slot, tensor: Tensor) -> bool:
-        """Whether a forward may write into a buffer, as far as is known."""
+        """Whether a forward may write into a buffer [...], as far as is known."""
         return not self._seen or tensor.nbytes <= self._small_bytes or slot in self._changing
 
     def learn(self, before: Snapshot) -> None:
@@ -71,7 +71,7 @@ class Snapshot:
                     self._values[slot] = tensor.detach().clone()
 
     def differs(self, slot: Slot, tensor: Tensor, *, by_value: bool) -> bool:
-        """Whether a tensor was written into since; by value as well as by its version."""
+        """Whether a tensor [...] was written into since; by value as well as by its version."""
         if tensor._version != self._versions[slot]:
             return True
         return by_value and not torch.equal(tensor, self._values[slot])

@@ -56,7 +56,7 @@ class LocalParameters:
         return Replicas(1, 0) if placement is None else Replicas(placement.copies, placement.copy)
 
     def buffers(self) -> dict[str, Tensor]:
-        """The persistent buffers held here, as they are now."""
+        """The persistent buffers held here, as they are now, each [...]."""
         return {
             name: buffer for name, buffer in self.model.named_buffers() if name in self.buffer_names
         }

@@ -204,7 +204,9 @@ class EmptyTensor:
     dtype: torch.dtype
 
     def zeros(self, device: torch.device) -> Tensor:
-        """A tensor of zeros; one number stays on the host, as optimizers keep it there."""
+        """A tensor of zeros of the shape of this one. One number stays on the host, as optimizers
+        keep it there.
+        """
         is_number = not self.shape
         return torch.zeros(self.shape, dtype=self.dtype, device="cpu" if is_number else device)
 

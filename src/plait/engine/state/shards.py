@@ -20,7 +20,9 @@ from plait.parallel.data import DataStrategy, OptimizerShard
 def optimizer_shards(
     strategy: DataStrategy, holding: LocalParameters
 ) -> Iterator[tuple[OptimizerShard, Shard]]:
-    """Each shard that this rank's optimizer updates, with its values in master precision."""
+    """Each shard that this rank's optimizer updates, with its values (numel,) in master
+    precision.
+    """
     for piece in strategy.pieces:
         yield piece, holding.shard(piece.part.shard(piece.value))
 
@@ -61,7 +63,7 @@ def buffer_shards(holding: LocalParameters) -> list[Shard]:
 def gradient_shards(
     strategy: DataStrategy, divisor: float, holding: LocalParameters
 ) -> list[Shard]:
-    """The gradients that this rank's optimizer will see, divided by `divisor`.
+    """The gradients (numel,) that this rank's optimizer will see, divided by `divisor`.
 
     Parameters without a gradient are left out.
     """
@@ -74,7 +76,9 @@ def gradient_shards(
 
 
 def tensor_shard(name: str, tensor: Tensor, holding: LocalParameters | None = None) -> Shard:
-    """All elements of a tensor that this rank has; a box of the model's where it is split."""
+    """All elements (numel,) of a tensor [...] that this rank has; a box of the model's where it is
+    split.
+    """
     shape = tuple(tensor.shape)
     values = tensor.detach().reshape(-1)
     local = Shard(name, shape, Box.whole(shape), 0, tensor.numel(), values)

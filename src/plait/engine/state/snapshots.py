@@ -37,7 +37,9 @@ class Snapshots:
         self._listed = listed_of(state)
 
     def content(self, turn: int) -> Tensor:
-        """The bytes of the file whose turn it was, once it is whole."""
+        """The bytes (num_bytes,) uint8 of the file whose turn it was, once it is whole: a view of
+        its memory.
+        """
         return self._files[turn % len(self._files)].content()
 
     def take(self, turn: int, meta: JsonObject) -> None:

@@ -20,8 +20,11 @@ LISTED = 4  # names in a message
 
 
 def make_start(make: MakeStart, seed: int) -> dict[str, Tensor]:
-    """Parameters and buffers by name, as plain PyTorch makes them on the CPU after
+    """Whole parameters and buffers [...] by name, as plain PyTorch makes them on the CPU after
     `torch.manual_seed(seed)`.
+
+    Raises:
+        ModelError: parameters without values.
     """
     model = make_whole(make, seed)
     found = {name: param.detach() for name, param in model.named_parameters()}
@@ -68,7 +71,7 @@ def listed(names: list[str]) -> str:
 def told_start(
     make: MakeStart, seed: int, axis: Axis, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, value) of every parameter and buffer, made by the first rank of the axis.
+    """(name, value [...]) of every whole parameter and buffer, made by the first rank of the axis.
     Collective.
     """
     tensors = make_start(make, seed) if axis.rank == 0 else {}

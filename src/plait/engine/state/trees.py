@@ -33,7 +33,9 @@ def flat(tree: Mapping[str, object]) -> dict[str, object]:
 
 
 def grown(named: Mapping[str, Tensor]) -> JsonObject:
-    """The tree of which `flat` made these names, with numbers as they were."""
+    """The tree of which `flat` made these names, with numbers as they were; tensors [...] stay as
+    they are.
+    """
     root: JsonObject = {}
     for name, tensor in named.items():
         way, _, kind = name.partition(":")
