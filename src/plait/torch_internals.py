@@ -111,7 +111,7 @@ def _plain_step(optimizer: torch.optim.Optimizer) -> Callable[..., object] | Non
 
 
 def storage_key(tensor: Tensor) -> int:
-    """A number that tensors on one storage share, for as long as the storage lives."""
+    """A number that tensors [...] on one storage share, for as long as the storage lives."""
     key: int = tensor.untyped_storage()._cdata
     return key
 
@@ -131,7 +131,9 @@ def onednn_linear() -> Any:
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """The nearest orthogonal matrix, nearly: Muon's five steps of Newton-Schulz, in bf16."""
+    """The nearest orthogonal matrix [rows, columns], nearly: Muon's five steps of Newton-Schulz, in
+    bf16.
+    """
     from torch.optim import _muon
 
     factors = (_muon.DEFAULT_A, _muon.DEFAULT_B, _muon.DEFAULT_C)

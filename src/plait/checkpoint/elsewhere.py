@@ -57,7 +57,7 @@ DEEPSPEED_TYPES: Final = re.compile(
 
 
 def read_elsewhere(path: str | Path) -> tuple[str, dict[str, Tensor]]:
-    """The kind of a checkpoint, `dcp`, `deepspeed` or `torch`, and its weights by name.
+    """The kind of a checkpoint, `dcp`, `deepspeed` or `torch`, and its whole weights [...] by name.
 
     All weights are in memory at once. Errors: `CheckpointError` for anything else, a type that is
     not allowed, and files that are missing or damaged.
@@ -80,7 +80,9 @@ def read_elsewhere(path: str | Path) -> tuple[str, dict[str, Tensor]]:
 
 
 def write_dcp(weights: Mapping[str, Tensor], folder: str | Path) -> None:
-    """Write a distributed checkpoint that FSDP2 and torchtitan load, from one process."""
+    """Write whole weights [...] as a distributed checkpoint that FSDP2 and torchtitan load, from
+    one process.
+    """
     from torch.distributed.checkpoint.state_dict_saver import save
 
     with warnings.catch_warnings():
@@ -89,7 +91,9 @@ def write_dcp(weights: Mapping[str, Tensor], folder: str | Path) -> None:
 
 
 def write_torch(weights: Mapping[str, Tensor], path: str | Path) -> None:
-    """Write a state by `torch.save`, which `torch.load` reads with `weights_only`."""
+    """Write a state of whole weights [...] by `torch.save`, which `torch.load` reads with
+    `weights_only`.
+    """
     path = Path(path)
     temporary = path.with_name(f"{path.name}.tmp")
     torch.save(dict(weights), temporary)

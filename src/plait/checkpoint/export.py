@@ -46,7 +46,9 @@ class Joined:
         return whole[::-1] if self.transposed else whole
 
     def value(self, checkpoint: Checkpoint) -> Tensor:
-        """The values that are written."""
+        """The values that are written, in the shape that `shape` says: [rows, ...], or [columns,
+        rows] where transposed.
+        """
         whole = torch.cat([checkpoint.tensor(name) for name in self.sources])
         return whole.t().contiguous() if self.transposed else whole
 

@@ -95,7 +95,7 @@ def runs(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 
 def memory_of(run: Sequence[Tensor]) -> memoryview:
-    """The bytes of tensors that follow each other in memory."""
+    """The bytes of tensors of any shape that follow each other in memory."""
     storage = run[0].untyped_storage()
     start = run[0].data_ptr() - storage.data_ptr()
     count = sum(tensor.nbytes for tensor in run)
@@ -157,8 +157,8 @@ class FileWriter:
         return len(text).to_bytes(8, "little") + text
 
     def write(self, tensor: Tensor) -> None:
-        """Write the next tensor's elements, from any device, without a second copy of them in
-        memory.
+        """Write the next tensor's elements, of any shape and from any device, without a second copy
+        of them in memory.
         """
         self._expect(tensor)
         flat = tensor.detach().reshape(-1)
@@ -171,7 +171,8 @@ class FileWriter:
             self._write_data(part.view(torch.uint8).numpy().data)
 
     def write_all(self, tensors: Sequence[Tensor], do: Do = call) -> None:
-        """Write all tensors that are declared, in `file_order`. `do` does the work on the bytes.
+        """Write all tensors that are declared, in `file_order` and of any shape. `do` does the work
+        on the bytes.
 
         Those that lie one after the other in the memory of the host are written as one.
         """
@@ -297,7 +298,7 @@ class FileReader:
         return FORMAT_DTYPES[entry["dtype"]], math.prod(entry["shape"])
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor of the file as a 1-D view of the map: nothing is read yet, and nothing
+        """A tensor (numel,) of the file as a view of the map: nothing is read yet, and nothing
         checked.
         """
         entry = self._entries[name]

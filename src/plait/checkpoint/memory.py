@@ -49,7 +49,7 @@ class MemoryFile:
         return sum(view.numel() * view.element_size() for view in self._views)
 
     def content(self) -> Tensor:
-        """The bytes of the file, as far as it is written: a view of the map."""
+        """The bytes (num_bytes,) of the file, uint8, as far as it is written: a view of the map."""
         assert self._map is not None
         head = Head.read(self._map)
         end = head.list_place + head.list_bytes + head.meta_bytes
@@ -123,7 +123,9 @@ class MemoryCopy:
         self._map: mmap.mmap | None = None
 
     def write(self, content: Tensor) -> None:
-        """Write the bytes of a whole file over what this one holds; the head comes last."""
+        """Write the bytes (num_bytes,) of a whole file, uint8, over what this one holds; the head
+        comes last.
+        """
         count = content.numel()
         if self._map is None or len(self._map) < count:
             with self._path.open("r+b") as file:
@@ -201,7 +203,7 @@ class MemoryCheckpoint(Checkpoint):
         return self._by_rank[rank].of_rank(name)
 
     def mean_of_ranks(self, name: str) -> Tensor | None:
-        """The mean of a tensor over the ranks that had it; None where none had."""
+        """The mean of a tensor over the ranks that had it, flat (numel,); None where none had."""
         known = [file.of_rank(name) for file in self._by_rank]
         values = [value for value in known if value is not None]
         return torch.stack(values).mean(dim=0) if values else None

@@ -42,7 +42,7 @@ class ShardFile(Protocol):
         """The type and the number of elements of a shard."""
 
     def tensor(self, name: str) -> Tensor:
-        """The values of a shard, 1-D."""
+        """The values (numel,) of a shard."""
 
     def check(self, name: str, start: int, stop: int) -> None:
         """Raise `CheckpointError` where elements [start, stop) are not what was written."""

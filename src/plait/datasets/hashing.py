@@ -26,13 +26,13 @@ def seed_of(*parts: object) -> int:
 
 
 def shift_right(x: Tensor, bits: int) -> Tensor:
-    """The logical shift of int64, which torch only has as an arithmetic one."""
+    """The logical shift of int64 [...], which torch only has as an arithmetic one."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def mix(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser on int64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
-    generators", figure 16).
+    """SplitMix64's finaliser on int64 [...] (Steele, Lea, Flood, "Fast splittable pseudorandom
+    number generators", figure 16).
     """
     x = x * GOLDEN
     x = (x ^ shift_right(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)

@@ -66,7 +66,9 @@ class Keyed:
         self._stretch: tuple[int, int, Tensor] | None = None
 
     def at(self, epoch: int, start: int, stop: int) -> Tensor:
-        """Samples (int64) at these places of an epoch's permutation, at most to its end."""
+        """Samples (int64, [places]) at these places of an epoch's permutation, at most to
+        its end.
+        """
         stop = min(stop, self.num_samples)
         number = start // STRETCH
         if stop > (number + 1) * STRETCH:
@@ -94,7 +96,7 @@ class AsDrawn:
     num_samples = ENDLESS
 
     def at(self, epoch: int, start: int, stop: int) -> Tensor:
-        """The places start .. stop - 1 themselves (int64), in every epoch."""
+        """The places start .. stop - 1 themselves (int64, [stop - start]), in every epoch."""
         return torch.arange(start, stop)
 
 

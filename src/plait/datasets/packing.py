@@ -135,7 +135,7 @@ def _places(lengths: Sequence[int], seq_len: int) -> tuple[Tensor, Tensor]:
 
 
 def lengths_of(documents: SampleSet) -> Tensor:
-    """The number of tokens of each document."""
+    """The number of tokens of each document, [documents]."""
     known = getattr(documents, "lengths", None)
     if known is not None:
         return torch.as_tensor(known)
@@ -143,7 +143,7 @@ def lengths_of(documents: SampleSet) -> Tensor:
 
 
 def plan_of(lengths: Tensor, seq_len: int, window: int = WINDOW) -> PackingPlan:
-    """The samples of documents with so many tokens each.
+    """The samples of documents with so many tokens each: `lengths` [documents].
 
     Raises `DataError` where no document has two tokens, which one to guess from the other.
     """

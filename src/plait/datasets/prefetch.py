@@ -27,7 +27,7 @@ DEPTH: Final = 2
 def read_ahead(
     dataset: SampleSet, indices: Iterator[Tensor], workers: int, ahead: deque[Future[Batch]]
 ) -> Iterator[Batch]:
-    """The batch of each tensor of indices, by so many threads; pinned where there is a GPU.
+    """The batch of each tensor of indices [B], by so many threads; pinned where there is a GPU.
 
     `ahead` holds those that are read or being read, the next one first.
     """

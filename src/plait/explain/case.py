@@ -53,7 +53,9 @@ class Case:
 
 
 def squared_error(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Half the sum of the squares, and the number of rows: the gradient is output - target."""
+    """Half the sum of the squares, and the number of rows, both 0-dim: the gradient is output [...,
+    D] - target.
+    """
     num_rows = output.numel() // output.shape[-1]
     return (output - target).square().sum() / 2, torch.tensor(float(num_rows))
 
@@ -69,7 +71,9 @@ def case_of(term: str) -> Case:
 
 
 def weights(num_features: int, sign: int) -> Tensor:
-    """Ones on the diagonal, and `sign` right of it: a row adds, or subtracts, two numbers."""
+    """A matrix [num_features, num_features]: ones on the diagonal, and `sign` right of it. A row
+    adds, or subtracts, two numbers.
+    """
     return torch.eye(num_features) + sign * torch.diag(torch.ones(num_features - 1), 1)
 
 
@@ -135,7 +139,7 @@ class Mixture(nn.Module):
 
 
 def numbers(*shape: int) -> Tensor:
-    """The numbers 0, 1, 2 along each row, each row a place further."""
+    """The numbers 0, 1, 2 along each row, each row a place further, in a tensor [*shape]."""
     index = torch.zeros(shape)
     for dim, size in enumerate(shape):
         steps = torch.arange(size, dtype=torch.float32)

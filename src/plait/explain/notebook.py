@@ -35,7 +35,7 @@ class Place:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Place:
-        """The bytes of a contiguous tensor, which the place keeps alive."""
+        """The bytes of a contiguous tensor [...], which the place keeps alive."""
         start = tensor.data_ptr()
         num_bytes = tensor.numel() * tensor.element_size()
         return cls(start, start + num_bytes, tensor.detach())
@@ -163,7 +163,9 @@ class Notebook(FlightRecorder):
         return entry
 
     def multiplied(self, left: Tensor, right: Tensor, product: Tensor, name: str) -> None:
-        """Note a product: its two operands, its result, and the name of torch's operation."""
+        """Note a product: its two operands [...], its result [...], and the name of torch's
+        operation.
+        """
         note = self._new("attention" if ATTENTION in name else "multiply")
         note.operands = [self.given(left), self.given(right)]
         note.results = [self.noted(product)]
@@ -174,14 +176,16 @@ class Notebook(FlightRecorder):
         return self.notes[-1]
 
     def learn(self, name: str, tensor: Tensor) -> None:
-        """Know a tensor by a name from here on; it stays alive, so that its place stays its own."""
+        """Know a tensor [...] by a name from here on; it stays alive, so that its place stays its
+        own.
+        """
         place = Place.of(tensor)
         self._learned.append((name, place))
         if name.startswith("X(") and not self._inputs:
             self._inputs.append((name, tensor.detach().clone()))
 
     def noted(self, tensor: Tensor) -> NotedTensor:
-        """A copy of the values, with the name of what lies there."""
+        """A copy of the values [...], with the name of what lies there."""
         place = Place.of(tensor)
         values = tensor.detach().clone(memory_format=torch.contiguous_format)
         name = self._name_at(place, self._held())
@@ -202,7 +206,9 @@ class Notebook(FlightRecorder):
         return ", ".join(dict.fromkeys(found.values()))
 
     def given(self, tensor: Tensor) -> NotedTensor:
-        """`noted` of an operand, which may be a copy of the model's input, or of a block."""
+        """The note `noted` of an operand [...], which may be a copy of the model's input, or of a
+        block.
+        """
         found = self.noted(tensor)
         if not found.name and int(found.values.min()) != int(found.values.max()):
             found.name = self._name_like(found.values)

@@ -39,7 +39,9 @@ def number(value: float) -> str:
 
 
 def matrix(values: Tensor) -> str:
-    """Rows between semicolons: `[1 0; 0 1]`, cut off where there are many."""
+    """Rows of values [..., columns] between semicolons: `[1 0; 0 1]`, cut off where there
+    are many.
+    """
     rows = values.reshape(-1, values.shape[-1]) if values.dim() > 1 else values.reshape(1, -1)
     flat = [[number(value) for value in row] for row in rows.tolist()]
     if values.numel() <= MOST_NUMBERS:

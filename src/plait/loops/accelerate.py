@@ -230,7 +230,7 @@ class PlanAccelerator(accelerate.Accelerator):
         return model
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Tensor]:
-        """The whole weights on the first rank, and nothing on the others. Collective."""
+        """The whole weights [...] on the first rank, and nothing on the others. Collective."""
         gather = self.module.engine.world.axis("world").gather_objects
         with tempfile.TemporaryDirectory() as own:
             folder = Path(gather(own)[0])

@@ -90,7 +90,7 @@ class EngineModule(nn.Module):
         return self._outputs(loss, measured, _no_logits)
 
     def logits(self, batch: PyTree) -> Tensor:
-        """Outputs for this rank's samples. Collective."""
+        """Outputs [samples here, ...] for this rank's samples. Collective."""
         return collected(self.engine, batch)
 
     def _number(self, measured: MetricSum) -> Tensor:

@@ -11,7 +11,8 @@ from plait.values import PyTree
 
 
 def collected(engine: Engine, batch: PyTree) -> Tensor:
-    """Outputs for this rank's samples, on every rank of its pipeline and tensor axes. Collective.
+    """Outputs [samples here, ...] for this rank's samples, on every rank of its pipeline and tensor
+    axes. Collective.
 
     Errors: `PlanError` under a context axis, whose ranks have parts of each sequence.
     """

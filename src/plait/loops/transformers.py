@@ -184,7 +184,7 @@ class PlanLoop:
     def training_step(
         self, model: nn.Module, inputs: dict[str, PyTree], num_items_in_batch: PyTree = None
     ) -> Tensor:
-        """Forward and backward of one batch. Collective."""
+        """The loss (0-dim) of the forward and backward of one batch. Collective."""
         model.train()
         loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is None:
@@ -200,7 +200,9 @@ class PlanLoop:
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[Tensor | None, PyTree, PyTree]:
-        """The loss of all ranks' samples, and this rank's logits and labels. Collective."""
+        """The loss (0-dim) of all ranks' samples, and this rank's logits [samples here, ...] and
+        labels. Collective.
+        """
         module = self._engine_module().eval()
         device = self.args.device
         items = self._get_num_items_in_batch([inputs], device)  # type: ignore[attr-defined]

@@ -70,7 +70,12 @@ class Shard:
 
     @staticmethod
     def of_box(name: str, global_shape: Sequence[int], box: Box, tensor: Tensor) -> Shard:
-        """All elements of a box, from a contiguous tensor of its extent; shares its memory."""
+        """All elements of a box, from a contiguous tensor of the shape of its extent; shares its
+        memory.
+
+        Raises:
+            ValueError: another shape, or a tensor that is not contiguous.
+        """
         if tuple(tensor.shape) != box.extent:
             raise ValueError(
                 f"'{name}': a box of extent {box.extent} needs that shape, "
@@ -98,7 +103,9 @@ class Shard:
         return FlatRange(self.box, self.start, self.stop)
 
     def like(self, name: str, tensor: Tensor) -> Shard:
-        """A shard of another tensor at this place: a gradient, or a moment of the optimizer."""
+        """A shard of another tensor at this place: a gradient, or a moment of the optimizer. That
+        has `numel` elements, and any shape.
+        """
         return replace(self, name=name, values=tensor.detach().reshape(-1))
 
     def share(self, index: int, count: int) -> Shard:

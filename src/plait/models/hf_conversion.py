@@ -32,8 +32,8 @@ class Converted(JoinedTensor):
     sizes: ParameterShapes
 
     def read(self, index: Sequence[slice] | None, read: Read) -> Tensor:
-        """The elements at `index`, a range for every dim; all of `shape` without it. `read` reads a
-        whole tensor of a file.
+        """The elements at `index`, a range for every dim; all of a tensor of the shape of this one
+        without it. `read` reads a whole tensor of a file.
         """
         sources = self.sources
         if index is not None and _merges_experts(self.converter):

@@ -35,8 +35,8 @@ class JoinedTensor(Stored):
     """A tensor that is made of several in files."""
 
     def read(self, index: Sequence[slice] | None, read: Callable[[Stored], Tensor]) -> Tensor:
-        """The elements at `index`, a range for every dim; all of `shape` without it. `read` reads a
-        whole tensor of a file.
+        """The elements at `index`, a range for every dim; all of a tensor of the shape of this one
+        without it. `read` reads a whole tensor of a file.
         """
         raise NotImplementedError
 

@@ -34,7 +34,9 @@ def quantize(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values that the codes stand for, (n,)."""
+    """The values (n,) that the codes (n,) stand for, with the scales (ceil(n / BLOCK),) of their
+    blocks.
+    """
     return (_blocks(codes.to(dtype)) * scales.to(dtype)[:, None]).view(-1)[: codes.numel()]
 
 
@@ -71,8 +73,8 @@ class Int8Sum:
             self._begin(self._kept()[: self._numel])
 
     def flush(self) -> Tensor:
-        """The rounding errors kept back on all ranks, summed exactly; nothing is kept back from
-        here on. Collective.
+        """The rounding errors kept back on all ranks, (numel,), summed exactly; nothing is kept
+        back from here on. Collective.
         """
         kept = self._kept()
         self._axis.all_reduce(kept).wait()
@@ -85,8 +87,8 @@ class Int8Sum:
         return kept
 
     def sum(self, flat: Tensor) -> None:
-        """Replace `flat` by the sum over the axis, up to rounding that the next sum makes good.
-        Collective.
+        """Replace `flat` (numel,) by the sum over the axis, up to rounding that the next sum makes
+        good. Collective.
         """
         axis = self._axis
         dtype = flat.dtype

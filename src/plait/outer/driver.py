@@ -67,8 +67,8 @@ class Driver(ABC):
 
     @abstractmethod
     def sum_totals(self, totals: Tensor, axis: Axis) -> None:
-        """Sum (loss, count, squared norm, flags of use ...) in place, over those ranks of `axis`
-        that step together.
+        """Sum `totals` (n,), which are loss, count, squared norm, flags of use and so on, in place.
+        The sum is over those ranks of `axis` that step together. Collective of them.
         """
 
     @abstractmethod
@@ -89,11 +89,13 @@ class Driver(ABC):
 
     @abstractmethod
     def extra_state(self, piece: OptimizerShard) -> dict[str, Tensor]:
-        """Tensors that the driver keeps of a shard from step to step, to be saved with it."""
+        """Tensors that the driver keeps of a shard from step to step, to be saved with it. Each has
+        the shape of the shard's `value`.
+        """
 
     @abstractmethod
     def live_tensors(self) -> list[Tensor]:
-        """Tensors that the driver keeps between steps, counted as optimizer state."""
+        """Tensors of any shape that the driver keeps between steps, counted as optimizer state."""
 
     @abstractmethod
     def restart(self) -> None:

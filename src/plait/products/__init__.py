@@ -63,7 +63,7 @@ class Products:
         return has_both and bool(self.table.onednn)
 
     def is_faster(self, x: Tensor, num_outputs: int, kind: str | None = None) -> bool:
-        """Whether oneDNN is the quicker for x (.., K) times (K, num_outputs) in a product of this
+        """Whether oneDNN is the quicker for x [..., K] times [K, num_outputs] in a product of this
         kind. Without a kind, for any product of a layer with that forward.
 
         Lower limits of a proof's `paths` count as if what is at hand were larger by as much.
@@ -81,24 +81,24 @@ class Products:
         return is_faster
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x (.., K) times the transpose of weight (N, K), plus bias (N,)."""
+        """x [..., K] times the transpose of weight [N, K], plus bias [N]: [..., N]."""
         if self.is_faster(x, weight.shape[0], FORWARD) and not _recorded(x, weight):
             return _by_onednn(x, weight, bias)
         return F.linear(x, weight, bias)
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x (.., N) times weight (N, K)."""
+        """x [..., N] times weight [N, K]: [..., K]."""
         is_faster = self.is_faster(x, weight.shape[1], INPUT_GRAD) and not _recorded(x, weight)
         return _by_onednn(x, weight.t()) if is_faster else x @ weight
 
     def weight_grad(self, left: Tensor, right: Tensor) -> Tensor:
-        """left (N, rows) times right (rows, K): a sum over the rows, as a new tensor."""
+        """left [N, rows] times right [rows, K], [N, K]: a sum over the rows, as a new tensor."""
         is_faster = self.is_faster(right, left.shape[0], WEIGHT_GRAD) and not _recorded(left, right)
         return _by_onednn(left, right.t()) if is_faster else left @ right
 
     def summed(self, left: Tensor, right: Tensor) -> Tensor | None:
-        """The product of `weight_grad`, to be added elsewhere; None where adding it in place is as
-        quick, which oneDNN cannot do.
+        """The product [N, K] of `weight_grad`, to be added elsewhere; None where adding it in place
+        is as quick, which oneDNN cannot do.
 
         Below `FEWEST_SUMMED` rows the sum is as large as the weight, so that it is as quick.
         """
@@ -108,7 +108,7 @@ class Products:
         return _by_onednn(left, right.t())
 
     def into(self, out: Tensor, x: Tensor, weight: Tensor, *, add: bool = False) -> None:
-        """Write, or add, x (rows, K) times the transpose of weight (N, K) to `out` (rows, N).
+        """Write, or add, x [rows, K] times the transpose of weight [N, K] to `out` [rows, N].
         Records nothing.
         """
         sums_enough = x.shape[1] >= self.paths.limit("product_summed", FEWEST_SUMMED)

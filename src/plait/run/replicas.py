@@ -91,7 +91,7 @@ def marks_of(engine: Engine) -> Marks:
 
 
 def mark(values: Tensor) -> int:
-    """A number of all bits, without a copy: it differs where one bit does."""
+    """A number of all bits of `values` [...], without a copy: it differs where one bit does."""
     flat = values.detach().reshape(-1)
     whole = flat.view(WIDTHS[values.element_size()])
     return int(whole.sum(dtype=torch.int64))

@@ -103,8 +103,8 @@ class KeyServer:
                 self._dealt_with[worker] = REFUSED
 
     def collect(self, worker: int, weights: Callable[[], Tensor]) -> tuple[Receipt, Tensor]:
-        """Wait until the worker's gradient is applied; then its receipt, and the weights of now:
-        `weights()`, under the lock.
+        """Wait until the worker's gradient is applied; then its receipt, and the weights of now,
+        flat (numel,): `weights()`, under the lock.
 
         Others may have been faster to the lock, so the version is taken here. The record is of the
         worker's own version.
@@ -120,7 +120,7 @@ class KeyServer:
             return self._receipt(self.versions.fetch(worker), staleness), weights()
 
     def join(self, worker: int, weights: Callable[[], Tensor]) -> tuple[Receipt, Tensor]:
-        """A worker begins, or comes back, with the weights of now."""
+        """Let a worker begin, or come back, with the weights of now, flat (numel,)."""
         with self._changed:
             self._forget(worker)
             return self._receipt(self.versions.join(worker), 0), weights()

@@ -37,8 +37,8 @@ class LocalOptions:
 
 
 def get_weights(engine: Engine) -> Tensor:
-    """All trainable parameters, end to end in the order of their names, whole on every rank.
-    Collective.
+    """All trainable parameters, end to end in the order of their names, flat (numel,) and whole on
+    every rank. Collective.
     """
     places, numel = layout(engine)
     shards = [(shard.name, shard.index(), shard.values) for shard in _shards(engine)]
@@ -52,7 +52,9 @@ def get_weights(engine: Engine) -> Tensor:
 
 
 def set_weights(engine: Engine, flat: Tensor) -> None:
-    """Let every rank hold what `flat` says, and begin with a fresh optimizer. Collective."""
+    """Let every rank hold what `flat` (numel,) says, and begin with a fresh optimizer.
+    Collective.
+    """
     with torch.no_grad():
         for piece, values in zip(engine.strategy.pieces, slices(engine, flat), strict=True):
             piece.value.copy_(values)
@@ -61,7 +63,9 @@ def set_weights(engine: Engine, flat: Tensor) -> None:
 
 
 def slices(engine: Engine, flat: Tensor) -> list[Tensor]:
-    """The parts of a flat vector that belong to the pieces of this rank, in their shapes."""
+    """The parts of a flat vector (numel,) that belong to the pieces of this rank, in
+    their shapes.
+    """
     places, _ = layout(engine)
     found = []
     for piece, shard in zip(engine.strategy.pieces, _shards(engine), strict=True):

@@ -34,13 +34,13 @@ class Evaluator:
         self._start = torch.cat([param.detach().reshape(-1) for param in self._params])
 
     def initial(self) -> Tensor:
-        """The weights that training begins with under any plan, end to end in the order of their
-        names.
+        """The weights that training begins with under any plan, flat (numel,): end to end in the
+        order of their names.
         """
         return self._start.clone()
 
     def named(self, weights: Tensor) -> dict[str, Tensor]:
-        """The flat vector cut into the model's parameters, by name."""
+        """The flat vector (numel,) cut into the model's parameters, by name and in their shapes."""
         parts = weights.split([param.numel() for param in self._params])
         return {
             name: part.view(param.shape)
@@ -49,7 +49,9 @@ class Evaluator:
 
     @torch.no_grad()
     def accuracy(self, weights: Tensor, test: Subset) -> float:
-        """The share of targets that are predicted right, unmasked ones only."""
+        """The share of targets that are predicted right with the flat weights, unmasked
+        ones only.
+        """
         for name, value in self.named(weights).items():
             self._named[name].copy_(value)
         self._model.eval()

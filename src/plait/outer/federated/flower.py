@@ -186,12 +186,14 @@ class NodeFleet:
         return self._ask(phase, contents)
 
     def accuracies(self, weights: Tensor) -> dict[int, float]:
+        """The accuracy of the flat weights on test samples of each client."""
         told = self._ask(
             EVALUATE, {client: ({}, {"weights": weights}) for client in range(self.num_clients)}
         )
         return {client: float(head["accuracy"]) for client, (head, _) in told.items()}
 
     def accuracy(self, weights: Tensor) -> float:
+        """The accuracy of the flat weights on the samples that the server holds out."""
         return self._accuracy(weights)
 
     def _ask(self, kind: str, questions: Mapping[int, Content]) -> dict[int, Content]:

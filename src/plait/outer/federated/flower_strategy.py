@@ -27,12 +27,12 @@ WEIGHTS = "weights"
 
 
 def to_arrays(weights: Tensor) -> ArrayRecord:
-    """A record of Flower that holds the flat weights."""
+    """A record of Flower that holds the flat weights (numel,)."""
     return ArrayRecord({WEIGHTS: Array(weights.numpy())})
 
 
 def from_arrays(arrays: ArrayRecord) -> Tensor:
-    """The flat weights of a record of Flower, the inverse of `to_arrays`."""
+    """The flat weights (numel,) of a record of Flower, the inverse of `to_arrays`."""
     return torch.from_numpy(arrays[WEIGHTS].numpy().copy())
 
 

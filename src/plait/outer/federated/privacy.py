@@ -24,13 +24,13 @@ ORDERS: Sequence[int] = (*range(2, 64), 72, 80, 96, 128, 192, 256, 512)
 
 
 def clip(change: Tensor, norm: float) -> Tensor:
-    """The change, made shorter if it is longer than `norm`."""
+    """The change, flat or of any shape, made shorter if it is longer than `norm`."""
     length = float(change.norm())
     return change * (norm / length) if length > norm else change
 
 
 def noise(like: Tensor, deviation: float, generator: torch.Generator) -> Tensor:
-    """Independent Gaussian noise of that standard deviation."""
+    """Independent Gaussian noise of that standard deviation, of the shape of `like`."""
     return (
         torch.randn(like.shape, generator=generator, dtype=torch.float64)
         .mul_(deviation)

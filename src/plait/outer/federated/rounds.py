@@ -37,10 +37,10 @@ class Fleet(Protocol):
         """The answers of those clients that are there to one step of secure aggregation."""
 
     def accuracies(self, weights: Tensor) -> dict[int, float]:
-        """The accuracy of the weights on test samples of each client."""
+        """The accuracy of the flat weights (numel,) on test samples of each client."""
 
     def accuracy(self, weights: Tensor) -> float:
-        """The accuracy of the weights on the samples that the server holds out."""
+        """The accuracy of the flat weights (numel,) on the samples that the server holds out."""
 
 
 @dataclass(frozen=True)

@@ -113,12 +113,12 @@ def join_secret(shares: Mapping[int, int]) -> int:
 
 
 def to_fixed(values: Tensor) -> Tensor:
-    """Real values as 64-bit fixed-point numbers with `FRACTION_BITS` binary places."""
+    """Real values [...] as 64-bit fixed-point numbers with `FRACTION_BITS` binary places."""
     return (values.double() * 2**FRACTION_BITS).round().to(torch.int64)
 
 
 def from_fixed(values: Tensor) -> Tensor:
-    """The real values (float64) of fixed-point numbers."""
+    """The real values [...] (float64) of fixed-point numbers."""
     return values.double() / 2**FRACTION_BITS
 
 
@@ -161,7 +161,7 @@ class SecureClient:
         }
 
     def mask(self, vector: Tensor, received: Mapping[int, Ciphertext]) -> Tensor:
-        """Step 3: `vector` (int64) under masks, towards all clients whose shares came."""
+        """Step 3: `vector` (numel,) of int64 under masks, towards all clients whose shares came."""
         self._received = dict(received)
         masked = vector + expand(self._seed.to_bytes(SECRET_BYTES, "big"), vector.numel())
         for other in received:
@@ -216,8 +216,8 @@ def unmask_sum(
     holders: Iterable[int],
     threshold: int,
 ) -> Tensor:
-    """The server's step 4: the sum of the survivors' vectors from their masked ones and the shares
-    that `holders` gave.
+    """The server's step 4: the sum of the survivors' vectors (numel,) from their masked ones and
+    the shares that `holders` gave.
 
     Raises `RunError` when fewer than `threshold` clients answered: the sum then stays secret.
     """
@@ -259,8 +259,8 @@ def _xor(data: bytes, key: bytes) -> bytes:
 def secure_sum(
     vectors: Mapping[int, Tensor], silent: Iterable[int] = (), threshold: int | None = None
 ) -> Tensor:
-    """The whole round in one place: clients with their vectors (int64), of whom `silent` drop out
-    after step 2.
+    """The whole round in one place: clients with their vectors (numel,) of int64, of whom `silent`
+    drop out after step 2.
     """
     threshold = len(vectors) // 2 + 1 if threshold is None else threshold
     clients = {number: SecureClient(number) for number in sorted({*vectors, *silent})}

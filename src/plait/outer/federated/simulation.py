@@ -113,7 +113,7 @@ class ServerData:
         )
 
     def accuracy(self, weights: Tensor) -> float:
-        """On the samples that the server holds out."""
+        """The accuracy of the flat weights on the samples that the server holds out."""
         return self.evaluator.accuracy(weights, self._test)
 
 
@@ -147,7 +147,7 @@ class LocalFleet:
         self.client = Client(engine, local_of(config))
 
     def initial(self) -> Tensor:
-        """The weights that training begins with."""
+        """The flat weights (numel,) that training begins with."""
         return get_weights(self.client.engine)
 
     def train(self, task: TrainTask, clients: Sequence[int]) -> list[Reply]:
@@ -162,6 +162,7 @@ class LocalFleet:
         return answer(self._secure_clients, phase, contents, self.train)
 
     def accuracies(self, weights: Tensor) -> dict[int, float]:
+        """The accuracy of the flat weights on test samples of each client."""
         return {
             samples.client: self.evaluator.accuracy(weights, samples.test)
             for samples in self.samples
@@ -182,7 +183,7 @@ def local_of(config: Config) -> LocalOptions:
 
 
 def make_server(config: Config, weights: Tensor) -> Server:
-    """The server's side of a config."""
+    """The server's side of a config, which begins with the flat weights (numel,)."""
     section = config.federated
     settings = StrategySettings(
         lr=section.server_lr,
@@ -252,7 +253,7 @@ class PoolFleet:
         self._pool = self._start()
 
     def initial(self) -> Tensor:
-        """The weights that training begins with."""
+        """The flat weights (numel,) that training begins with."""
         return self._own.initial()
 
     def train(self, task: TrainTask, clients: Sequence[int]) -> list[Reply]:
@@ -290,12 +291,14 @@ class PoolFleet:
         return answer(self._secure_clients, phase, contents, self.train)
 
     def accuracies(self, weights: Tensor) -> dict[int, float]:
+        """The accuracy of the flat weights on test samples of each client."""
         futures = {
             client: self._submit(_evaluate, weights, client) for client in range(self.num_clients)
         }
         return {client: future.result() for client, future in futures.items()}
 
     def accuracy(self, weights: Tensor) -> float:
+        """The accuracy of the flat weights on the samples that the server holds out."""
         return self._own.accuracy(weights)
 
     def close(self) -> None:

@@ -48,8 +48,8 @@ class StrategySettings:
 
 
 class Strategy(ABC):
-    """The server's rule. `linear`: only the weighed mean of the changes is looked at, so it may be
-    summed in secret.
+    """The server's rule over flat weights and changes (numel,). `linear`: only the weighed mean of
+    the changes is looked at, so it may be summed in secret.
     """
 
     linear = True
@@ -58,29 +58,29 @@ class Strategy(ABC):
         self.settings = settings
 
     def extra(self, weights: Tensor) -> dict[str, Tensor]:
-        """Vectors that every client is sent beside the weights."""
+        """Vectors (numel,) that every client is sent beside the flat weights."""
         return {}
 
     def combine(self, replies: Sequence[Reply]) -> Tensor:
-        """One change from all; by default the mean weighed by examples, summed in the order of
-        clients.
+        """One change (numel,) from all; by default the mean weighed by examples, summed in the
+        order of clients.
         """
         return weighted_mean(replies)
 
     @abstractmethod
     def apply(self, weights: Tensor, change: Tensor) -> Tensor:
-        """The new weights, from the old and the combined change."""
+        """The new weights (numel,), from the old and the combined change."""
 
     def note(self, replies: Sequence[Reply]) -> None:  # noqa: B027
         """Take what clients sent beside their changes."""
 
     def state(self) -> dict[str, Tensor]:
-        """The state between rounds, to be saved."""
+        """The state between rounds, to be saved: flat vectors (numel,) by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 
 def weighted_mean(replies: Sequence[Reply]) -> Tensor:
-    """Sum of n_i change_i over sum of n_i, in the order of clients, whatever the order of
+    """Sum of n_i change_i over sum of n_i, (numel,), in the order of clients, whatever the order of
     arrival.
     """
     ordered = sorted(replies, key=lambda reply: reply.client)
@@ -138,12 +138,12 @@ class Adaptive(Strategy):
 
 
 def adam_moment(second: Tensor, squared: Tensor, beta: float) -> Tensor:
-    """beta v + (1 - beta) d^2."""
+    """beta v + (1 - beta) d^2, all (numel,)."""
     return beta * second + (1 - beta) * squared
 
 
 def yogi_moment(second: Tensor, squared: Tensor, beta: float) -> Tensor:
-    """v - (1 - beta) d^2 sign(v - d^2)."""
+    """v - (1 - beta) d^2 sign(v - d^2), all (numel,)."""
     return second - (1 - beta) * squared * torch.sign(second - squared)
 
 
@@ -164,7 +164,7 @@ class Scaffold(FedAvg):
         return {"control": self.control}
 
     def combine(self, replies: Sequence[Reply]) -> Tensor:
-        """The plain mean, as in the paper: the control variates are not weighed either."""
+        """The plain mean (numel,), as in the paper: the control variates are not weighed either."""
         return torch.stack(
             [reply.change for reply in sorted(replies, key=lambda reply: reply.client)]
         ).mean(dim=0)
@@ -196,20 +196,26 @@ class Robust(FedAvg):
 
 
 def trimmed_mean(changes: Tensor, settings: StrategySettings) -> Tensor:
-    """The mean of each coordinate without its `trim` largest and smallest shares."""
+    """The mean of each coordinate without its `trim` largest and smallest shares: [clients, numel]
+    -> [numel].
+    """
     cut = min(int(settings.trim * len(changes)), (len(changes) - 1) // 2)
     return changes.sort(dim=0).values[cut : len(changes) - cut].mean(dim=0)
 
 
 def median(changes: Tensor, settings: StrategySettings) -> Tensor:
-    """The median of each coordinate; of an even number, the mean of the middle two."""
+    """The median of each coordinate; of an even number, the mean of the middle two: [clients,
+    numel] -> [numel].
+    """
     ordered = changes.sort(dim=0).values
     middle = len(changes) // 2
     return ordered[middle] if len(changes) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def krum(changes: Tensor, settings: StrategySettings) -> Tensor:
-    """The change whose sum of squared distances to its n - f - 2 nearest neighbours is smallest."""
+    """The change whose sum of squared distances to its n - f - 2 nearest neighbours is smallest:
+    [clients, numel] -> [numel].
+    """
     neighbours = max(1, len(changes) - settings.num_bad - 2)
     squared = torch.cdist(changes.double(), changes.double()).square()
     squared.fill_diagonal_(float("inf"))

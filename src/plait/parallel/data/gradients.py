@@ -77,7 +77,7 @@ class MainGrad:
         return self._state.views[self._index].dtype
 
     def add_product(self, left: Tensor, right: Tensor) -> None:
-        """Add left (rows, k) @ right (k, columns) to a gradient (rows, columns)."""
+        """Add left [rows, k] @ right [k, columns] to a gradient [rows, columns]."""
         view = self._state.views[self._index]
         state = self._state
         if self._is_first():

@@ -54,12 +54,14 @@ class AllToAllRoute(ABC):
 
     @abstractmethod
     def wait(self, waiting: Tensor) -> Tensor:
-        """The rows [received.sum(), ...] that have come, sorted by the rank that sent them."""
+        """The rows [rows here, ...] that have come, `received.sum()` of them, sorted by the rank
+        that sent them.
+        """
 
     @abstractmethod
     def undo(self, rows: Tensor) -> Tensor:
-        """Rows as they arrived [received.sum(), ...] -> rows as they were sent [R, ...]: the
-        inverse of start and wait.
+        """Rows as they arrived [rows here, ...] -> rows as they were sent [R, ...]: the inverse of
+        start and wait.
         """
 
 

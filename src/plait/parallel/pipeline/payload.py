@@ -62,18 +62,18 @@ class TensorForm:
         return cls(shape, tensor.dtype, tensor.requires_grad, memory_order(tensor))
 
     def empty(self, device: torch.device) -> Tensor:
-        """Uninitialised memory for it, contiguous: its dims in the order of memory, `[shape[dim]
-        for dim in order]`.
+        """Uninitialised memory of this form, contiguous. Its dims [...] are those of `shape` in the
+        order of memory.
         """
         shape = [self.shape[dim] for dim in self.order] or self.shape
         return torch.empty(shape, dtype=self.dtype, device=device)
 
     def lay(self, tensor: Tensor) -> Tensor:
-        """The tensor, of shape `shape`, with its dims in the order of memory. A view."""
+        """The tensor [...] of this form with its dims in the order of memory. A view."""
         return tensor.permute(self.order) if self.order else tensor
 
     def restore(self, memory: Tensor) -> Tensor:
-        """The tensor, of shape `shape`, whose `lay` is `memory`. A view."""
+        """The tensor of this form whose `lay` is `memory` [...]. A view."""
         if not self.order:
             return memory
         return memory.permute([self.order.index(dim) for dim in range(memory.dim())])

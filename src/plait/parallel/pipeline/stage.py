@@ -159,8 +159,8 @@ class Stage:
         return self._run(live, grads)
 
     def input_grad(self, micro_batch: int, grads: Sequence[Tensor] | None) -> list[Tensor]:
-        """`backward` without the weight gradients that can wait, which `weight_grad` computes; the
-        shapes are those of `backward`.
+        """`backward` without the weight gradients that can wait, which `weight_grad` computes. Each
+        gradient has the shape of its tensor.
         """
         live = self._live[micro_batch]
         if self._weight_grads is None:

@@ -22,8 +22,8 @@ class FlatWeights(Protocol):
         """The buffers (padded_numel,) that the next update changes."""
 
     def renew(self, memory: list[Tensor] | None) -> None:
-        """Go on in other buffers with the same values; the old ones are left alone. `memory`, if
-        given, has them, of the same shapes.
+        """Go on in other flat buffers with the same values; the old ones are left alone. `memory`,
+        if given, has them, (padded_numel,) each.
         """
 
     def show(self, flats: list[Tensor]) -> None:

@@ -32,7 +32,7 @@ class GradAccumulator(Protocol):
         """The dtype of the gradients that can be added."""
 
     def add_product(self, left: Tensor, right: Tensor) -> None:
-        """Add left (rows, k) @ right (k, columns) to a gradient (rows, columns)."""
+        """Add left [rows, k] @ right [k, columns] to a gradient [rows, columns]."""
 
     def add(self, grad: Tensor) -> None:
         """Add a tensor of the parameter's shape [...]."""

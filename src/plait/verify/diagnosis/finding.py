@@ -158,7 +158,7 @@ def fit_scale(value: Gradients, truth: Gradients) -> Fit:
 
 
 def fit_tensors(value: Tensor, truth: Tensor) -> Fit:
-    """Least squares for one pair of tensors of a shape."""
+    """Least squares for one pair of tensors [...] of one shape."""
     size = float(value.norm())
     energy = float(truth.square().sum())
     if energy == 0.0 or size == 0.0:

@@ -110,8 +110,8 @@ def _text(first: str, since: list[str], roles: dict[str, str]) -> str:
 
 
 def is_part(seen: Seen, whole: Tensor, roles: dict[str, str]) -> bool | None:
-    """Whether an output is this rank's part of one device's. None for a module that does not say
-    which part it has.
+    """Whether an output is this rank's part of one device's, `whole` [samples, ...]. None for a
+    module that does not say which part it has.
     """
     role = roles.get(seen.name)
     if role not in IN_A_STREAM:

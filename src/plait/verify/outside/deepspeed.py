@@ -33,7 +33,7 @@ def is_sharded(parameter: nn.Parameter) -> bool:
 
 
 def whole_parameter(parameter: nn.Parameter) -> Tensor | None:
-    """The value of a parameter that ZeRO-3 has freed; None for another. Collective."""
+    """The whole value [...] of a parameter that ZeRO-3 has freed; None for another. Collective."""
     if not hasattr(parameter, "ds_id"):
         return None
     with sys.modules["deepspeed"].zero.GatheredParameters([parameter]):
@@ -67,7 +67,7 @@ class ZeroWatch:
     def gradients(
         self, optimizer: Optimizer, live: Mapping[str, nn.Parameter]
     ) -> Iterator[tuple[str, Mapping[str, PyTree], Tensor]]:
-        """(name, group, whole gradient) of every parameter that `optimizer` holds a part of.
+        """(name, group, whole gradient [...]) of every parameter that `optimizer` holds a part of.
 
         Collective: all ranks walk the parameters in ZeRO's order.
         """

@@ -42,7 +42,7 @@ class EngineWatch:
         return next((one for one in self._cut() if one.update.optimizer is optimizer), None)
 
     def params(self) -> dict[str, Tensor]:
-        """The whole parameters of all engines. Collective."""
+        """The whole parameters [...] of all engines. Collective."""
         whole: dict[str, Tensor] = {}
         for engine in self._cut():
             whole |= _joined(engine, parameters_of(engine))
@@ -54,7 +54,7 @@ class EngineWatch:
 
 
 def gradients(engine: Engine) -> dict[str, Tensor]:
-    """The whole gradients that the optimizer will see. Collective."""
+    """The whole gradients [...] that the optimizer will see. Collective."""
     return _joined(engine, gradients_of_engine(engine))
 
 

@@ -97,7 +97,7 @@ def _samples(targets: PyTree, samples: int) -> float:
 
 
 def of_output(output: PyTree, targets: PyTree) -> Tensor:
-    """The loss that a model computes itself, as Hugging Face models do: `output.loss`."""
+    """The loss (0-dim) that a model computes itself, as Hugging Face models do: `output.loss`."""
     value: Tensor = output["loss"] if isinstance(output, dict) else output.loss
     return value
 

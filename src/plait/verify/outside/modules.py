@@ -63,7 +63,7 @@ def _keeper(sketch: Sketch) -> Callable[[Tensor], None]:
 
 
 def sketched(value: Tensor) -> Tensor:
-    """Each sample's projection on fixed random directions."""
+    """Each sample's projection on fixed random directions: [samples, ...] -> [samples, WIDTH]."""
     flat = value.detach().reshape(len(value), -1).double().cpu()
     generator = torch.Generator().manual_seed(flat.shape[1])
     chosen = torch.randn(flat.shape[1], WIDTH, generator=generator, dtype=torch.float64)

@@ -143,7 +143,7 @@ class StepWatch:
         return {name for name, parameter in self.live().items() if not parameter.requires_grad}
 
     def params(self, names: set[str]) -> dict[str, Tensor]:
-        """Whole values of these parameters. Collective where they are sharded."""
+        """Whole values [...] of these parameters. Collective where they are sharded."""
         known = {name: value for name, value in self.engines.params().items() if name in names}
         others = {name: value for name, value in self.live().items() if name in names - set(known)}
         return known | {name: _whole(value) for name, value in others.items()}
@@ -157,8 +157,8 @@ class StepWatch:
         return trained or [one.inputs for one in calls]
 
     def buffers(self) -> dict[str, Tensor]:
-        """Copies of the persistent buffers of modules that ran in this step. Collective where they
-        are sharded.
+        """Copies [...] of the persistent buffers of modules that ran in this step. Collective where
+        they are sharded.
 
         There are none for engines of this library, nor after an evaluation in training mode.
         """

@@ -62,14 +62,14 @@ def tolerance_of(record: Record) -> float:
 
 
 def peak(value: Tensor) -> float:
-    """The largest absolute element of a tensor that has some; NaN where one is."""
+    """The largest absolute element of a tensor [...] that has some; NaN where one is."""
     if value.is_floating_point():
         return float(torch.linalg.vector_norm(value, ord=math.inf))
     return float(value.abs().max())
 
 
 def largest(tensors: Mapping[str, Tensor | None]) -> float:
-    """The largest absolute element over all tensors; 0 when there is none."""
+    """The largest absolute element over all tensors of any shape; 0 when there is none."""
     return max(
         (peak(value) for value in tensors.values() if value is not None and value.numel()),
         default=0.0,
@@ -77,8 +77,8 @@ def largest(tensors: Mapping[str, Tensor | None]) -> float:
 
 
 def relative_error(value: Tensor | None, truth: Tensor | None, scale: float = 0.0) -> float:
-    """max |a - b| / max(max |b|, FLOOR * scale); None counts as zeros, another shape or a NaN as
-    infinitely far.
+    """max |a - b| / max(max |b|, FLOOR * scale) of tensors [...]. None counts as zeros, another
+    shape or a NaN as infinitely far.
     """
     if value is None and truth is None:
         return 0.0

@@ -41,7 +41,7 @@ def on_first_rank(world: World, own: T) -> list[T]:
 
 
 def tensors_by_digest(item: object) -> dict[bytes, Tensor]:
-    """The tensors of an item that others may name by their digest."""
+    """The tensors of an item, of any shape, that others may name by their digest."""
     packer = _Packer(io.BytesIO(), None)
     packer.dump(item)
     return packer.found
@@ -55,7 +55,9 @@ def pack(item: object, known: set[bytes]) -> bytes:
 
 
 def unpack(packed: bytes, table: Mapping[bytes, Tensor]) -> Any:
-    """The item whose bytes `pack` made. They come from this run's own ranks."""
+    """The item whose bytes `pack` made, with the tensors of any shape that `table` knows. They come
+    from this run's own ranks.
+    """
     return _Unpacker(io.BytesIO(packed), table).load()
 
 

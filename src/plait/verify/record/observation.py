@@ -102,8 +102,8 @@ class Record:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A copy of the global value on the host. A DTensor is gathered by a collective: call it alike
-    on all its ranks. Errors: `ModelError` for a tensor whose memory has been freed.
+    """A copy of the global value [...] on the host. A DTensor is gathered by a collective: call it
+    alike on all its ranks. Errors: `ModelError` for a tensor whose memory has been freed.
     """
     value = tensor.detach()
     if not value.is_meta and value.numel() and not _has_memory(value):
@@ -124,15 +124,15 @@ def _has_memory(value: Tensor) -> bool:
 
 
 def parameters_of(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of all parameters by name; shared ones once. Shards of FSDP2 and DTensor are
-    gathered.
+    """Whole copies [...] of all parameters by name; shared ones once. Shards of FSDP2 and DTensor
+    are gathered.
     """
     return {plain_name(name): whole(parameter) for name, parameter in module.named_parameters()}
 
 
 def gradients_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """Copies of all gradients by name, None where there is none. Shards of FSDP2 and DTensor are
-    gathered.
+    """Whole copies [...] of all gradients by name, None where there is none. Shards of FSDP2 and
+    DTensor are gathered.
     """
     return {
         plain_name(name): None if p.grad is None else whole(p.grad)
@@ -196,7 +196,7 @@ def _only(grads: Gradients, alias: str, name: str) -> dict[str, Tensor | None]:
 
 
 def same_memory(first: Tensor, second: Tensor) -> bool:
-    """True when the two tensors are one: their elements lie in the same storage at the same
+    """True when the two tensors [...] are one: their elements lie in the same storage at the same
     place.
     """
     if first.numel() == 0 or second.numel() == 0 or first.device != second.device:
@@ -208,7 +208,7 @@ def same_memory(first: Tensor, second: Tensor) -> bool:
 
 
 def non_finite(tensors: Mapping[str, Tensor | None]) -> list[str]:
-    """The names of the tensors that hold a NaN or an infinity."""
+    """The names of the tensors, of any shape, that hold a NaN or an infinity."""
     return [name for name, value in tensors.items() if value is not None and not _is_finite(value)]
 
 

@@ -218,7 +218,8 @@ def _if_split(shards: Shards, grads: Tensors) -> Shards:
 
 
 def assembled(ranks: Sequence[Sequence[Shard]]) -> dict[str, Tensor]:
-    """Whole tensors, each element from the first rank that has it; NaN where none has.
+    """Whole tensors by name, in the shape of the model's. Each element is from the first rank that
+    has it; NaN where none has.
 
     Where the first has all of it, the tensor is that rank's own.
     """

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of the buffers that a checkpoint keeps."""
+    """Copies [...] of the buffers that a checkpoint keeps."""
     kept = model.state_dict(keep_vars=True).keys()
     return {name: buffer.detach().clone() for name, buffer in model.named_buffers() if name in kept}
 
@@ -52,7 +52,7 @@ class BuffersApart:
             kept.update({name: buffer.clone() for name, buffer in changed.items()})
 
     def mean(self) -> dict[str, Tensor]:
-        """Over the ranks; of whole numbers the first rank's."""
+        """The mean of each buffer [...] over the ranks; of whole numbers the first rank's."""
         self._leave()
         ranks = [self._kept[rank] for rank in sorted(self._kept)] or [self._start]
         found: dict[str, Tensor] = {}
@@ -63,7 +63,7 @@ class BuffersApart:
         return found
 
     def first(self) -> dict[str, Tensor]:
-        """The first rank's."""
+        """The first rank's buffers [...]."""
         self._leave()
         kept = self._kept[min(self._kept)] if self._kept else self._start
         return {name: value.clone() for name, value in kept.items()}

@@ -173,7 +173,7 @@ def _values(named: dict[str, nn.Parameter]) -> Tensors:
 
 
 def loss_sum(loss: Loss, output: PyTree, batch: Batch) -> tuple[Tensor, float]:
-    """(sum, count) of one part: a loss that is one number is a mean over its samples."""
+    """(sum (0-dim), count) of one part: a loss that is one number is a mean over its samples."""
     result = loss(output, batch[1])
     if isinstance(result, Tensor):
         samples = len(next(iter(tensors_in(batch[0]))))

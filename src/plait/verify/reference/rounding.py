@@ -198,14 +198,16 @@ def _joined(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def scale_error(value: Tensor, truth: Tensor) -> float:
-    """|c - 1| for the c with which value is nearest to c times truth."""
+    """c - 1| for the c with which value [...] is nearest to c times truth."""
     energy = float(truth.square().sum())
     gap = abs(float((value.double() * truth).sum()) / energy - 1) if energy else 0.0
     return gap if math.isfinite(gap) else math.inf
 
 
 def least_scale(value: Tensor, way: Tensor, dtype: torch.dtype) -> float:
-    """The change in scale of a small `way` from `value` when each element is rounded once."""
+    """The change in scale of a small `way` from `value`, both [...], when each element is rounded
+    once.
+    """
     ratio = float(value.double().norm()) / float(way.double().norm())
     return FACTOR * torch.finfo(dtype).eps * max(ratio, 1.0) / value.numel() ** 0.5
 

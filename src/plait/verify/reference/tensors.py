@@ -13,7 +13,9 @@ from plait.values import PyTree
 
 
 def tensors_in(tree: PyTree) -> Iterator[Tensor]:
-    """All tensors of a tree, and those that are attributes of an object in it (a dataclass)."""
+    """All tensors, of any shape, of a tree, and those that are attributes of an object in it (a
+    dataclass).
+    """
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor):
             yield leaf

@@ -47,7 +47,7 @@ class Underflow:
                     self._furthest[step, name] = torch.maximum(gap, known)
 
     def jumps(self, recipe: Recipe, factor: float) -> dict[Place, Tensor]:
-        """How far gradients may move where the optimizer's state jumps within that; else 0.
+        """How far gradients [...] may move where the optimizer's state jumps within that; else 0.
 
         An element may move `factor` times its largest deviation so far, or times its last bit.
         Empty where no state jumps.
@@ -114,7 +114,9 @@ class Underflow:
 
 
 def at_the_end(recipe: Recipe, ways: Mapping[Place, Tensor], up: bool) -> Recipe:
-    """A recipe whose updates see gradients as large, or as small, as `ways` let them be."""
+    """A recipe whose updates see gradients as large, or as small, as `ways` let them be. Each has
+    the shape of its gradient.
+    """
 
     def make(params: Iterable[nn.Parameter]) -> Optimizer:
         assert isinstance(params, Parameters)

@@ -47,7 +47,9 @@ class PlainMixture(nn.Module):
         self.shared = mixture.shared
 
     def forward(self, x: Tensor) -> Tensor:
-        """The weighted sum of the experts that the router chose, and of the shared ones."""
+        """[B, S, D] -> [B, S, D]: the weighted sum of the experts that the router chose, and of the
+        shared ones.
+        """
         routing = self.router(x)
         tokens = x.flatten(0, 1)
         order = routing.expert.argsort(stable=True)
@@ -68,7 +70,7 @@ class PlainExperts(nn.Module):
         self.down = experts.down
 
     def forward(self, rows: Tensor, expert: Tensor) -> Tensor:
-        """Rows are sorted by expert."""
+        """Rows [R, D], sorted by their experts [R], -> [R, D]."""
         made = []
         for number in range(len(self.gate)):
             own = rows[expert == number]
@@ -207,7 +209,7 @@ class PlainAdapted(nn.Module):
             self._scale = 1.0 if alpha is None else alpha / rank
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's output with the adapter's part."""
+        """The layer's output with the adapter's part: [..., in] -> [..., out]."""
         children: dict[str, Any] = dict(self.named_children())
         a, b = (children[name].weight for name in ("lora_A", "lora_B"))
         weight = self.weight.t() if self._adapter.transposed else self.weight
