@@ -20,7 +20,7 @@ from plait.errors import ModelError, NotAvailable
 from plait.models.experts import MixtureOfExperts
 from plait.parallel.context.ring import RingAttention
 from plait.parallel.context.ulysses import UlyssesAttention
-from plait.parallel.tensor import layers
+from plait.parallel.tensor import dropout, layers
 from plait.values import PyTree
 
 COMPILERS = ("c++", "g++", "clang++")
@@ -81,7 +81,7 @@ def _drops(module: nn.Module) -> bool:
     """Whether a module is a dropout, or has a dropout rate for the function that its attention
     calls.
     """
-    if isinstance(module, nn.Dropout | layers.Dropout):
+    if isinstance(module, nn.Dropout | dropout.Dropout):
         return module.p > 0
     rates = [
         value

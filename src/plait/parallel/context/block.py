@@ -1,9 +1,9 @@
 """Attention of some queries to some keys, with the log of the softmax's denominator (lse).
 
 For a query whose keys lie in several blocks, out = sum_j exp(lse_j - lse) out_j with lse = log
-sum_j exp(lse_j): the rule of the online softmax (Dao et al., "FlashAttention", section 3.1). The
-backward of a block needs the *final* out and lse alone. Shapes: B samples, H heads, Q queries, J
-keys, K head size; tensors [B, H, ., K], lse [B, H, Q].
+sum_j exp(lse_j): the rule of the online softmax (Dao et al., "FlashAttention", 2022, section 3.1).
+The backward of a block needs the *final* out and lse alone. No function here communicates or is
+differentiable.
 """
 
 from __future__ import annotations
@@ -19,10 +19,19 @@ from plait.torch_internals import flash, flash_backward, flash_cpu, flash_cpu_ba
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse). `causal`: query i sees keys 0..i of as many. `mask` [B or 1, H or 1, Q or 1, J]:
-    True where a query sees a key, or numbers that are added to the scores.
+    """Attention to one block of keys, and the log of its denominator.
 
-    A query that sees nothing has out 0 and lse -inf.
+    Args:
+        q: [batch, heads, queries, head_size].
+        k: [batch, heads, keys, head_size], one head for each of `q`.
+        v: of the shape of `k`.
+        causal: query i sees keys 0..i of as many.
+        mask: [batch or 1, heads or 1, queries or 1, keys]. True where a query sees a key, or
+            numbers that are added to the scores.
+
+    Returns:
+        out [batch, heads, queries, head_size] and lse [batch, heads, queries]. A query that sees
+        nothing has out 0 and lse -inf.
     """
     q, k, v = (_rows(x) for x in (q, k, v))
     if mask is None and q.device.type == "cpu":
@@ -46,7 +55,19 @@ def attend_backward(
     causal: bool,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """This block's part of the gradients of q, k, v; `out` and `lse` are those over all blocks."""
+    """This block's part of the gradients of q, k and v.
+
+    Args:
+        grad: of `out`, [batch, heads, queries, head_size].
+        qkv: q, k and v, as `attend` takes them.
+        out: [batch, heads, queries, head_size], over all blocks.
+        lse: [batch, heads, queries], contiguous, over all blocks.
+        causal: as `attend` takes it.
+        mask: as `attend` takes it.
+
+    Returns:
+        Three tensors of the shapes of q, k and v.
+    """
     q, k, v, grad, out = (_rows(x) for x in (*qkv, grad, out))
     if mask is None and q.device.type == "cpu":
         dq, dk, dv = flash_cpu_backward(grad, q, k, v, out, lse, 0.0, causal)
@@ -76,7 +97,11 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Add a part to (out, lse), in place: exp(part_lse - total) is a sigmoid."""
+    """Add a part to (out, lse), in place: exp(part_lse - total) is a sigmoid.
+
+    `out` and `part` are [batch, heads, queries, head_size], `lse` and `part_lse` [batch, heads,
+    queries].
+    """
     share = torch.sigmoid(part_lse - lse).nan_to_num_(0.0)  # where both see nothing
     out.lerp_(part.to(out.dtype), share[..., None])
     torch.logaddexp(lse, part_lse, out=lse)

@@ -1,8 +1,9 @@
 """Which positions of a sequence a rank of the context axis holds.
 
 For ring attention the sequence is cut into 2 n chunks, and rank r of n holds chunks r and 2n-1-r
-("zig-zag"). An early token attends to few others and a late one to many. So each rank has equal
-work in every step of the ring.
+(A. Dubey et al., The Llama 3 Herd of Models, 2024, section 3.3.2). The order is known as "zig-zag"
+from Z. Zhu's ring-flash-attention (2024). An early token attends to few others and a late one to
+many. So each rank has equal work in every step of the ring.
 
     n = 2, 8 positions      rank 0: 0 1 . . . . 6 7      rank 1: . . 2 3 4 5 . .
 
@@ -29,9 +30,10 @@ def _nothing() -> None:
 
 
 class ContextGroup:
-    """The context axis, and the length of the current sequences, which `cut` reads off a batch.
+    """The context axis of cp ranks, and the length of the current sequences.
 
-    With `whole_inputs` the model's inputs stay whole: it takes this rank's positions by itself.
+    `cut` reads the length off a batch. With `whole_inputs` the model's inputs stay whole: it takes
+    this rank's positions by itself.
     """
 
     learns = False  # from what it meets: see `rehearsal`
@@ -49,7 +51,7 @@ class ContextGroup:
         self._after_layers = cut
 
     def take_length(self, whole: Tensor) -> None:
-        """Take the length of the sequences from a tensor of whole ones, [B, S, ...]."""
+        """Take the length of the sequences from a tensor of whole ones [batch, sequence, ...]."""
         self.seq_len = whole.shape[1]
 
     def after_layers(self) -> None:
@@ -66,7 +68,9 @@ class ContextGroup:
         return (rank, 2 * self.axis.size - 1 - rank) if self.strategy == "ring" else (rank,)
 
     def positions(self, rank: int | None = None) -> Tensor:
-        """The positions in the whole sequence of a rank's tokens [S here]; this rank by default."""
+        """The positions [sequence / cp] in the whole sequence of a rank's tokens; this rank's by
+        default.
+        """
         length = self.seq_len // self.num_chunks
         rank = self.axis.rank if rank is None else rank
         return torch.cat(
@@ -74,14 +78,14 @@ class ContextGroup:
         )
 
     def order(self) -> Tensor:
-        """The index of each position of the sequence in the concatenated parts of all ranks. [S]"""
+        """The index [sequence] of each position in the concatenated parts of all ranks."""
         parts = torch.cat([self.positions(rank) for rank in range(self.axis.size)])
         return parts.argsort()
 
     def whole(self, part: Tensor) -> Tensor:
-        """[B, S here] of every rank -> [B, S] in the order of positions. Collective.
+        """[batch, sequence / cp] of every rank -> [batch, sequence] in the order of positions.
 
-        One gathering serves all layers.
+        Collective, once for a tensor: one gathering serves all layers. Not differentiable.
         """
         if self._gathered is None or self._gathered[0] is not part:
             mine = part.t().contiguous()
@@ -97,19 +101,26 @@ class ContextGroup:
         return self.seq_len // self.axis.size
 
     def is_part(self, x: Tensor, dim: int) -> bool:
-        """Whether a dim is as long as a rank's part of the sequence."""
+        """Whether dimension `dim` of `x`, of any shape, is as long as sequence / cp."""
         return x.dim() >= max(-dim, dim + 1) and x.shape[dim] == self.length
 
     def is_whole(self, x: Tensor, dim: int) -> bool:
-        """Whether a dim is as long as the whole sequence."""
+        """Whether dimension `dim` of `x`, of any shape, is as long as the whole sequence."""
         return x.dim() >= max(-dim, dim + 1) and x.shape[dim] == self.seq_len
 
     def take(self, whole: Tensor, dim: int) -> Tensor:
-        """This rank's positions of what every rank has; its gradient is partial. Differentiable."""
+        """This rank's positions of what every rank has. No communication; differentiable.
+
+        `whole` has any shape, with the sequence as dimension `dim`; the result has sequence / cp.
+        The gradient of `whole` is a partial sum.
+        """
         return whole.index_select(dim, self.positions().to(whole.device))
 
     def gather(self, part: Tensor, dim: int) -> Tensor:
-        """All positions in their order, from every rank's part; differentiable. Collective."""
+        """All positions in their order, from every rank's part. Collective and differentiable.
+
+        `part` has any shape, with sequence / cp as dimension `dim`; the result has the sequence.
+        """
         dim %= part.dim()
         wire = part.to(torch.uint8) if part.dtype == torch.bool else part
         whole = transition(wire, self.axis, Sharded(dim), REPLICATED).to(part.dtype)
@@ -118,8 +129,12 @@ class ContextGroup:
     def cut(self, batch: PyTree) -> PyTree:
         """This rank's positions of every tensor of a batch that has a sequence (dimension 1).
 
-        `batch` is (inputs, targets). Raises `DataError` for tensors that disagree on the length, or
-        a length that does not divide.
+        Args:
+            batch: (inputs, targets); tensors [batch, sequence, ...] become [batch, sequence / cp,
+                ...], those of one dim stay. With `whole_inputs` targets alone are cut.
+
+        Raises:
+            DataError: tensors that disagree on the length, or a length that does not divide.
         """
         if self.whole_inputs:
             inputs, targets = batch

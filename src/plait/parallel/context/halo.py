@@ -4,7 +4,8 @@ reaches over.
 `with_halo` lengthens a strip by `width` rows on both sides. Its backward sends the gradients of
 these rows to their owners and adds them there. A convolution on strips then has the gradients of
 one on the whole field. A convolution's weights are used on every strip. Their gradients are summed
-over the axis, as over any axis whose ranks have other data. Shapes: fields [B, C, H, W]; H is cut.
+over the axis, as over any axis whose ranks have other data. Fields are [batch, channels, height,
+width], and the height is cut.
 """
 
 from __future__ import annotations
@@ -19,10 +20,23 @@ from plait.values import AutogradContext
 
 
 def with_halo(x: Tensor, axis: Axis, width: int, *, dim: int = -2, periodic: bool = True) -> Tensor:
-    """`x` with `width` rows of the neighbours before and after its own along `dim`; differentiable.
+    """`x` with `width` rows of the neighbours before and after its own along `dim`.
 
-    `periodic`: the first and the last rank are neighbours; else zeros stand beyond the field.
-    Raises DataError where a strip is thinner than what its neighbour borrows.
+    Collective and differentiable; backward is collective, too.
+
+    Args:
+        x: of any shape, this rank's strip, as long as every other; a field is [batch, channels,
+            height / size, width].
+        axis: the `size` ranks in the order of the strips.
+        width: rows that each neighbour lends.
+        dim: the dimension that is cut.
+        periodic: the first and the last rank are neighbours; else zeros stand beyond the field.
+
+    Returns:
+        The strip, longer by 2 `width` along `dim`.
+
+    Raises:
+        DataError: a strip is thinner than what its neighbour borrows.
     """
     if x.shape[dim] < width:
         raise DataError(
@@ -88,7 +102,7 @@ def _inside(axis: Axis, above: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class HaloConv2d(nn.Conv2d):
-    """A convolution of a periodic field in strips over `axis`: [B, in, H, W] -> [B, out, H, W].
+    """A convolution of a periodic field in strips over `axis`, of the size of its input.
 
     Kernels are square and odd. Without an axis the field is whole.
     """
@@ -107,7 +121,11 @@ class HaloConv2d(nn.Conv2d):
         self._reach = kernel_size // 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rows come from the neighbours, columns from the other side of the field."""
+        """[batch, in, height / size, width] -> [batch, out, height / size, width]. Collective.
+
+        Rows come from the neighbours, columns from the other side of the field. Differentiable.
+        Raises `DataError` for strips thinner than half of the kernel.
+        """
         reach = self._reach
         if self._axis is None:
             return super().forward(F.pad(x, (reach,) * 4, mode="circular"))

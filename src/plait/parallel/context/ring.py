@@ -32,19 +32,23 @@ from plait.values import AutogradContext
 
 
 class RingAttention(nn.Module):
-    """Causal attention over sequences cut in zig-zag order: q, k, v [B, H, S here, K] -> [B, H, S
-    here, K].
-    """
+    """Causal attention over sequences cut in zig-zag order, in place of a model's own."""
 
     def __init__(self, group: ContextGroup) -> None:
         super().__init__()
         self.group = group
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
-        """`k` and `v` may have fewer heads than `q`, each serving a group of queries; only they
-        travel.
+        """Attention of this rank's queries to the keys of all ranks. Collective, differentiable.
 
-        `documents` [B, S here]: of packed sequences, the document of each token that is here.
+        Args:
+            q: [batch, heads, sequence / cp, head_size].
+            k: [batch, kv_heads, sequence / cp, head_size], each head for a group of queries.
+            v: of the shape of `k`; k and v alone travel.
+            documents: [batch, sequence / cp], of packed sequences, the document of each token here.
+
+        Returns:
+            A tensor of the shape of `q`.
         """
         whole = None if documents is None else self.group.whole(documents)
         return ring_attention(q, k, v, self.group, whole)
@@ -53,10 +57,18 @@ class RingAttention(nn.Module):
 def ring_attention(
     q: Tensor, k: Tensor, v: Tensor, group: ContextGroup, documents: Tensor | None = None
 ) -> Tensor:
-    """Causal attention round the ring; differentiable.
+    """Causal attention round the ring. Collective, forward and backward; differentiable.
 
-    `documents` [B, S], of the whole sequence on every rank: a token sees only tokens of its own
-    document (packed sequences).
+    Args:
+        q: [batch, heads, sequence / cp, head_size].
+        k: [batch, kv_heads, sequence / cp, head_size]; the heads of `q` are a multiple.
+        v: of the shape of `k`.
+        group: the ranks, and the positions of each.
+        documents: [batch, sequence], whole on every rank: a token sees only tokens of its own
+            document (packed sequences).
+
+    Returns:
+        A tensor of the shape of `q`.
     """
     return masked_ring_attention(q, k, v, group, Visibility(documents=documents))
 
@@ -64,7 +76,11 @@ def ring_attention(
 def masked_ring_attention(
     q: Tensor, k: Tensor, v: Tensor, group: ContextGroup, visibility: Visibility
 ) -> Tensor:
-    """Attention of any mask round the ring; differentiable in q, k and v."""
+    """Attention of any mask round the ring. Collective; differentiable in q, k and v.
+
+    Shapes are those of `ring_attention`: q [batch, heads, sequence / cp, head_size], k and v with
+    `kv_heads`. The result has the shape of `q`.
+    """
     output: Tensor = _Ring.apply(q, k, v, group, visibility)
     return output
 

@@ -12,8 +12,7 @@ the chunks do (`group`):
 
 Few keys at a time cost more in starting kernels, adding up and waiting than in attention. So short
 parts of the sequence are taken together. A step has as many shifts as give it `KEYS_PER_STEP` keys,
-and its keys of one kind are one block. Longer parts are taken one by one, where they lie. Shapes: B
-samples, G key-value heads, J keys, K head size.
+and its keys of one kind are one block. Longer parts are taken one by one, where they lie.
 """
 
 from __future__ import annotations
@@ -35,9 +34,11 @@ class Visibility:
 
     Attributes:
         causal: no key after it.
-        documents: [B, S], of packed sequences the document of each token: only keys of its own.
-        mask: [1 or B, 1 or H, 1 or S here, S], of this rank's queries and all keys. Booleans, or
-        numbers that are added to the scores. It says everything: `causal` is False with it.
+        documents: [batch, sequence], of packed sequences the document of each token: only keys of
+        its own.
+        mask: [1 or batch, 1 or heads, 1 or sequence / cp, sequence], of this rank's queries and all
+        keys. Booleans, or numbers that are added to the scores. It says everything: `causal` is
+        False with it.
     """
 
     causal: bool = True
@@ -57,13 +58,14 @@ class AttentionBlock:
     mask: Tensor | None = None
 
     def queries(self, x: Tensor) -> Tensor:
-        """The rows of x [B, H, S here, ..]."""
+        """This block's rows of `x` [batch, heads, sequence / cp, ...]: a view."""
         return x[:, :, self.rows]
 
     def collect(self, arriving: Iterator[Tensor]) -> Tensor:
-        """The visible keys and values [2, B, G, J, K] of this block's ranks.
+        """The visible keys and values of this block's ranks, [2, batch, kv_heads, keys, head_size].
 
-        They arrive from the last rank to the first.
+        `arriving`: those of a rank, [2, batch, kv_heads, sequence / cp, head_size], from the last
+        rank of the block to the first. Collective, as they arrive.
         """
         last = next(arriving)[:, :, :, self.cols]
         if len(self.ranks) == 1:
@@ -75,12 +77,18 @@ class AttentionBlock:
         return seen.flatten(3, 4)
 
     def by_head(self, pair: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values with one head for each query head."""
+        """Keys and values, each [batch, heads, keys, head_size], with one head for each query head.
+
+        `pair`: [2, batch, kv_heads, keys, head_size].
+        """
         keys, values = pair.repeat_interleave(self.repeats, dim=2) if self.repeats > 1 else pair
         return keys, values
 
     def by_rank(self, grad: Tensor) -> Tensor:
-        """A gradient [B, H, J, K] -> [ranks, B, G, J of one, K], summed over the queries' heads."""
+        """The gradient of a block's keys or values by rank, summed over the queries' heads.
+
+        [batch, heads, keys, head_size] -> [ranks, batch, kv_heads, keys / ranks, head_size].
+        """
         grad = grad.unflatten(1, (-1, self.repeats)).sum(2) if self.repeats > 1 else grad
         return grad.unflatten(2, (len(self.ranks), -1)).movedim(2, 0)
 
@@ -93,13 +101,16 @@ class RingStep:
     blocks: tuple[AttentionBlock, ...]
 
     def attend_to(self, arriving: Iterator[Tensor]) -> Iterator[tuple[AttentionBlock, Tensor]]:
-        """Each block with the keys and values that it sees."""
+        """Each block with the keys and values that it sees, of the shapes that `collect` has."""
         for block in self.blocks:
             yield block, block.collect(arriving)
 
     def gather(self, parts: Tensor, grads: Sequence[Sequence[Tensor]]) -> None:
-        """Copy the gradients of each block's keys and values into `parts` [shifts, 2, B, G, S here,
-        K].
+        """Copy the gradients of each block's keys and values into `parts`.
+
+        Args:
+            parts: [shifts, 2, batch, kv_heads, sequence / cp, head_size].
+            grads: for each block two tensors [batch, heads, keys, head_size].
         """
         stop = len(self.shifts)
         for block, both in zip(self.blocks, grads, strict=True):

@@ -2,8 +2,7 @@
 
 So any module that calls torch's function takes part: the attention of `transformers` through its
 interface, and a user's own. Queries, keys and values are those of a rank. A mask is one of the
-whole sequence, or this rank's rows of it. Shapes: B samples, H
-query heads, G key-value heads, S positions, K and V head sizes.
+whole sequence, or this rank's rows of it.
 """
 
 from __future__ import annotations
@@ -58,10 +57,28 @@ def shared_attention(  # as torch's function  # noqa: PLR0917
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attention of this rank's queries [B, H, S here, K] to the keys of all ranks.
+    """Attention of this rank's queries to the keys of all ranks. Collective, differentiable.
 
-    Raises `ModelError` where queries and keys are not of one sequence, and for a mask of a part.
-    Raises `PlanError` for dropout, and for heads that do not divide.
+    Torch's own function for queries and keys that are no parts of the sequence.
+
+    Args:
+        group: the ranks, and the strategy: `ring` or `ulysses`.
+        q: [batch, heads, sequence / cp, head_size].
+        k: [batch, kv_heads, sequence / cp, head_size], each head for a group of queries.
+        v: [batch, kv_heads, sequence / cp, value_size].
+        attn_mask: broadcast to [batch, heads, sequence, sequence], or this rank's rows of that, or
+            its columns. Booleans, or numbers that are added to the scores.
+        dropout_p: only 0.
+        is_causal: no key after the query.
+        scale: of the scores; 1 / sqrt(head_size) by default.
+        enable_gqa: whether `k` and `v` may have fewer heads.
+
+    Returns:
+        [batch, heads, sequence / cp, value_size].
+
+    Raises:
+        ModelError: queries and keys that are not of one sequence, or a mask of a part.
+        PlanError: dropout, or heads that do not divide.
     """
     if not group.is_part(q, -2) and not group.is_part(k, -2):
         return F.scaled_dot_product_attention(
@@ -84,9 +101,14 @@ def shared_attention(  # as torch's function  # noqa: PLR0917
 
 
 def check_call(group: ContextGroup, q: Tensor, k: Tensor, dropout: float, size: int) -> None:
-    """Raise `ModelError` for a call that parts of one sequence cannot make.
+    """Refuse a call that parts of one sequence cannot make. No communication.
 
-    Dropout is a `PlanError`: a rehearsal finds no cure for it.
+    Queries `q` are [batch, heads, sequence / cp, head_size], keys `k` alike with their own heads.
+    `size` is the number of ranks.
+
+    Raises:
+        ModelError: a shape that is no part of the sequence.
+        PlanError: dropout, for which a rehearsal finds no cure, or heads that do not divide.
     """
     if not (group.is_part(q, -2) and group.is_part(k, -2)) or q.dim() != 4:
         raise ModelError(
@@ -155,7 +177,10 @@ def _whole_rows(group: ContextGroup, mask: Tensor | None) -> Tensor | None:
 
 
 def masks_fit(group: ContextGroup, mask: Tensor | None) -> None:
-    """Raise `ModelError` for a mask that was made for a part of the sequence alone."""
+    """Raise `ModelError` for a mask that was made for a part of the sequence alone.
+
+    A mask [..., queries, keys] has 1, sequence or sequence / cp of each, not the last of both.
+    """
     if mask is None or mask.dim() < 2:
         return
     if group.is_part(mask, -1) and group.is_part(mask, -2):
@@ -177,5 +202,5 @@ def _all_columns(group: ContextGroup, mask: Tensor) -> Tensor:
 
 
 def zeros_of(q: Tensor, v: Tensor) -> Tensor:
-    """A tensor with the shape of attention's result."""
+    """Zeros of the shape of attention's result: that of `q`, with the last dim of `v`."""
     return torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)

@@ -1,9 +1,10 @@
 """Ulysses: between the projections and attention, sequences are exchanged for heads.
 
-Jacobs et al., "DeepSpeed Ulysses" (2023), section 3. One all-to-all turns [B, H, S / n, K] into [B,
-H / n, S, K]. Attention runs on whole sequences as on one device, and one all-to-all turns back.
-Where there are fewer key-value heads than ranks, each is sent to every rank that needs it. Sent by
-a rank: (n-1)/n of its q, k, v and output, forward and backward.
+Jacobs et al., "DeepSpeed Ulysses" (2023), section 3. One all-to-all turns
+[batch, heads, sequence / n, head_size] into [batch, heads / n, sequence, head_size]. Attention runs
+on whole sequences as on one device, and one all-to-all turns back. Where there are fewer key-value
+heads than ranks, each is sent to every rank that needs it. Sent by a rank: (n-1)/n of its q, k, v
+and output, forward and backward.
 """
 
 from __future__ import annotations
@@ -20,10 +21,7 @@ SEQUENCE = Sharded(2)
 
 
 class UlyssesAttention(nn.Module):
-    """The attention `core` of one device, on some of the heads of whole sequences.
-
-    q, k, v [B, H, S here, K] -> [B, H, S here, K].
-    """
+    """The attention `core` of one device, on some of the heads of whole sequences."""
 
     def __init__(self, group: ContextGroup, core: nn.Module) -> None:
         super().__init__()
@@ -31,11 +29,19 @@ class UlyssesAttention(nn.Module):
         self.core = core
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
-        """`k` and `v` may have fewer heads than `q`, each serving a group of queries.
+        """Attention of this rank's queries to the keys of all ranks. Collective, differentiable.
 
-        `documents` [B, S here]: of packed sequences, the document of each token that is here.
+        Args:
+            q: [batch, heads, sequence / cp, head_size].
+            k: [batch, kv_heads, sequence / cp, head_size], each head for a group of queries.
+            v: of the shape of `k`.
+            documents: [batch, sequence / cp], of packed sequences, the document of each token here.
 
-        Raises `PlanError` if the heads do not divide by the ranks.
+        Returns:
+            A tensor of the shape of `q`.
+
+        Raises:
+            PlanError: the heads do not divide by the ranks.
         """
         axis = self.group.axis
         size = self.group.axis.size
@@ -49,7 +55,7 @@ class UlyssesAttention(nn.Module):
 
 
 def check_heads(size: int, heads: int, kv_heads: int) -> None:
-    """Raise `PlanError` if the heads do not divide by the ranks."""
+    """Raise `PlanError` if `heads` or `kv_heads` do not divide by the `size` ranks."""
     if heads % size or (kv_heads % size and size % kv_heads):
         raise PlanError(
             f"cp{size}:ulysses gives each rank some of the heads; {heads} heads and "

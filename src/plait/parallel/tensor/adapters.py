@@ -23,8 +23,9 @@ from plait.comm import Axis
 from plait.comm.functional import transition
 from plait.errors import ModelError
 from plait.mesh.layouts import INVARIANT, PARTIAL, REPLICATED, Layout, Sharded
+from plait.parallel.tensor.dropout import mask_like
 from plait.parallel.tensor.group import ActivationLayout, ForwardContext, TensorGroup
-from plait.parallel.tensor.layers import mask_like, part_of_features
+from plait.parallel.tensor.layers import part_of_features
 from plait.parallel.tensor.mode import LinearRule, Mode
 from plait.parallel.tensor.placement import Cut
 from plait.values import PyTree

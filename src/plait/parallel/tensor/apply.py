@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from plait.comm import Axis
 from plait.errors import ModelError
 from plait.mesh.layouts import REPLICATED, Sharded
-from plait.parallel.tensor import adapters, layers, whole_samples
+from plait.parallel.tensor import adapters, dropout, layers, whole_samples
 from plait.parallel.tensor.group import ForwardContext, TensorGroup
 from plait.parallel.tensor.inside import InsideRoles
 from plait.parallel.tensor.mode import LinearRule, Mode
@@ -100,7 +100,7 @@ class _Splitter:
                 self._replace(module, split(name, module))
             elif type(module) is nn.Dropout and module.p > 0:
                 layout = layout_before(self._model, self._roles, self._mode, name)
-                self._replace(module, layers.Dropout(module.p, self.context, layout))
+                self._replace(module, dropout.Dropout(module.p, self.context, layout))
 
     def placements_by_name(self) -> dict[str, Placement]:
         """The placement of every parameter of the split model, by name."""
@@ -374,7 +374,7 @@ class _Splitter:
 
     def _attention(self, name: str, module: nn.Module) -> nn.Module:
         p = float(getattr(module, "dropout", 0.0) or 0.0)
-        return self._told_rows(layers.AttentionWithDropout(p, self.context) if p > 0 else module)
+        return self._told_rows(dropout.AttentionWithDropout(p, self.context) if p else module)
 
     def _region(self, name: str, module: nn.Module) -> nn.Module:
         """A module whose code takes the length of the sequence from its input.

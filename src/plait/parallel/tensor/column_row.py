@@ -1,10 +1,13 @@
 """The two linear layers of 1D tensor parallelism: column parallel and row parallel.
 
+M. Shoeybi et al., Megatron-LM (2019), section 3.
+
     column   Y_i = X W_i^T         X is replicated, or gathered from shards
     row      Y = sum of X_i W_i^T  whole on all ranks, or scattered
 
 With sequence parallel a column keeps its shard of X and gathers it again in backward (V.
-Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, section 4.2.2).
+Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, section
+4.2.2).
 The product of a row is written into memory that the peers read: the sum alone copies it. The
 context knows which library multiplies (`plait.products`).
 """
@@ -36,7 +39,19 @@ class RowReduction:
 
 
 def column(x: Tensor, weight: Tensor, bias: Tensor | None, context: ForwardContext) -> Tensor:
-    """x W^T + b: `x` [..., in] whole, `weight` [out, in] and `bias` [out] in parts."""
+    """x W^T + b of this rank's output features; differentiable.
+
+    No communication in forward. Backward gathers `x` again if `context` has gathered it.
+
+    Args:
+        x: [..., in], whole on every rank; its gradient is a partial sum.
+        weight: [out / size, in], this rank's rows.
+        bias: [out / size], or None.
+        context: what gathered `x` last, and how to multiply.
+
+    Returns:
+        [..., out / size], this rank's features.
+    """
     saved = context.saved_shard(x)
     if saved is not None and torch.is_grad_enabled():
         saved.users += int(weight.requires_grad)
@@ -54,7 +69,21 @@ def row(
     context: ForwardContext,
     reduction: RowReduction,
 ) -> Tensor:
-    """Sum of x W^T over the axis, and the bias: `x` [..., in] and `weight` [out, in] in parts."""
+    """Sum of x W^T over the ranks, and the bias; collective and differentiable.
+
+    Args:
+        x: [..., in / size], this rank's features.
+        weight: [out, in / size], this rank's columns.
+        bias: [out], whole on every rank, added to the sum once; or None.
+        context: how to multiply.
+        reduction: the axis of `size` ranks, and the layout of the sum.
+
+    Returns:
+        [..., out], whole on every rank under I; 1 / size of dimension d under S(d).
+
+    Raises:
+        PlanError: dimension d does not divide by the ranks.
+    """
     if reduction.axis.size == 1:
         return F.linear(x, weight, bias)
     y: Tensor = _Row.apply(x, weight, bias, reduction, context.products)

@@ -1,8 +1,9 @@
 """2D, 2.5D and 3D: products of blocks on a grid of ranks.
 
-2D: Q. Xu et al., An Efficient 2D Method for Training Super-Large Deep Learning Models (Optimus),
-section 3. X and Y are in blocks [samples over the rows, features over the columns], A in q x q
-blocks. A SUMMA product moves two of its three matrices. Which two is ours to choose:
+2D: Q. Xu et al., An Efficient 2D Method for Training Super-Large Deep Learning Models (Optimus,
+2021), section 3. X and Y are in blocks [samples / q, ..., features / q]: samples over the rows of
+ranks, features over the columns. A is in q x q blocks. A SUMMA product moves two of its three
+matrices. Which two is ours to choose:
 
     column   Y_rc = sum over t of X_rt A_tc       X moves along its row, A along its column
     row      Y_rt = sum over c of X_rc A_ct       A moves along its column, Y is summed along its
@@ -11,12 +12,13 @@ blocks. A SUMMA product moves two of its three matrices. Which two is ours to ch
 so that the narrow side of a pair moves, never the intermediate features. The bytes are equal where
 a layer is square.
 
-2.5D: B. Wang et al., Tesseract: Parallelize the Tensor Parallelism Efficiently, section 3. d layers
-of q x q ranks: each multiplies its own samples as in 2D, by blocks that every layer holds. The
-gradient of A is the sum over depth.
+2.5D: B. Wang et al., Tesseract: Parallelize the Tensor Parallelism Efficiently (2021), section 3. d
+layers of q x q ranks: each multiplies its own samples as in 2D, by blocks that every layer holds.
+The gradient of A is the sum over depth. X is [samples / (d q), ..., features / q].
 
-3D: Z. Bian et al., Maximizing Parallelism in Distributed Training for Huge Neural Networks, section
-3. On q x q x q ranks X and A are gathered, each along one axis. Y is scattered along the third.
+3D: Z. Bian et al., Maximizing Parallelism in Distributed Training for Huge Neural Networks (2021),
+section 3. On q x q x q ranks X and A are gathered, each along one axis. Y is scattered along the
+third. X is [samples / q^2, ..., features / q].
 """
 
 from __future__ import annotations

@@ -47,7 +47,10 @@ class ActivationLayout:
         return whole
 
     def local_part(self, whole: Tensor, feature_dim: int = -1) -> Tensor:
-        """This rank's part of a tensor that has the shape of one device."""
+        """This rank's part of `whole` [samples, sequence, ..., features]: a view.
+
+        Each dim that an axis cuts is 1 / its ranks as long. No communication.
+        """
         for axis, dim in self.cuts(feature_dim):
             length = whole.shape[dim] // axis.size
             whole = whole.narrow(dim, axis.rank * length, length)
@@ -73,7 +76,16 @@ class SavedShard:
     _whole: Tensor | None = None
 
     def whole(self, shard: Tensor) -> Tensor:
-        """The gathered tensor, from its shard as autograd has kept it. Collective."""
+        """The gathered tensor, from its shard as autograd has kept it.
+
+        Collective for the first of `users`.
+
+        Args:
+            shard: of any shape, 1 / size of the dimension that `source` cuts.
+
+        Returns:
+            The shape of `shard`, whole along that dimension, on every rank.
+        """
         whole = self._whole
         if whole is None:
             whole = transition(shard, self.axis, self.source, REPLICATED)
@@ -114,7 +126,19 @@ class ForwardContext:
     _saved: SavedShard | None = None
 
     def enter(self, x: Tensor, axis: Axis, source: Layout, target: Layout) -> Tensor:
-        """`transition`, once for a tensor that several layers take one after the other."""
+        """`transition`, once for a tensor that several layers take one after the other.
+
+        Collective where the pair of layouts is; differentiable.
+
+        Args:
+            x: of any shape: whole under R, I and P; 1 / size of dimension d under S(d).
+            axis: the line of ranks.
+            source: the layout that `x` has.
+            target: the layout that the result has; its shape follows alike.
+
+        Raises:
+            PlanError: a dimension that `x` lacks or that does not divide by the ranks.
+        """
         key = (axis, source, target, x._version, torch.is_grad_enabled())
         if self._source is not x or self._key != key or self._entered is None:
             self._source = x
@@ -125,7 +149,7 @@ class ForwardContext:
         return self._entered
 
     def saved_shard(self, x: Tensor) -> SavedShard | None:
-        """The shard from which `x` was gathered, if `x` is the tensor that entered last."""
+        """The shard from which `x`, of any shape, was gathered, if `x` is what entered last."""
         return self._saved if x is self._entered else None
 
     def forget(self) -> None:

@@ -41,7 +41,10 @@ class Splitter(Protocol):
         partial: Cut,
         fused: dict[int, int] | None = None,
     ) -> Placement:
-        """The placement of a parameter."""
+        """The placement of a whole parameter of any shape, whose dimension d `cuts[d]` cuts.
+
+        `fused`: of how many parts a dimension is. `partial`: where gradients are partial sums.
+        """
 
     def norm_in_parts(self, name: str, module: nn.Module, axis: Axis, different: Cut) -> nn.Module:
         """A norm of features that are cut over an axis."""

@@ -50,7 +50,20 @@ class ParallelLinear(nn.Module):
         self.picked = picked
 
     def forward(self, x: Tensor) -> Tensor:
-        """Whole features (of raw data, or of a replicated layer) are cut first."""
+        """This rank's part of x W^T + b; differentiable, and collective where the mode moves parts.
+
+        Whole features (of raw data, or of a replicated layer) are cut first.
+
+        Args:
+            x: [..., in / i], this rank's part, where i ranks cut the input features; or [..., in].
+
+        Returns:
+            [..., out / o], where o ranks cut the output features. The tokens are those of the
+            target layout: under `1d,sp` a column gathers the sequence and a row scatters it.
+
+        Raises:
+            ModelError: `x` has other features.
+        """
         rule = self._rule
         num_parts = 1 if rule.source.features is None else rule.source.features.size
         local = self._in_features // num_parts
@@ -69,7 +82,10 @@ class ParallelLinear(nn.Module):
 
 
 def picked_rows(parts: Sequence[tuple[int, bool]], axis: Axis | None) -> Tensor:
-    """The output features of a rank, of a layer whose unequal parts are each cut or kept whole."""
+    """The numbers [out of this rank] of a rank's output features, on the host.
+
+    `parts`: the output features of each part, and whether `axis` cuts it or every rank has all.
+    """
     assert axis is not None  # the axis that cuts the features
     rows: list[int] = []
     start = 0
@@ -114,7 +130,10 @@ def whole_features(label: str) -> Callable[..., PyTree]:
 
 
 def part_of_features(x: Tensor, axis: Axis | None, num_features: int) -> Tensor:
-    """This rank's part of the last dimension, if `x` has all of it."""
+    """This rank's part [..., num_features / size] of `x` [..., num_features], or a part as it is.
+
+    No communication in forward, a gathering in backward; differentiable.
+    """
     if axis is None or axis.size == 1 or x.shape[-1] != num_features:
         return x
     return transition(x, axis, INVARIANT, Sharded(-1))
@@ -142,7 +161,12 @@ class ParallelEmbedding(nn.Module):
         self._scale = scale
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """A padding token's row gets no gradient, as in the original."""
+        """The vectors of `tokens` [batch, sequence], this rank's samples. Collective.
+
+        Returns [batch, sequence / s, features / f]: s ranks of sequence parallel, f that cut
+        features. A padding token's row gets no gradient, as in the original. Raises `DataError` for
+        a token outside the vocabulary.
+        """
         self._context.layout = self._stream
         vectors = look_up(tokens, self.weight, self._rule, self._padding_index)
         if self._scale is None:
@@ -167,7 +191,7 @@ class ParallelNorm(nn.Module):
         self._offset = offset
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., D / parts] -> [..., D / parts]."""
+        """[..., features / size] -> [..., features / size]. Collective and differentiable once."""
         eps = torch.finfo(x.dtype).eps if self._eps is None else self._eps
         y = normalise(x, self._axis, eps, centered=self._centered)
         if self.weight is not None:
@@ -186,7 +210,10 @@ class ReplicatedLinear(nn.Linear):
         self._context = context
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features that are cut are gathered first."""
+        """`x` [..., in] or, in parts, [..., in / size] -> [..., out], alike on every rank.
+
+        Features in parts are gathered first, which is collective. Differentiable.
+        """
         if x.shape[-1] != self.in_features:
             x = transition(x, self._axis, Sharded(-1), INVARIANT)
         self._context.layout = ActivationLayout(
@@ -195,91 +222,11 @@ class ReplicatedLinear(nn.Linear):
         return F.linear(x, self.weight, self.bias)
 
 
-class Dropout(nn.Module):
-    """Dropout with the mask of one device: each rank draws the whole tensor's mask and cuts it.
-
-    The price is a whole mask on each rank (bytes of the unsharded activation, for a moment). It
-    makes a run with dropout provable. Ranks that hold the same activations drop the same elements.
-    """
-
-    def __init__(
-        self, p: float, context: ForwardContext, layout: ActivationLayout | None = None
-    ) -> None:
-        """`layout` is that of what it gets, where it is known: a stage may begin with it."""
-        super().__init__()
-        self.p = p
-        self._context = context
-        self._layout = layout
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The mean is kept: what is not dropped is divided by 1 - p."""
-        if not self.training or self.p == 0.0:
-            return x
-        return x * mask_like(x, self.p, self._context, layout=self._layout)
-
-
-def mask_like(
-    x: Tensor,
-    p: float,
-    context: ForwardContext,
-    feature_dim: int = -1,
-    *,
-    layout: ActivationLayout | None = None,
-) -> Tensor:
-    """This rank's part of the mask that one device would draw for the whole tensor.
-
-    Nothing is drawn for padding rows. Otherwise the next mask would differ from that of one device.
-    `layout` is that of `x`; by default the one that the last layer left.
-    """
-    known = context.layout if layout is None else layout
-    filled, *others = known.global_shape(x.shape, feature_dim)
-    real = min(context.num_rows or filled, filled)
-    mask = drawn_like(x, (real, *others)).bernoulli_(1 - p)
-    if real < filled:
-        mask = torch.cat([mask, mask[:1].expand(filled - real, *others)])
-    return known.local_part(mask, feature_dim).div(1 - p)
-
-
-def drawn_like(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Memory of a shape whose dims lie in the order of those of `x`: numbers are drawn along it."""
-    strides = torch.empty_like(x, device="meta").stride()
-    order = sorted(range(x.dim()), key=lambda dim: (-strides[dim], dim))
-    memory = torch.empty([shape[dim] for dim in order], dtype=x.dtype, device=x.device)
-    return memory.permute([order.index(dim) for dim in range(x.dim())])
-
-
-class AttentionWithDropout(nn.Module):
-    """softmax(q k^T / sqrt(K)) v over the past, weights dropped as on one device: q, k, v [B,
-    heads, S, K].
-    """
-
-    def __init__(self, p: float, context: ForwardContext) -> None:
-        super().__init__()
-        self.dropout = p
-        self._context = context
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Attention over heads that are cut as features are.
-
-        `documents` [B, S]: a query sees keys of its own document alone.
-        """
-        groups = q.shape[1] // k.shape[1]
-        length = q.shape[-2]
-        seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
-        if documents is not None:
-            seen = seen & (documents[:, None, :, None] == documents[:, None, None, :])
-        if not self.training:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=groups > 1)
-        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
-        scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
-        weights = scores.softmax(-1)
-        return weights * mask_like(weights, self.dropout, self._context, 1) @ v
-
-
 def tell_rows(module: nn.Module, source: Axis | None, target: Axis | None) -> None:
     """Have a module compute the samples of `target`, in a model fed with those of `source`.
 
-    Documents and positions of packed samples [B / source, S] become those [B / target, S].
+    Documents and positions of packed samples [batch / source, sequence] become those [batch /
+    target, sequence]. The hook is collective over `source`.
     """
     if source is None or target is None or source is target:
         return
@@ -303,7 +250,10 @@ def tell_rows(module: nn.Module, source: Axis | None, target: Axis | None) -> No
 
 
 def with_positions(axis: Axis) -> Callable[..., PyTree]:
-    """A hook that gives a position module the positions of this rank's part of the sequence."""
+    """A hook that gives a position module this rank's positions [sequence / size].
+
+    Given ones [..., sequence] are cut. The module's input is [batch, sequence / size, ...].
+    """
 
     def hook(
         module: nn.Module, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
@@ -321,7 +271,7 @@ def with_positions(axis: Axis) -> Callable[..., PyTree]:
 
 
 def own_positions(axis: Axis) -> Callable[..., PyTree]:
-    """A hook that keeps this rank's part of the vectors of all positions, [.., S, D]."""
+    """A hook that keeps this rank's part [..., sequence / size, features] of all positions."""
 
     def hook(module: nn.Module, args: object, output: Tensor) -> Tensor:
         length = output.shape[-2] // axis.size

@@ -18,9 +18,9 @@ from plait.parallel.tensor.group import ActivationLayout, ForwardContext, Tensor
 from plait.parallel.tensor.placement import Cut
 
 Product = Callable[[Tensor, Tensor, "Tensor | None", ForwardContext], Tensor]
-"""(x [..., in], weight [out, in], bias [out], context) -> x weight^T + bias.
+"""(x [..., in], weight [out, in], bias [out], context) -> x weight^T + bias [..., out].
 
-Each tensor is the part that the mode gives a rank.
+Each tensor is the part that the mode gives a rank: `LinearRule` names the axes that cut its dims.
 """
 
 

@@ -17,8 +17,18 @@ from plait.values import AutogradContext
 
 
 def normalise(x: Tensor, axis: Axis, eps: float, *, centered: bool) -> Tensor:
-    """(x - mean) / sqrt(variance + eps), or x / sqrt(mean square + eps): x [..., D / axis.size],
-    over all D features.
+    """The layer norm or RMS norm over all features, of which a rank has a part.
+
+    Collective, forward and backward; differentiable once. Computed in float32 at least.
+
+    Args:
+        x: [..., features / size], this rank's features, equally many on each.
+        axis: the `size` ranks that cut the features.
+        eps: added to the variance or the mean square.
+        centered: (x - mean) / sqrt(variance + eps); without it x / sqrt(mean square + eps).
+
+    Returns:
+        [..., features / size], of the type of `x`.
     """
     normal: Tensor = _Normalise.apply(x, axis, eps, centered)
     return normal

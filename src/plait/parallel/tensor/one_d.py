@@ -1,14 +1,14 @@
 """1D: M. Shoeybi et al., Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
-Parallelism, section 3.
+Parallelism (2019), section 3.
 
     column   A = [A1 A2]            Y_i = X A_i           backward: dX = sum of dX_i    (all-reduce)
     row      X = [X1 X2], A = [A1; A2]   Y = sum of X_i A_i
     (all-reduce)
 
 The residual stream is the same on every rank. With sequence parallel (V. Korthikanti et al.,
-Reducing Activation Recomputation in Large Transformer Models, section 4.2.2) it is cut along the
-sequence: the all-reduce of a row becomes a reduce-scatter, and the next column gathers. A model
-without a sequence is cut along its samples instead.
+Reducing Activation Recomputation in Large Transformer Models, 2022, section 4.2.2) it is cut
+along the sequence. The all-reduce of a row becomes a reduce-scatter then, and the next column
+gathers. A model without a sequence is cut along its samples instead.
 """
 
 from __future__ import annotations

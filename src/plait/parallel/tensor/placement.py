@@ -42,7 +42,7 @@ class Placement:
     partial: tuple[Axis, ...] = ()
 
     def cut(self, whole: Tensor) -> Tensor:
-        """This rank's part of the whole parameter, contiguous."""
+        """This rank's part [*local_shape] of the parameter `whole` [*shape], contiguous."""
         return (
             whole.reshape(self.view)[self.box.within(Box.whole(self.view))]
             .reshape(self.local_shape)
@@ -50,7 +50,7 @@ class Placement:
         )
 
     def shard(self, local: Shard) -> Shard:
-        """A shard of this rank's tensor as a shard of the whole parameter."""
+        """A shard of this rank's tensor [*local_shape] as one of the whole parameter [*shape]."""
         return replace(local, global_shape=self.shape, box=self.box, view=self.view)
 
 

@@ -30,17 +30,28 @@ class PanelMove:
     dim: int
 
     def gather(self, part: Tensor) -> Tensor:
-        """The parts of all ranks side by side: dimension `dim` is `axis.size` times as long."""
+        """The parts of all ranks side by side, on every rank. Collective and differentiable.
+
+        `part` has any shape; the result is `axis.size` times as long along `dim`.
+        """
         return transition(part, self.axis, Sharded(self.dim), REPLICATED)
 
     def scatter(self, partial: Tensor) -> Tensor:
-        """This rank's part of the sum over the axis."""
+        """This rank's part of the sum over the axis. Collective and differentiable.
+
+        `partial` has any shape; the result is 1 / `axis.size` as long along `dim`.
+        Raises `PlanError` where that does not divide.
+        """
         return transition(partial, self.axis, PARTIAL, Sharded(self.dim))
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """y = scatter(gather(x) gather(w)^T); a move that is None is not made.
+    """y = scatter(gather(x) gather(w)^T) + bias; a move that is None is not made.
+
+    Called with this rank's blocks of `x` [..., in], `weight` [out, in] and `bias` [out] -> its
+    block of y [..., out]. A gather makes the dim that it names longer, the scatter makes it
+    shorter. Collective and differentiable once.
 
     `x` is gathered once for all layers that take it one after the other (q, k and v). The sum of
     its gradients is scattered once, too.

@@ -71,10 +71,10 @@ class TensorSplit:
         return self.group.size // _size(self.outputs.samples)
 
     def share(self, inputs: object, targets: object, num_samples: int) -> Share:
-        """The part of a micro-batch that this rank takes.
+        """The part of a micro-batch that this rank takes. No communication.
 
-        Samples that do not divide are filled up with copies of the first, whose outputs `loss`
-        leaves out.
+        Tensors [samples, ...] of `inputs` and `targets` become [samples / ranks, ...]. Samples that
+        do not divide are filled up with copies of the first, whose outputs `loss` leaves out.
         """
         rows = _first(inputs).shape[0]
         entering = self.mode.residual.samples
@@ -100,8 +100,8 @@ class TensorSplit:
     def loss(self, function: LossFunction, ignore_index: int | None) -> LossFunction:
         """`function` on this rank's outputs.
 
-        With an `ignore_index` it is cross-entropy, which takes logits in parts. Any other function
-        gets whole logits, gathered.
+        With an `ignore_index` it is cross-entropy, which takes logits [..., vocabulary / size] in
+        parts. Any other function gets whole logits [..., vocabulary], gathered. Collective then.
         """
         axis = self.outputs.features
 
@@ -206,8 +206,9 @@ class TensorSplit:
     def sum_partial(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
         """Sum, in place, the gradients of parameters whose copies saw other tokens. Collective.
 
-        `gradients` are contiguous, by name. Called once a step, after the data axis has reduced.
-        With micro-batches or ZeRO that is less to sum than in each backward.
+        `gradients` by name, contiguous, each of the shape of this rank's part. Called once a step,
+        after the data axis has reduced. With micro-batches or ZeRO that is less to sum than in each
+        backward.
         """
         by_axes: dict[tuple[str, ...], tuple[tuple[Axis, ...], list[Tensor]]] = {}
         for name, gradient in gradients:

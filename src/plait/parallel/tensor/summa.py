@@ -1,7 +1,8 @@
 """SUMMA: the products of a q x q grid, panel by panel, or gathered once where the panels are small.
 
 R. van de Geijn and J. Watts, SUMMA: Scalable Universal Matrix Multiplication Algorithm, 1997,
-section 3.
+section 3. Blocks: X [rows, in / q], W [out / q, in / q], Y [rows, out / q], rows of this row of
+ranks.
 
     column      for t: X_t travels along the row, W_t along the column      Y += X_t W_t^T
       backward  for t: the same two panels                                  sum dY W_t at column t,
@@ -33,7 +34,11 @@ from plait.values import AutogradContext
 
 @dataclass(frozen=True)
 class Summa:
-    """x weight^T on a grid: `x` is given for a column, `y` for a row."""
+    """x weight^T + bias on a q x q grid: `x` is given for a column, `y` for a row.
+
+    Called with this rank's blocks: `x` [..., in / q], `weight` [out / q, in / q], `bias` [out / q]
+    -> [..., out / q]. Collective and differentiable. Above `limit_bytes` of panels it streams them.
+    """
 
     weight: PanelMove
     x: PanelMove | None = None
@@ -59,9 +64,16 @@ class Summa:
 
 
 def panels(travelling: Sequence[tuple[Axis, Tensor]]) -> Iterator[tuple[int, list[Tensor]]]:
-    """(t, the panels that the ranks t of the axes own) for every t.
+    """(t, the panels that the ranks t of the axes own) for every t. Collective.
 
-    The next panels are sent meanwhile.
+    The next panels are sent meanwhile. Not differentiable.
+
+    Args:
+        travelling: axes of one size, each with this rank's panel. Panels are contiguous, of any
+            shape, alike on the ranks of their axis.
+
+    Returns:
+        For each t one panel an axis, of the shape of this rank's.
     """
 
     def start(t: int) -> list[tuple[Tensor, Work]]:
@@ -90,14 +102,17 @@ class Sums:
         self._work: Work | None = None
 
     def add(self, t: int, partial: Tensor) -> None:
-        """Start the sum that belongs to rank t of the axis."""
+        """Start the sum that belongs to rank t of the axis. Collective.
+
+        `partial`: this rank's term, of any shape, alike on all ranks, contiguous; overwritten.
+        """
         self.finish()
         self._work = self._axis.reduce(partial, t)
         if t == self._axis.rank:
             self._own = partial
 
     def finish(self) -> Tensor:
-        """The sum that this rank owns, once every `add` is done."""
+        """The sum that this rank owns, of the shape of its terms, once every `add` is done."""
         if self._work is not None:
             self._work.wait()
             self._work = None

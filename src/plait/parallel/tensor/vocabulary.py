@@ -1,8 +1,8 @@
 """A vocabulary that is cut into ranges, one a rank: the embedding, and cross-entropy on logits.
 
-M. Shoeybi et al., Megatron-LM, section 3 (embedding and fused cross-entropy). No rank ever holds
-whole logits: one collective gathers three numbers a token. They are the largest logit, the sum of
-exponentials, and the target's logit.
+M. Shoeybi et al., Megatron-LM (2019), section 3 (embedding and fused cross-entropy). No rank ever
+holds whole logits: one collective gathers three numbers a token. They are the largest logit, the
+sum of exponentials, and the target's logit.
 """
 
 from __future__ import annotations
@@ -26,8 +26,22 @@ GROUP_NUMEL = 1 << 22
 def look_up(
     tokens: Tensor, table: Tensor, rule: EmbeddingRule, padding_index: int | None = None
 ) -> Tensor:
-    """Token numbers [B, S] -> [B, S, D], both as the residual stream has them; `table` is this
-    rank's part.
+    """The vectors of token numbers, from a table that is cut.
+
+    Collective; differentiable in `table`.
+
+    Args:
+        tokens: [batch, sequence], this rank's samples; the ranks of `rule.tokens` have others.
+        table: [vocabulary / v, features / f], cut by `rule.vocabulary` and `rule.features`.
+        rule: the axes that cut, and the layout of the result.
+        padding_index: the token whose row gets no gradient.
+
+    Returns:
+        [batch, sequence / s, features / f], of s ranks of sequence parallel; s is 1 without.
+
+    Raises:
+        DataError: a token outside the vocabulary (seen on processors alone).
+        PlanError: a dimension that does not divide by the ranks.
     """
     if rule.tokens is not None:
         tokens = transition(tokens, rule.tokens, Sharded(0), REPLICATED)
@@ -51,8 +65,19 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Sum of -log softmax(logits)[target], and the number of targets that count.
 
-    `logits` [..., V / axis.size], the ranges of the vocabulary in the order of the axis; `targets`
-    [...] alike on its ranks.
+    Collective in forward; differentiable once in `logits`.
+
+    Args:
+        logits: [..., vocabulary / size], the ranges of the vocabulary in the order of the axis.
+        targets: [...], token numbers, alike on the ranks of the axis.
+        axis: the `size` ranks that cut the vocabulary.
+        ignore_index: the target that does not count.
+
+    Returns:
+        Two scalars, alike on every rank.
+
+    Raises:
+        DataError: a target outside the vocabulary (seen on processors alone).
     """
     counted = targets.masked_fill(targets == ignore_index, 0)
     _check("target", counted, logits.shape[-1] * axis.size)

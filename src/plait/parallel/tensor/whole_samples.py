@@ -33,12 +33,18 @@ class WholeSamples:
         self._context = context
 
     def enter(self, x: Tensor) -> Tensor:
-        """[samples of this rank, ...] -> [samples, ...], alike on every rank."""
+        """[samples / ranks, ...] -> [samples, ...], alike on every rank.
+
+        Collective and differentiable. The rows that fill up the last ranks' parts are left out.
+        """
         whole = transition(x, self._axis, Sharded(0), INVARIANT)
         return whole[: self._context.num_rows or len(whole)]
 
     def leave(self, y: Tensor) -> Tensor:
-        """Samples of all ranks -> those of this one, filled up with the first."""
+        """[samples, ...] of all ranks -> [samples / ranks, ...] of this one, without communication.
+
+        Copies of the first fill the division up. Differentiable; backward is collective.
+        """
         missing = -len(y) % self._axis.size
         if missing:
             y = torch.cat([y, y[:1].expand(missing, *y.shape[1:])])
@@ -96,17 +102,23 @@ class _BufferWatch:
 
 
 class WholeSequences:
-    """The way from this rank's positions [B, S / ranks, D] to whole sequences, and back."""
+    """The way from this rank's positions to whole sequences, and back."""
 
     def __init__(self, axis: Axis) -> None:
         self._axis = axis
 
     def enter(self, x: Tensor) -> Tensor:
-        """[B, positions of this rank, D] -> [B, S, D], alike on every rank."""
+        """[batch, sequence / ranks, ...] -> [batch, sequence, ...], alike on every rank.
+
+        Collective and differentiable.
+        """
         return transition(x, self._axis, Sharded(1), INVARIANT)
 
     def leave(self, y: Tensor) -> Tensor:
-        """Whole sequences -> the positions of this rank."""
+        """[batch, sequence, ...] -> [batch, sequence / ranks, ...], without communication.
+
+        Differentiable; backward is collective. Raises `PlanError` where ranks do not divide.
+        """
         return transition(y, self._axis, INVARIANT, Sharded(1))
 
 
@@ -115,7 +127,11 @@ class OpenMixture(Protocol):
     """A mixture of experts whose tokens may come from and go to other positions."""
 
     def open(self, enter: Callable[[Tensor], Tensor], leave: Callable[[Tensor], Tensor]) -> None:
-        """Route whole sequences: `enter` makes them of the parts here, `leave` cuts the results."""
+        """Route whole sequences: `enter` makes them of the parts here, `leave` cuts the results.
+
+        Under sequence parallel these are [batch, sequence / ranks, features] and back. Under a grid
+        they are [samples / ranks, ...] and back.
+        """
 
 
 def open_mixture(

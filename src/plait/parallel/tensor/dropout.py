@@ -1,0 +1,116 @@
+"""Dropout of tensors in parts, with the masks of one device.
+
+Each rank draws the mask of the whole tensor from one state of the generator, and cuts its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plait.parallel.tensor.group import ActivationLayout, ForwardContext
+
+
+class Dropout(nn.Module):
+    """Dropout with the mask of one device: each rank draws the whole tensor's mask and cuts it.
+
+    The price is a whole mask on each rank (bytes of the unsharded activation, for a moment). It
+    makes a run with dropout provable. Ranks that hold the same activations drop the same elements.
+    """
+
+    def __init__(
+        self, p: float, context: ForwardContext, layout: ActivationLayout | None = None
+    ) -> None:
+        """`layout` is that of what it gets, where it is known: a stage may begin with it."""
+        super().__init__()
+        self.p = p
+        self._context = context
+        self._layout = layout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` of any shape -> a tensor of its shape. No communication; differentiable.
+
+        The mean is kept: what is not dropped is divided by 1 - p.
+        """
+        if not self.training or self.p == 0.0:
+            return x
+        return x * mask_like(x, self.p, self._context, layout=self._layout)
+
+
+def mask_like(
+    x: Tensor,
+    p: float,
+    context: ForwardContext,
+    feature_dim: int = -1,
+    *,
+    layout: ActivationLayout | None = None,
+) -> Tensor:
+    """This rank's part of the mask that one device would draw for the whole tensor.
+
+    Nothing is drawn for padding rows. Otherwise the next mask would differ from that of one device.
+    No communication: every rank draws the whole mask from one state of the generator.
+
+    Args:
+        x: [samples, ...] of any shape, this rank's part.
+        p: the share of elements that are dropped.
+        context: the rows of the micro-batch, and the layout that the last layer left.
+        feature_dim: the dim that an axis of features cuts.
+        layout: of `x`; by default that of `context`.
+
+    Returns:
+        A tensor of the shape of `x`: 0 or 1 / (1 - p).
+    """
+    known = context.layout if layout is None else layout
+    filled, *others = known.global_shape(x.shape, feature_dim)
+    real = min(context.num_rows or filled, filled)
+    mask = drawn_like(x, (real, *others)).bernoulli_(1 - p)
+    if real < filled:
+        mask = torch.cat([mask, mask[:1].expand(filled - real, *others)])
+    return known.local_part(mask, feature_dim).div(1 - p)
+
+
+def drawn_like(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """Empty memory [*shape] whose dims lie in the order of those of `x`.
+
+    Numbers are drawn along it. `x` has any shape of as many dims; values are not read.
+    """
+    strides = torch.empty_like(x, device="meta").stride()
+    order = sorted(range(x.dim()), key=lambda dim: (-strides[dim], dim))
+    memory = torch.empty([shape[dim] for dim in order], dtype=x.dtype, device=x.device)
+    return memory.permute([order.index(dim) for dim in range(x.dim())])
+
+
+class AttentionWithDropout(nn.Module):
+    """softmax(q k^T / sqrt(head_size)) v over the past, weights dropped as on one device."""
+
+    def __init__(self, p: float, context: ForwardContext) -> None:
+        super().__init__()
+        self.dropout = p
+        self._context = context
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Attention over this rank's samples and heads. No communication; differentiable.
+
+        Args:
+            q: [batch, heads / size, sequence, head_size], where `size` ranks cut the features.
+            k: [batch, kv_heads / size, sequence, head_size], each head for a group of queries.
+            v: of the shape of `k`.
+            documents: [batch, sequence]: a query sees keys of its own document alone.
+
+        Returns:
+            A tensor of the shape of `q`.
+        """
+        groups = q.shape[1] // k.shape[1]
+        length = q.shape[-2]
+        seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+        if documents is not None:
+            seen = seen & (documents[:, None, :, None] == documents[:, None, None, :])
+        if not self.training:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=groups > 1)
+        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+        scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
+        weights = scores.softmax(-1)
+        return weights * mask_like(weights, self.dropout, self._context, 1) @ v
