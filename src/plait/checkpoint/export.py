@@ -87,8 +87,7 @@ def export_safetensors(
 
     Raises:
         CheckpointError: as `Checkpoint.open` and `fill`; a name that is not there; two tensors
-        under one name; `out`
-            cannot be written.
+            under one name; `out` cannot be written.
     """
     if max_shard_bytes < 1:
         raise CheckpointError(f"max_shard_bytes is {max_shard_bytes}; it must be at least 1")

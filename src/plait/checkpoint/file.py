@@ -248,8 +248,7 @@ class FileReader:
 
     Raises:
         CheckpointError: the header is not the one that `checksum` was made of. The message is the
-        bare fact; the caller,
-            who knows the checkpoint, adds the cure.
+            bare fact; the caller, who knows the checkpoint, adds the cure.
     """
 
     def __init__(self, path: Path, checksum: int) -> None:

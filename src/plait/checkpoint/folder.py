@@ -73,8 +73,8 @@ def read_index(directory: Path) -> JsonObject:
     """Read `checkpoint.json`.
 
     Raises:
-        CheckpointError: it is not there, not readable, of another format version, damaged, or
-            holds values that no save writes.
+        CheckpointError: it is not there, not readable, of another format version, damaged, or holds
+            values that no save writes.
     """
     path = directory / INDEX
     try:

@@ -81,8 +81,8 @@ class Checkpoint:
 
         Raises:
             CheckpointError: none found; wrong format version; damaged `checkpoint.json`; files of
-            two saves; or a missing or truncated file. The last names the file, both sizes, and the
-            checkpoint to load instead.
+                two saves; or a missing or truncated file. The last names the file, both sizes, and
+                the checkpoint to load instead.
         """
         directory = resolve(path)
         checkpoint = Checkpoint(directory, read_index(directory))
@@ -199,8 +199,7 @@ class Checkpoint:
 
         Raises:
             CheckpointError: unknown name; another shape or type; elements in no file; a damaged
-            block. The shard's tensor
-                is then undefined.
+                block. The shard's tensor is then undefined.
         """
         self._check_form(shard, convert)
         targets = shard.flat_range.rectangles()

@@ -57,8 +57,9 @@ def save(
 
     Raises:
         CheckpointError: on every rank alike: shards that disagree or do not cover a tensor, a
-        `meta` that is not JSON. SaveFailed: on every rank alike, when one could not write (a full
-        disk, a missing folder). The message names the rank and its reason.
+            `meta` that is not JSON.
+        SaveFailed: on every rank alike, when one could not write (a full disk, a missing folder).
+            The message names the rank and its reason.
     """
     gather = gather or (lambda item: [item])
     prepared = prepare(directory, shards, meta, rank=rank, world_size=world_size, gather=gather)

@@ -248,12 +248,12 @@ def init(
         store: where ranks meet; without it, torchrun's environment (`env://`) is used.
         timeout_seconds: after which a silent peer counts as failed.
         backend: `auto` (NCCL on CUDA; shared memory or Gloo on CPU), `native` (torch's operations
-        as they are), `gloo`, or `shared`. The last is the memory of one host, which `auto` uses
-        where it can.
+            as they are), `gloo`, or `shared`. The last is the memory of one host, which `auto` uses
+            where it can.
         device: of the tensors; default the CUDA device of this local rank if there is one, else the
-        CPU.
-        measurements: the folder of this machine's measurements; without one, ranks make no
-            choice by the clock.
+            CPU.
+        measurements: the folder of this machine's measurements; without one, ranks make no choice
+            by the clock.
         severance: by which another thread can end every wait of this rank.
 
     Raises:

@@ -43,7 +43,8 @@ class Piece:
 class PackingPlan:
     """Which pieces each sample has. Piece p of all is in sample s if first[s] <= p < first[s + 1].
 
-    `pieces` [P, 3]: the document of each, its first position there, and its length.
+    `pieces` [P, 3]: the document of each, its first position there, and its length. `first` has
+    [samples + 1] numbers.
     """
 
     seq_len: int

@@ -34,8 +34,8 @@ class Load:
         by_rank: tokens that each rank of the expert axis computes, all layers together.
         dropped: share of all (token, expert) pairs that found no room.
         busiest: tokens of the busiest expert in units of the mean, in the worst layer; 1 is
-        balanced. products: the grouped products that this rank has just chosen by measurement, by
-        router.
+            balanced.
+        products: the grouped products that this rank has just chosen by measurement, by router.
     """
 
     names: tuple[str, ...]

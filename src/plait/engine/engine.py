@@ -245,7 +245,7 @@ class Engine:
 
     @property
     def grad_norm(self) -> float:
-        """The global (2-) norm of the last step's gradient, before clipping."""
+        """The global norm of the last step's gradient, before clipping."""
         return self._training_step.grad_norm()
 
     def _observe(self) -> None:

@@ -22,31 +22,34 @@ class Options:
     Attributes:
         seed: of the initial values (by name) and of dropout (by step and micro-batch).
         blocks: pattern of the model's repeated blocks, as `layers.*`; found by structure where it
-        is None. roles: from module pattern to role; None takes the model's own table.
+            is None.
+        roles: from module pattern to role; None takes the model's own table.
         clip_grad_norm: the largest norm of the gradient; None does not clip.
         learning_rate: factor on the optimizer's lr by step, from 0.
         num_servers: ranks that serve under `dpN:server`; None means all.
         asynchrony: of `local` and `async-server`, beside the plan's everyH and staleK: outer step,
-        compression, rates. aggregate: how servers join the workers' gradients: `sum` (the global
-        mean loss) or `mean` (the mean of the workers' means). Both are the same where every worker
-        counts as many tokens.
+            compression, rates.
+        aggregate: how servers join the workers' gradients: `sum` (the global mean loss) or `mean`
+            (the mean of the workers' means). Both are the same where every worker counts as many
+            tokens.
         cutting: where a pipeline cuts the model; balanced by estimated cost where it says nothing.
         compile_backend: of torch.compile, where the plan says compile.
         float16: compute in float16 where the plan says float32, with a dynamic scale of the loss.
         placing: whether experts are moved between steps, with copies of the busiest.
         grouped_product: of experts: `rule`, `measure` (after the first step), or one of
-        `models.grouped.METHODS`. schedule: of the pipeline, in place of the plan's.
+            `models.grouped.METHODS`.
+        schedule: of the pipeline, in place of the plan's.
         linear_product: of layers and experts: `measured` (the quicker of torch's libraries here),
-        `rule`, `torch`, or a table. Compiled products are torch's. weight_grad_group: of a schedule
-        that splits backwards: the micro-batches whose weight gradients are made at once. More are
-        quicker, and keep their factors for longer.
+            `rule`, `torch`, or a table. Compiled products are torch's.
+        weight_grad_group: of a schedule that splits backwards: the micro-batches whose weight
+            gradients are made at once. More are quicker, and keep their factors for longer.
         on_nan: `stop` raises at a loss or gradient that is no number, `skip` drops the step. With
-        `back` it is dropped, and the loop loads an earlier state (`engine.guard.rolls_back`).
+            `back` it is dropped, and the loop loads an earlier state (`engine.guard.rolls_back`).
         spike_factor: the multiple of the median gradient norm from which a step is such a one too.
         fixed_order: sums over micro-batches and data ranks follow one tree, for equal bits under
-        any number of ranks.
+            any number of ranks.
         remat: recomputation of each block in the model's order, where the plan says `remat:auto`;
-        `plait.estimate(config, plan, cluster).remat` has it.
+            `plait.estimate(config, plan, cluster).remat` has it.
     """
 
     seed: int = 0

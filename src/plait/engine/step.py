@@ -18,7 +18,7 @@ class StepResult:
         loss: the mean over the global number of unmasked tokens (or samples); equal on all ranks.
         grad_norm: the global norm of its gradient, before clipping; equal on all ranks.
         tokens: of the global batch: the unmasked ones where the loss counts them, else all
-        positions of its sequences. Without sequences of integers, its samples.
+            positions of its sequences. Without sequences of integers, its samples.
         count: the divisor of the loss: the number that it counts, or the samples.
         seconds: the time of the step on this rank.
         timeline: its actions and collectives.

@@ -34,7 +34,8 @@ class Case:
 
     Attributes:
         plan: that runs; `word` is the strategy that it shows.
-        make_model: the whole model, with its values. inputs, targets: of one step, of all ranks.
+        make_model: the whole model, with its values.
+        inputs, targets: of one step, of all ranks.
         roles: of the layers, where the term splits them.
         num_steps: after which everything has happened once.
         limits: of sizes, behind which the code takes the ways of large tensors.

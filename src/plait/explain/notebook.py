@@ -55,7 +55,9 @@ class Place:
 
 @dataclass
 class NotedTensor:
-    """Values of a tensor at one moment, and the name of what lies there; empty for a new one."""
+    """Values [...] of a tensor at one moment, and the name of what lies there; empty for
+    a new one.
+    """
 
     name: str
     values: Tensor
@@ -87,10 +89,11 @@ class NotedOperation:
         step: of training, from 1; 0 before the first.
         action: the action of the schedule that it belongs to, as `0F0`.
         operation: `multiply`, or one of the ledger.
-        ranks: that take part, by their global numbers. peer: the other rank of a message, or the
-            root.
+        ranks: that take part, by their global numbers.
+        peer: the other rank of a message, or the root.
         bytes: sent by this rank, without padding.
-        operands: values before, by name; results: values after it.
+        operands: values before, by name.
+        results: values after it, by name.
     """
 
     rank: int

@@ -32,11 +32,13 @@ class RankRecording:
 
     Attributes:
         actions: of the schedule, each with its step.
-        weights: the blocks of the parameters that lie here between two uses. updated: those that
-            this rank's optimizer updates. after: the values of these at the end.
+        weights: the blocks of the parameters that lie here between two uses.
+        updated: those that this rank's optimizer updates.
+        after: the values of these at the end.
         memory: bytes by kind, after a step.
         ledger: of the steps, without the building of the engine.
-        losses: of the steps. routed: by each forward of a router, in their order.
+        losses: of the steps.
+        routed: by each forward of a router, in their order.
     """
 
     rank: int

@@ -43,7 +43,7 @@ class ModelOutputs:
 
     @property
     def logits(self) -> Tensor:
-        """Whole outputs for this rank's samples. Collective."""
+        """Whole outputs [samples here, ...] for this rank's samples. Collective."""
         return self._logits()
 
     def __getitem__(self, key: str | int) -> PyTree:

@@ -38,7 +38,7 @@ class PackedExperts:
         module: the library's own.
         keys: names of its parameters that have a part for each expert; some are a child's.
         longer: names of those with parts behind the experts too, which nothing computes with. They
-        stay whole.
+            stay whole.
         num_experts: of all ranks.
         exchange: sends rows to where their experts are.
     """

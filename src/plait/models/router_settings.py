@@ -22,17 +22,19 @@ class RouterSettings:
         num_experts: E.
         num_chosen: k, the experts of a token (under `expert_choice`: on average).
         method: `greedy` top-k; `group_limited_greedy` (DeepSeek-V2: groups by their best expert);
-        `noaux_tc` (DeepSeek-V3:
-            groups by their two best); `noisy` (Shazeer et al. 2017, section 2.1); `expert_choice`
-            (Zhou et al. 2022).
+            `noaux_tc` (DeepSeek-V3: groups by their two best); `noisy` (Shazeer et al. 2017,
+            section 2.1); `expert_choice` (Zhou et al. 2022).
         scoring: of the logits: `softmax` over the experts, or `sigmoid` of each.
         normalise: whether the k weights of a token sum to one.
         scale: factor on the weights.
         num_groups, num_chosen_groups: experts come from the best groups only; 1 and 1 for no
-        groups. capacity_factor: an expert takes at most ceil(factor k S / E) tokens of a sequence;
-        None drops nothing. drop_by: what an overflowing expert keeps: the best by `score`, or the
-        first by `position`. balance_coef, balance_per_sequence: of the balance loss, over all
-        tokens of a micro-batch or within each sequence. z_coef: of the z-loss.
+            groups.
+        capacity_factor: an expert takes at most ceil(factor k S / E) tokens of a sequence; None
+            drops nothing.
+        drop_by: what an overflowing expert keeps: the best by `score`, or the first by `position`.
+        balance_coef, balance_per_sequence: of the balance loss, over all tokens of a micro-batch or
+            within each sequence.
+        z_coef: of the z-loss.
         bias_speed: of balancing by bias; 0 for none.
     """
 

@@ -120,7 +120,7 @@ def open_folder(directory: Path, names: Sequence[str] | None = None) -> dict[str
 
     Raises:
         ModelError: no files; a missing or unreadable file; a name in two files; values other than
-        floats.
+            floats.
     """
     tensors: dict[str, Stored] = {}
     paths = _files(directory) if names is None else [directory / name for name in names]

@@ -82,7 +82,7 @@ class Header(NamedTuple):
 
 
 class Staged(ABC):
-    """A piece of readable memory lent for one operation."""
+    """A piece of readable memory, `tensor` (numel,), lent for one operation."""
 
     tensor: Tensor
 
@@ -93,7 +93,7 @@ class Staged(ABC):
 
 @dataclass
 class InboundMessage(ABC):
-    """Something sent point-to-point: `data` is flat and lies in the sender's memory until
+    """Something sent point-to-point: `data` (numel,) lies in the sender's memory until
     `release`.
     """
 

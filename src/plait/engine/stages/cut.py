@@ -46,13 +46,14 @@ class Cutting:
 
     Attributes:
         counts: links of each stage, or its blocks, where they sum to the number of blocks. Modules
-        before and behind the blocks then go with the first and the last stage.
+            before and behind the blocks then go with the first and the last stage.
         splits: the first link of each stage but the first; instead of counts.
         chain: patterns of the modules that compose to the forward, where the model's file has no
-        `CHAIN`. example: inputs of the model, of any batch size.
+            `CHAIN`.
+        example: inputs of the model, of any batch size.
         measure: balance by each layer's time on the example, not by its estimated work.
         memory_bytes: limit of a stage, if layers are measured. It covers weights, gradients, Adam's
-        state and its live micro-batches of activations, of the size of the example.
+            state and its live micro-batches of activations, of the size of the example.
     """
 
     counts: tuple[int, ...] | None = None

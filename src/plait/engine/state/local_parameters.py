@@ -25,10 +25,11 @@ class LocalParameters:
         params: the parameters held here.
         shapes: of every parameter and persistent buffer of the model, on every rank.
         buffer_names: the persistent buffers held here.
-        secondary: names that an earlier stage holds too, and saves.
+        tied_copies: names that an earlier stage holds too, and saves.
+        placements: where in the whole parameters those of this rank lie, by name. It is empty when
+            layers are not split.
         copies: of frozen parameters that several stages of this rank use, those beside the one in
-        `params`. placements: where in the whole parameters those of this rank lie, by name. It is
-        empty when layers are not split.
+            `params`.
     """
 
     model: nn.Module

@@ -144,7 +144,7 @@ class FullState:
     """The values of a model before its layers are split.
 
     Attributes:
-        values: parameters by name; empty for a model on the meta device.
+        values: whole parameters [...] by name; empty for a model on the meta device.
         differing: names of buffers that differed from those of the first rank.
     """
 

@@ -26,8 +26,8 @@ REFUSED = -1
 
 @dataclass(frozen=True)
 class Push:
-    """One worker's step: the sum of its gradients over `count` tokens, the sum of their losses, and
-    the step's number.
+    """One worker's step: the sum of its gradients (numel,) over `count` tokens, the sum of their
+    losses, and the step's number.
     """
 
     step: int

@@ -103,7 +103,8 @@ class Round:
 
 @dataclass(frozen=True)
 class RoundReplies:
-    """The replies of a round: one change from all clients, and the numbers of those that replied.
+    """The replies of a round: one change (numel,) from all clients, and the numbers of those that
+    replied.
 
     Secure rounds have no single replies.
     """
@@ -118,7 +119,7 @@ class RoundReplies:
 
 @dataclass
 class Server:
-    """The global weights and the rule that moves them."""
+    """The global weights (numel,) and the rule that moves them."""
 
     weights: Tensor
     strategy: Strategy

@@ -79,7 +79,9 @@ class SecureClients:
 
 @dataclass(frozen=True)
 class SecretSum:
-    """The result for the server: sums, the clients in them, and the bytes of all messages."""
+    """The result for the server: one change (numel,), the clients in it, and the bytes of all
+    messages.
+    """
 
     change: Tensor
     num_examples: float

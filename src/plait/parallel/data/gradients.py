@@ -23,7 +23,8 @@ class BucketState:
     """One bucket during a step: which gradients have come, and the flat buffer that holds them.
 
     Without a buffer (`grad` is None) gradients lie in `param.grad`, and belong to autograd. From
-    `attach` to `detach` the buffer holds them, and belongs to this bucket alone.
+    `attach` to `detach` the buffer (padded_numel,) holds them, and belongs to this bucket alone.
+    `views` are its slots in the shapes of their parameters.
     """
 
     bucket: Bucket

@@ -73,7 +73,7 @@ def place(
 
     Raises:
         PlanError: slots that do not divide by the ranks or are fewer than the experts. Also ranks
-        or groups that do not divide by the nodes, or experts by the groups.
+            or groups that do not divide by the nodes, or experts by the groups.
     """
     num_experts = len(load)
     slots = num_experts if num_slots is None else num_slots

@@ -20,7 +20,7 @@ class Placing:
         every: steps between two times; 0 for never.
         spare_slots: of each rank, beside as many as it has experts: for copies of the busiest.
         gain: a new placement must make the busiest rank less busy by this share of the mean.
-        Otherwise none moves.
+            Otherwise none moves.
     """
 
     every: int = 0

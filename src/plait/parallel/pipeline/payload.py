@@ -28,11 +28,12 @@ SENDABLE = frozenset(
 
 @dataclass
 class Payload:
-    """Tensors between two stages, for one micro-batch.
+    """Tensors [...] between two stages, for one micro-batch.
 
     `note` is small, picklable, and the same whenever the inputs of the model have the same shapes.
-    `restore` puts the random state back to where the stage before left it, `random`, if it is not
-    the state of now. `sources` are the names of the modules that made the tensors, for refusals.
+    `restore` puts the random state back to where the stage before left it. `random` is that state,
+    (num_bytes,) uint8, if it is not the state of now. `sources` are the names of the modules that
+    made the tensors, for refusals.
     """
 
     tensors: list[Tensor]
