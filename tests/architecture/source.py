@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from benchmarks.house.text import PACKAGE, ROOT, files, module, nodes, tree
 
-__all__ = ["PACKAGE", "ROOT", "documents", "each_room", "files", "files_by_room"]
+__all__ = ["PACKAGE", "ROOT", "classes", "documents", "each_room", "files", "files_by_room"]
 __all__ += ["imports", "module", "nodes", "room", "tree"]
 
 
@@ -57,6 +57,13 @@ def files_by_room() -> dict[str, list[Path]]:
         top = path.parent == PACKAGE
         rooms.setdefault("plait" if top else room(module(path)), []).append(path)
     return rooms
+
+
+@cache
+def classes() -> dict[str, ast.ClassDef]:
+    """Every class of the package by its name, which one class has (`test_words`)."""
+    every = (node for path in files() for node in nodes(tree(path)))
+    return {node.name: node for node in every if isinstance(node, ast.ClassDef)}
 
 
 def each_room(law: Callable[[Path], None]) -> Callable[[str], None]:

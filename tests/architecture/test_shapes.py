@@ -1,8 +1,8 @@
 """Shapes in the docstring of every public function that takes or gives a tensor.
 
 A shape is written in brackets by the names of its dims, as in `[batch, sequence / cp, features]`,
-or as a tuple of Python, as in `(size * n,)` and `(rows, ...)`. A function that any tensor suits
-says so: `any shape`, `the shape of x`, `scalar`, `flat`.
+or as a tuple of Python, as in `(size * n,)` and `(rows, ...)`; `[...]` is any shape. Words do where
+they say as much: `any shape`, `the shape of x`, `the parameter's shape`, `scalar`, `0-dim`, `flat`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
+from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import PACKAGE, files, files_by_room, nodes, tree
-
-ROOMS = ("parallel.context", "parallel.tensor")
-"""Rooms whose docstrings say shapes."""
+from tests.architecture.source import classes, each_room, tree
 
 DIMS = re.compile(
     r"(?<![\w)\]])\[[\w.*/+ \n-]+(?:,[\w.*/+ \n-]+)*\]"  # no index, as in `softmax(logits)[target]`
     r"|\((?:[^()]+,|[^()]+, \.\.\.|\.\.\.|[^\[\]]*\*\w+\.shape)\)"
 )
-WORDS = re.compile(r"\b(?:scalars?|flat|any\s+shape|shapes?\s+(?:of|that))\b")
+WORDS = re.compile(
+    r"\b(?:scalars?|flat|0-dim|any\s+shape|shapes?\s+(?:of|that)|in\s+(?:its|their)\s+shapes?)\b"
+    r"|'s?\s+shapes?\b"
+)
 Function = tuple[ast.ClassDef | None, ast.FunctionDef]
 
 
@@ -55,13 +55,6 @@ def _is_expression(node: ast.AST) -> bool:
     return isinstance(node, ast.expr)
 
 
-@cache
-def classes() -> dict[str, ast.ClassDef]:
-    """Every class of the package by its name, which one class has (`test_words`)."""
-    every = (node for path in files() for node in nodes(tree(path)))
-    return {node.name: node for node in every if isinstance(node, ast.ClassDef)}
-
-
 def overrides(owner: ast.ClassDef, name: str) -> bool:
     """Whether a class of the package, above `owner`, has a method of this name with a docstring."""
     for base in owner.bases:
@@ -90,7 +83,7 @@ def silent(root: ast.Module) -> Iterator[str]:
     """(line: name) of every public function with a tensor whose docstring says no shape."""
     for owner, function in public_functions(root):
         decorators = {ast.unparse(one) for one in function.decorator_list}
-        if decorators & {"property", "cached_property", "overload"} or not has_a_tensor(function):
+        if decorators & {"overload"} or not has_a_tensor(function):
             continue
         if owner is not None and overrides(owner, function.name):
             continue
@@ -99,13 +92,9 @@ def silent(root: ast.Module) -> Iterator[str]:
             yield f"{function.lineno}: {where}"
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_docstring_says_the_shapes_of_its_tensors(room: str) -> None:
-    broken = [
-        f"{path.relative_to(PACKAGE)}:{one}"
-        for path in files_by_room()[room]
-        for one in silent(tree(path))
-    ]
+@each_room
+def test_a_docstring_says_the_shapes_of_its_tensors(path: Path) -> None:
+    broken = list(silent(tree(path)))
     assert not broken, (
         "say the shapes by the names of dims, as in [batch, sequence / cp, features]:\n"
         + "\n".join(broken)
@@ -123,9 +112,13 @@ def test_a_docstring_says_the_shapes_of_its_tensors(room: str) -> None:
         ("Two scalars.", True),
         ("A tensor of any shape.", True),
         ("Zeros of the shape of `q`.", True),
+        ("The value, in the parameter's shape.", True),
+        ("The parts, in their shapes.", True),
+        ("The loss, 0-dim.", True),
         ("(out, lse) over all blocks.", False),
         ("Sum of -log softmax(logits)[target].", False),
         ("This rank's part of the sum (collective).", False),
+        ("What the shape is for.", False),
     ],
 )
 def test_shapes_are_seen(text: str, *, says: bool) -> None:

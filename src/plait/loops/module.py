@@ -210,7 +210,7 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Mapping[Tensor, PyTree]:  # type: ignore[override]
-        """Empty: the engine keeps the state of its parts."""
+        """Empty, without a tensor of any shape: the engine keeps the state of its parts."""
         return self.optimizer.state
 
     @property
