@@ -107,6 +107,31 @@ def test_links_between_documents_lead_somewhere(path: Path) -> None:
         assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
+FOREIGN = {"nn/_linear.py"}
+"""Files of other projects that a document names."""
+
+
+def test_files_and_scripts_that_documents_name_are_there() -> None:
+    """A decision may name what was there at its time."""
+    files = [path.as_posix() for path in ROOT.glob("*/**/*.py") if ".venv" not in path.parts]
+    tails = {"/".join(parts[at:]) for parts in map(_parts, files) for at in range(len(parts))}
+    wrong = []
+    for path in DOCUMENTS:
+        if path.parent.name == "decisions":
+            continue
+        text = path.read_text()
+        named = re.findall(r"`((?:\w+/)+\w+\.py)(?::\w+)?`", text)
+        for module in re.findall(r"python -m ((?:benchmarks|tests)(?:\.\w+)*)", text):
+            tail = module.replace(".", "/")
+            named += [] if f"{tail}/__main__.py" in tails else [f"{tail}.py"]
+        wrong += [f"{path.name}: {one}" for one in named if one not in tails | FOREIGN]
+    assert wrong == []
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    return Path(path).relative_to(ROOT).parts
+
+
 @pytest.mark.parametrize(
     "script",
     [
