@@ -3,9 +3,10 @@
     python -m benchmarks.planner.regret [--devices 8 16] [--frameworks plait torchtitan ...]
 
 The enumeration takes all degrees, every number of micro-batches that divides a rank's samples, all
-schedules with every number of virtual stages, all data strategies and all recomputation. A plan is
-priced by the full estimate unless closed forms say that it does not fit, or is a fifth slower than
-the best one found. `--bounded` also leaves out degrees whose bound is above that one.
+schedules with every number of virtual stages, all data strategies and all recomputation that is one
+word for all blocks. A choice with `remat:auto` is left out. A plan is priced by the full estimate
+unless closed forms say that it does not fit, or is a fifth slower than the best one found.
+`--bounded` also leaves out degrees whose bound is above that one.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def row(name: str, model: str, cluster: str, *, bounded: bool) -> tuple[object, 
     began = time.process_time()
     best, looked = exhaustive(choice.job, choice.machine, size, settings, bounded=bounded)
     spent = f"{time.process_time() - began:.0f}"
-    ours = choice.plans[0]
+    ours = next(one for one in choice.plans if one.plan.remat != "auto")
     if best is None:
         return (name, model, size, f"`{text(ours)}`", "none", f"{looked:,}", "", spent)
     regret = f"{ours.step_seconds / best.step_seconds - 1:.1%}"

@@ -28,6 +28,7 @@ from plait.plan import (
     check_shares,
     check_world,
     is_runnable,
+    remat_text,
     shares_text,
 )
 from plait.plan.fit import check_config, check_fixed_order
@@ -175,8 +176,13 @@ def read_config(arguments: argparse.Namespace, *, with_steps: bool = True) -> Co
 
 
 def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> Plan:
+    """The plan of `planned`."""
+    return planned(config, text, num_ranks)[1]
+
+
+def planned(config: Config, text: str | None, num_ranks: int | None = None) -> tuple[Config, Plan]:
     """The plan that is meant: `text`, else the config's; `auto` is the best for the ranks that are
-    there.
+    there. The config has the recomputation of each block that was chosen with it.
 
     `num_ranks` is what the user asked for; in a world that has begun, its size counts.
     Errors: `PlanError`, `NotAvailable`, `WorldSizeError`, `ScheduleError` of the config's own
@@ -191,7 +197,10 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
 
         listen_on(config.cluster.interface)
     words = config.plan.text if text is None else text
-    plan = choose(config, num_ranks) if words.strip() == "auto" else Plan.parse(words)
+    if words.strip() == "auto":
+        config, plan = choose(config, num_ranks)
+    else:
+        plan = Plan.parse(words)
     plan.check()
     check_runnable(plan)
     check_world(plan, plan.world_size if num_ranks is None else num_ranks)
@@ -210,7 +219,7 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
         from plait.parallel.pipeline.text import load
 
         adopt(load(config.plan.schedule), plan.pp.size, plan.micro_batches)
-    return plan
+    return config, plan
 
 
 def _tell_unused(config: Config, plan: Plan) -> None:
@@ -261,7 +270,7 @@ def check_folder(path: Path) -> None:
         raise ConfigError(f"cannot make the folder {path}: {error.strerror}") from error
 
 
-def choose(config: Config, num_ranks: int | None) -> Plan:
+def choose(config: Config, num_ranks: int | None) -> tuple[Config, Plan]:
     """The planner's first choice among the plans that this version runs. An unknown machine is
     measured first, in seconds and once. Errors: `PlanError` when there is none.
     """
@@ -270,11 +279,21 @@ def choose(config: Config, num_ranks: int | None) -> Plan:
     world = joined_world()
     if world is not None:
         size = world.world_size
-        return chosen_together(
-            config, lambda: best(config, Cluster.parse(config.cluster.name), size)
-        )
-    measured(config.cluster.name)
-    return best(config, Cluster.parse(config.cluster.name), num_ranks)
+        text = agreed(config, lambda: _best(config, Cluster.parse(config.cluster.name), size))
+    else:
+        measured(config.cluster.name)
+        text = _best(config, Cluster.parse(config.cluster.name), num_ranks)
+    plan, remat = text.split("\n")
+    return with_words(config, tuple(remat.split())), Plan.parse(plan)
+
+
+def with_words(config: Config, words: tuple[str, ...]) -> Config:
+    """The config with the recomputation of each block, where there are words for it."""
+    if not words:
+        return config
+    section = config.plan.model_validate({**config.plan.as_dict(), "remat": words})
+    say(f"plait: remat:auto on {config.cluster.name}: {remat_text(section.remat or ())}")
+    return replace(config, plan=section)
 
 
 def chosen_together(config: Config, choose: Callable[[], Plan]) -> Plan:
@@ -305,8 +324,10 @@ def agreed(config: Config, choose: Callable[[], str]) -> str:
     return chosen
 
 
-def best(config: Config, cluster: Cluster, num_ranks: int | None) -> Plan:
-    """The first plan for so many ranks of the cluster that this version runs."""
+def _best(config: Config, cluster: Cluster, num_ranks: int | None) -> str:
+    """The first plan for so many ranks of the cluster that this version runs, and in a second line
+    the words of its blocks.
+    """
     from plait.predict import planner
 
     if num_ranks is not None:
@@ -314,7 +335,7 @@ def best(config: Config, cluster: Cluster, num_ranks: int | None) -> Plan:
     for estimate in planner.choose(config.as_dict(), cluster, top=ALL, runnable=True):
         plan = Plan.parse(str(estimate.plan))
         if is_runnable(plan) and _takes_shares(config, plan):
-            return plan
+            return f"{plan}\n{' '.join(estimate.remat)}"
     raise PlanError(
         f"of the plans that fit on {cluster.num_devices} x {cluster.device.name} none runs in this "
         "version yet"

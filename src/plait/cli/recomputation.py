@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from plait.cli import common
 from plait.errors import PlanError
 from plait.launcher import joined_world
-from plait.launcher.main_process import say
-from plait.plan import Plan, remat_text
+from plait.plan import Plan
 
 if TYPE_CHECKING:
     from plait.config import Config
@@ -30,10 +28,7 @@ def with_remat(config: Config, plan: Plan) -> Config:
         text = _chosen(config, plan)
     else:
         text = common.agreed(config, lambda: _chosen(config, plan))
-    words = tuple(text.split())
-    section = config.plan.model_validate({**config.plan.as_dict(), "remat": words})
-    say(f"plait: remat:auto on {config.cluster.name}: {remat_text(section.remat or ())}")
-    return replace(config, plan=section)
+    return common.with_words(config, tuple(text.split()))
 
 
 def _chosen(config: Config, plan: Plan) -> str:

@@ -36,27 +36,27 @@ def check(config: Config, plan: Plan) -> None:
         fitting(config, Plan.parse(text), plan)
 
 
-def plan_of(config: Config, text: str | None, num_ranks: int | None) -> Plan:
-    """The plan that is meant, as `common.plan_of` has it. A world that torchrun has begun with
-    another number of ranks gets the plan that `[recovery] replan` has for it.
+def planned(config: Config, text: str | None, num_ranks: int | None) -> tuple[Config, Plan]:
+    """The config and the plan that is meant, as `common.planned` has them. A world that torchrun
+    has begun with another number of ranks gets the plan that `[recovery] replan` has for it.
 
     So a run goes on when machines are lost, and returns to its own plan when they are back.
-    Collective there. Errors: those of `common.plan_of`.
+    Collective there. Errors: those of `common.planned`.
     """
     world = joined_world()
     words = config.plan.text if text is None else text
     if world is None or config.recovery.replan == "never" or words.strip() == "auto":
-        return common.plan_of(config, text, num_ranks)
+        return common.planned(config, text, num_ranks)
     own = Plan.parse(words)
     if own.world_size == world.world_size:
-        return common.plan_of(config, text, num_ranks)
+        return common.planned(config, text, num_ranks)
     size = world.world_size
     if config.recovery.replan == "auto":
         found = common.chosen_together(config, lambda: _best(config, own, size) or own)
     else:
         listed = [Plan.parse(one) for one in named(config)]
         found = next((one for one in listed if one.world_size == size), own)
-    return common.plan_of(config, str(found), num_ranks)
+    return common.planned(config, str(found), num_ranks)
 
 
 def steps_together(plan: Plan) -> bool:

@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> Answer:
         raise ConfigError(
             f"--profile {arguments.profile} is none of the steps 1 to {config.train.steps}"
         )
-    plan = replanning.plan_of(config, arguments.plan, arguments.nproc)
+    config, plan = replanning.planned(config, arguments.plan, arguments.nproc)
     replanning.check(config, plan)
     config = with_remat(config, plan)
     starts_again = _starts_again(arguments.out)

@@ -38,6 +38,8 @@ class Draft:
     cp: int = 1
     context: str = "ring"
     ep: int = 1
+    whole_experts: bool = False
+    """The file says that no tensor axis cuts an expert."""
     dp: int | None = None
     """None until it is known; the world size or the batch may say it."""
     strategy: str = "allreduce"
@@ -104,7 +106,8 @@ class Draft:
             self.dp = -(-self.ep // self.cp)
         self.dp = self.dp or 1
         ranks = self.dp * self.cp
-        if ranks % self.ep:
+        folds = self.whole_experts and self.sequence_parallel and self.ep == ranks * self.tp
+        if ranks % self.ep and not folds:
             self._note_experts(ranks)
             self.ep = math.gcd(self.ep, ranks)
         self.micro_batches = self.micro_batches or 1

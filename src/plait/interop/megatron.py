@@ -83,6 +83,7 @@ def _axes(source: Source, draft: Draft) -> None:
     expert_tp = source.count("expert-tensor-parallel-size")
     if expert_tp is not None and expert_tp not in (1, draft.tp):
         source.note("expert-tensor-parallel-size", "different", "experts are cut by tp here")
+    draft.whole_experts = expert_tp == 1 and draft.tp > 1
     layers = source.count("num-layers-per-virtual-pipeline-stage")
     stages = source.count("num-virtual-stages-per-pipeline-rank")
     total = source.values.get("num-layers")

@@ -68,6 +68,11 @@ def check_runnable(plan: Plan) -> None:
             f"plan '{plan}': precision:{plan.precision} can be predicted by plait estimate and "
             "plait plan, and not be run; take precision:bf16"
         )
+    if plan.folds_experts:
+        raise NotAvailable(
+            f"plan '{plan}': ep{plan.ep} over dp x cp x tp can be predicted by plait estimate with "
+            f"--framework megatron-core, and not be run; take ep{plan.dp.size * plan.cp.size}"
+        )
     if not plan.compile or plan.remat != "selective":
         return
     several = {

@@ -233,9 +233,9 @@ def schedule_has_the_shape(plan: Terms) -> str | None:
 
 
 def experts_borrow_existing_ranks(plan: Terms) -> str | None:
-    """`ep` takes its ranks from dp x cp."""
+    """`ep` takes its ranks from dp x cp, or from those and all of tp."""
     lenders = plan.dp.size * plan.cp.size
-    if lenders % plan.ep == 0:
+    if lenders % plan.ep == 0 or plan.folds_experts:
         return None
     return (
         f"ep{plan.ep} borrows its ranks from dp{plan.dp.size} x cp{plan.cp.size} = {lenders}, "

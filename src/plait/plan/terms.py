@@ -30,6 +30,15 @@ class Terms:
             object.__setattr__(self, "micro_batches", self.default_micro_batches)
 
     @property
+    def folds_experts(self) -> bool:
+        """Whether experts take their ranks from the tensor axis, too: `ep` is dp x cp x tp.
+
+        Each rank then has whole experts. That is for prediction alone.
+        """
+        ranks = self.dp.size * self.cp.size * self.tp.size
+        return self.tp.sequence_parallel and self.tp.size > 1 and self.ep == ranks
+
+    @property
     def default_micro_batches(self) -> int:
         """`mb` of a text without the term: one micro-batch for every pipeline rank."""
         return self.pp.size

@@ -47,6 +47,7 @@ def estimate(
     tables = config_tables(config)
     runs = framework_of(framework)
     chosen = plan_of(tables, plan)
+    check_experts(chosen, runs)
     if MixedCluster.is_mixed(cluster or cluster_name(tables)):
         mixed = MixedCluster.parse(str(cluster or cluster_name(tables)))
         job = job_of(tables, chosen, runs, runtime, num_devices=mixed.num_devices)
@@ -68,6 +69,7 @@ def check_question(
     """
     runs = framework_of(framework)
     chosen = plan_of(tables, plan)
+    check_experts(chosen, runs)
     check_job(chosen, job_of(tables, chosen, runs), tables)
     return chosen
 
@@ -77,6 +79,17 @@ def check_job(chosen: Plan, job: Job, tables: JsonMapping) -> None:
     check_batch(chosen, job.global_batch)
     check_sequence(chosen, job)
     check_shares(chosen, shares_in(tables), job.global_batch)
+
+
+def check_experts(chosen: Plan, runs: Framework) -> None:
+    """Raises `PlanError` for experts over tensor ranks under a framework that has them not."""
+    if chosen.folds_experts and not runs.folds_experts:
+        lenders = chosen.dp.size * chosen.cp.size
+        raise PlanError(
+            f"plan '{chosen}': {runs.name} takes the ranks of experts from dp{chosen.dp.size} x "
+            f"cp{chosen.cp.size} = {lenders}; take ep{lenders}, or --framework megatron-core, "
+            "which may take those of tp as well"
+        )
 
 
 def check_sequence(chosen: Plan, job: Job) -> None:

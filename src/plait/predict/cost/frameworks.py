@@ -41,6 +41,8 @@ class Framework:
     data: tuple[DataStrategy, ...] = DATA_STRATEGIES
     contexts: tuple[str, ...] = CONTEXT_STRATEGIES
     experts: bool = True
+    folds_experts: bool = False
+    """Experts may take their ranks from dp x cp x tp."""
     staged_data: tuple[DataStrategy, ...] = DATA_STRATEGIES
     """Data strategies that go with a pipeline."""
     replicates_alone: bool = False
@@ -76,6 +78,7 @@ class Framework:
                 or dp.size in (1, plan.world_size),
                 cp.size == 1 or cp.strategy in self.contexts,
                 plan.ep == 1 or self.experts,
+                self.folds_experts or not plan.folds_experts,
             )
         )
 
@@ -148,10 +151,12 @@ MEGATRON_CORE = Framework(
     schedules=schedules_of("megatron-lm"),
     tensor_modes=("1d",),
     data=("allreduce", ZERO[1]),
+    folds_experts=True,
 )
 """Transformer Engine: fused attention and norms; tensor-parallel collectives split and overlapped
 with their products. Gradients are added up inside the products that make them, and reduced in
-buckets of 40 million (`DistributedDataParallelConfig`).
+buckets of 40 million (`DistributedDataParallelConfig`). Its ranks of experts are those of tensor,
+context and data axes together (`expert_tensor_parallel_size` 1).
 """
 NANOTRON = Framework(
     "nanotron",

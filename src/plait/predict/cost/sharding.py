@@ -39,6 +39,8 @@ class Sharding:
     """
     imbalance: float = 1.0
     """`Runtime.expert_imbalance`, where experts are divided."""
+    folded: bool = False
+    """Experts take the ranks of the tensor axis, too, which does not cut them."""
     expert_traffic: float = 1.0
     """`Runtime.expert_traffic`."""
     skew: float = 0.0
@@ -109,6 +111,7 @@ def sharding(plan: Plan, seq_len: int, samples: float, runtime: Runtime | None =
         samples=samples,
         regather=runtime is not None and not runtime.keep_gathered,
         imbalance=runtime.expert_imbalance if runtime is not None and plan.ep > 1 else 1.0,
+        folded=plan.folds_experts,
         expert_traffic=runtime.expert_traffic if runtime is not None else 1.0,
         skew=runtime.skew_seconds if runtime is not None and plan.pp.size > 1 else 0.0,
         late=runtime.late_seconds if runtime is not None and plan.pp.size > 1 else 0.0,

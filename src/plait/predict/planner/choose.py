@@ -18,6 +18,7 @@ from plait.predict.cost.machines import kept_machine
 from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.records import Estimate, Job
 from plait.predict.cost.time.machine import Machine
+from plait.predict.planner.blocks import BlockSearch
 from plait.predict.planner.fixed import Fixed
 from plait.predict.planner.refine import LocalSearch
 from plait.predict.planner.search import OBJECTIVES, Found, SearchSettings, fits_somehow, search
@@ -25,6 +26,10 @@ from plait.predict.planner.words import times
 from plait.values import JsonMapping
 
 LARGEST_CLUSTER = 1 << 20
+BLOCKS_RISK = 0.05
+"""Blocks are chosen one by one (`remat:auto`) until the memory is full. So they are chosen within
+the memory that this risk leaves, or within that of the first plan without them, if it is more.
+"""
 USUAL_RISK = 0.5
 """Largest probability of running out of memory on an accelerator where none is named. A plan above
 it is only chosen where no other fits.
@@ -66,7 +71,8 @@ def choose(
     rank). "cost" may leave devices idle. `runnable` leaves out plans that this version of plait
     cannot run yet. `framework` is who will run them: the choice is among what it offers, predicted
     as it runs. `risk` is the largest accepted probability of running out of memory. Without it
-    plans above one half come only where no other fits. `fix` are parts of a plan that are decided,
+    plans above one half come only where no other fits. By time the first may have `remat:auto`, of
+    which its `remat` says the words. `fix` are parts of a plan that are decided,
     such as "tp8 1f1b". Raises `NothingFits` when no plan fits.
     """
     check_top(top)
@@ -129,7 +135,9 @@ def decide(
         if plans:
             plans = [replace(one, memory_limit=one.memory_limit / share) for one in plans]
             plans.sort(key=_order(objective))
-            return Choice(plans, searches[0], job, sure)
+            choice = Choice(plans, searches[0], job, sure)
+            choice.plans[:0] = _by_blocks(choice, machines, settings)
+            return choice
     raise NothingFits(_why_nothing_fits(job, sure, machines, settings, searches[0]))
 
 
@@ -146,6 +154,26 @@ def _searched(
     if not any(one.best for one in found):
         found += _fewer(job, machine, num_devices, settings)
     return found
+
+
+def _by_blocks(choice: Choice, machines: Cluster, settings: SearchSettings) -> list[Estimate]:
+    """The plan with `remat:auto` that is faster than all others, if there is one."""
+    if settings.framework is not PLAIT or settings.objective != "time":
+        return []
+    first = choice.plans[0]
+    share = choice.machine.memory.share
+    if not machines.device.is_cpu:
+        place = reach(machines.num_devices, choice.machine.devices_per_node)
+        filled = first.memory.total / first.memory_limit
+        share = min(share, max(filled, bars.share_for(BLOCKS_RISK, place)))
+    roomy = (
+        choice.machine if share == choice.machine.memory.share else kept_machine(machines, share)
+    )
+    guesses = list(choice.found.of_degrees.values())
+    found = BlockSearch(choice.job, roomy, settings, choice.plans, guesses).faster()
+    if found is None:
+        return []
+    return [replace(found, memory_limit=found.memory_limit / share)]
 
 
 def _order(objective: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from plait.plan import Plan
+from plait.plan.axes import Remat
 from plait.predict.cost.records import Estimate
 from plait.predict.cost.step import estimate_job
 from plait.predict.planner.choose import Choice
@@ -105,9 +106,8 @@ def _cause(choice: Choice, best: Estimate, other: Estimate, key: str) -> str:
     if key == "update" and other.plan.dp.offload:
         return "updating on the host (offload)"
     if key == "recompute" and other.plan.remat != best.plan.remat:
-        without = estimate_job(
-            choice.job, replace(other.plan, remat=best.plan.remat), choice.machine
-        )
+        less: Remat = "none" if best.plan.remat == "auto" else best.plan.remat
+        without = estimate_job(choice.job, replace(other.plan, remat=less), choice.machine)
         return f"{CAUSES[key]} (remat:{other.plan.remat}{'' if without.fits else ', to fit'})"
     return CAUSES[key]
 

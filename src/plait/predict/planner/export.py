@@ -91,6 +91,7 @@ def to_megatron(plan: Plan, global_batch: int) -> Exported:
         ]
     if plan.ep > 1:
         words += ["--expert-model-parallel-size", plan.ep]
+        words += ["--expert-tensor-parallel-size", 1] if plan.folds_experts else []
         if plan.tp.size > 1 and not plan.tp.sequence_parallel:
             out.missing.append(
                 f"ep{plan.ep} {plan.tp}: Megatron-LM wants sequence parallel beside experts; "
@@ -265,6 +266,8 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
         out.missing.append(
             f"{plan.tp}: torchtitan's tensor parallel always comes with sequence parallel"
         )
+    if plan.folds_experts:
+        out.missing.append(f"ep{plan.ep} over dp x cp x tp: set expert_tensor_parallel_degree = 1")
     _note_torchtitan_data(plan, shard, out)
     _note_torchtitan_precision(plan, out)
     if plan.cp.strategy == "ulysses" and plan.cp.size > 1:

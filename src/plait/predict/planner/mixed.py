@@ -84,9 +84,10 @@ def choose_mixed(
 
 
 def _alone(tables: JsonMapping, part: Cluster, runs: Framework) -> list[Estimate]:
-    """The best plan of one kind, the others idle."""
+    """The best plan of one kind, the others idle. On two kinds no plan has `remat:auto`."""
     try:
-        return decide(tables, part, framework=runs).plans[:1]
+        plans = decide(tables, part, framework=runs).plans
+        return [one for one in plans if one.plan.remat != "auto"][:1]
     except NothingFits:
         return []
 

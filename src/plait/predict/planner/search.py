@@ -167,7 +167,12 @@ def allowed(
     """The degrees that the framework has."""
     sequence = settings.framework.sequence_parallel
     for combination in degrees(
-        job.model, num_devices, job.global_batch, machine.devices_per_node, sequence=sequence
+        job.model,
+        num_devices,
+        job.global_batch,
+        machine.devices_per_node,
+        sequence=sequence,
+        folds=settings.framework.folds_experts,
     ):
         if not settings.fixed.allows_degrees(combination, job.global_batch):
             continue

@@ -46,10 +46,17 @@ class Degrees:
 
 
 def degrees(
-    model: Model, num_devices: int, global_batch: int, node: int, *, sequence: bool = True
+    model: Model,
+    num_devices: int,
+    global_batch: int,
+    node: int,
+    *,
+    sequence: bool = True,
+    folds: bool = False,
 ) -> Iterator[Degrees]:
     """All degrees whose product is `num_devices` and that the model and the batch divide by.
-    `sequence`: 1D tensor axes come with sequence parallelism.
+    `sequence`: 1D tensor axes come with sequence parallelism. `folds`: experts may take the ranks
+    of the tensor axis, too.
     """
     for tensor in tensor_axes(num_devices, node, sequence and model.seq_len > 1):
         if not divides(model, tensor):
@@ -64,6 +71,10 @@ def degrees(
                     continue
                 for ep in expert_degrees(model, dp * context.size):
                     yield Degrees(tensor, pp, context, ep, dp)
+                every = dp * context.size * tensor.size
+                may_fold = folds and tensor.sequence_parallel and model.num_experts > 0
+                if may_fold and model.num_experts % every == 0:
+                    yield Degrees(tensor, pp, context, every, dp)
 
 
 def tensor_axes(num_devices: int, node: int, sequence: bool) -> Iterator[TensorAxis]:

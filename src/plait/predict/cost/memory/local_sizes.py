@@ -64,6 +64,10 @@ def _of(op: object, shard: Sharding) -> Iterator[Held]:
         experts = shard.ep if op.copies > 1 else 1
         column = op.split in {"column", "heads"}
         whole = op.split == "none" and op.copies == 1
+        if op.copies > 1 and shard.folded:
+            numbers = op.inputs * op.outputs + (op.outputs if op.bias else 0)
+            yield Held(numbers * op.copies / experts, expert=True)
+            return
         for outputs in op.parts or (op.outputs,):
             yield Held(
                 op.inputs * outputs * op.copies / experts / (1 if whole else shard.weight_split),

@@ -38,6 +38,8 @@ def products(op: Matmul, shard: Sharding) -> MatrixProducts:
     ):  # experts: the copies on this rank share the rows of all the ranks of its expert line
         copies = max(1.0, op.copies / shard.ep)
         rows *= shard.imbalance / copies
+        if shard.folded:
+            return MatrixProducts(copies, rows / shard.tp, outputs, inputs)
     if op.split in {"column", "row", "heads"}:
         if shard.mode == "1d":
             outputs, inputs = (

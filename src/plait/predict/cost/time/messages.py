@@ -105,7 +105,8 @@ def _expert(block: Block, shard: Sharding, width: int) -> list[Message]:
         * width
     )
     rows *= shard.imbalance * shard.expert_traffic
+    apart = 1 if shard.folded else shard.tp
     return [
-        Message("ep", "all_to_all", rows, when, shard.ep, shard.tp, 2)
+        Message("ep", "all_to_all", rows, when, shard.ep, apart, 2)
         for when in ("forward", "backward")
     ]

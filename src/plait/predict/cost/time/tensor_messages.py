@@ -159,6 +159,8 @@ def tensor_messages(block: Block, shard: Sharding, width: int, add: Add) -> None
     inside: list[Operation] = [op for op in block.operations if op.name != "residual"]
     separate = shard.mode == "1d" and not shard.fused_rows
     for op in block.operations:
+        if isinstance(op, Matmul) and op.copies > 1 and shard.folded:
+            continue  # whole experts: their tokens come and go on the expert axis alone
         last = separate and op is inside[-1]
         if isinstance(op, Matmul) and op.split in {"column", "row"}:
             role = "head" if op.name == "head" and op.split == "column" else op.split
