@@ -325,8 +325,8 @@ def agreed(config: Config, choose: Callable[[], str]) -> str:
 
 
 def _best(config: Config, cluster: Cluster, num_ranks: int | None) -> str:
-    """The first plan for so many ranks of the cluster that this version runs, and in a second line
-    the words of its blocks.
+    """The first plan for so many ranks of the cluster that this version runs. A second line has the
+    words of its blocks.
     """
     from plait.predict import planner
 

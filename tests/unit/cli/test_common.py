@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import plait
 from plait.cli import common
 from plait.cli.compare import loss_error
 from plait.cli.parser import Parser, UsageError
 from plait.config import Config, load
 from plait.errors import ConfigError, NotAvailable, PlanError, ScheduleError, WorldSizeError
 from plait.launcher.main_process import is_main_process
+from tests.unit.predict.cost import shapes
 
 TABLES = {
     "model": {
@@ -127,3 +130,19 @@ def test_the_error_of_a_loss_is_relative_to_the_first_row() -> None:
     assert loss_error({"final_loss": 2.0}, {"final_loss": 4.0}) == 0.5
     assert loss_error({"final_loss": 2.0}, {"final_loss": 0.0}) == 2.0
     assert loss_error({"final_loss": None}, {"final_loss": 1.0}) is None
+
+
+def test_auto_takes_the_recomputation_that_was_chosen_with_it() -> None:
+    asked = shapes.config(shapes.LLAMA_8B, 8192, 16)
+    tables = {
+        **asked,
+        "model": {**asked["model"], "max_position_embeddings": 8192},
+        "data": {"name": "random", "seq_len": 8192},
+        "cluster": {"name": "l40sx8"},
+    }
+    (first,) = plait.choose(asked, "l40sx8", top=1)
+    config, plan = common.planned(load(tables), "auto")
+    assert plan == first.plan and plan.remat == "auto"
+    assert tuple(config.plan.remat or ()) == first.remat
+    own, same = common.planned(load(tables), str(replace(plan, remat="full")))
+    assert same.remat == "full" and not own.plan.remat

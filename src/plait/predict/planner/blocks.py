@@ -31,7 +31,7 @@ GAIN = 0.005
 
 @dataclass(frozen=True)
 class BlockSearch:
-    """What a search has found without it, and the machine whose memory the blocks may fill."""
+    """A search by blocks: what was found before it, and the machine whose memory they may fill."""
 
     job: Job
     machine: Machine

@@ -27,8 +27,8 @@ from plait.values import JsonMapping
 
 LARGEST_CLUSTER = 1 << 20
 BLOCKS_RISK = 0.05
-"""Blocks are chosen one by one (`remat:auto`) until the memory is full. So they are chosen within
-the memory that this risk leaves, or within that of the first plan without them, if it is more.
+"""Blocks are chosen one by one (`remat:auto`) until the memory is full. So they have the memory
+that this risk leaves, or that of the first plan without them. The larger counts.
 """
 USUAL_RISK = 0.5
 """Largest probability of running out of memory on an accelerator where none is named. A plan above
