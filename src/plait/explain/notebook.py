@@ -213,8 +213,9 @@ class Notebook(FlightRecorder):
         block.
         """
         found = self.noted(tensor)
-        if not found.name and int(found.values.min()) != int(found.values.max()):
-            found.name = self._name_like(found.values)
+        values = found.values
+        if not found.name and values.numel() and int(values.min()) != int(values.max()):
+            found.name = self._name_like(values)
         return found
 
     def _name_like(self, values: Tensor) -> str:

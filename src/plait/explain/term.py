@@ -9,6 +9,7 @@ from plait.errors import NotAvailable, PlanError
 from plait.plan import Plan, check_runnable
 
 MOST_RANKS: Final = 64
+FIRST_GRID: Final = {"2d": "tp4:2d", "2.5d": "tp8:2.5d,depth2", "3d": "tp8:3d"}
 
 
 class Term(NamedTuple):
@@ -32,6 +33,10 @@ def read_term(text: str) -> Term:
         raise PlanError(
             f"'{text}' has {len(axes)} terms that split work ({', '.join(axes)}); explain shows "
             "one at a time, for example explain dp4:zero3, then explain tp4:2d"
+        )
+    if plan.tp.size == 1 and plan.tp.mode != "1d":
+        raise PlanError(
+            f"{plan.tp} is one rank, which splits nothing; take {FIRST_GRID[plan.tp.mode]}"
         )
     if plan.compile:
         raise NotAvailable(

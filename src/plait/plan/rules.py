@@ -17,6 +17,9 @@ from plait.plan.axes import ContextAxis, DataAxis, PipelineAxis, TensorAxis, cub
 from plait.plan.facts import SCHEDULES, STRATEGIES, broken_shape
 from plait.plan.terms import Terms
 
+MOST_DEPTHS: Final = 1000
+"""Depths of a 2.5d grid that are tried for a proposal."""
+
 # --- numbers and words: what a record built by hand can get wrong and a text cannot
 # -------------------------------
 
@@ -208,7 +211,17 @@ def tensor_2_5d_is_square_times_depth(tp: TensorAxis) -> str | None:
         if len(near) == 2
         else f"the nearest is {near[0]}"
     )
-    return f"tp{tp.size}:2.5d,depth{depth} needs q x q x {depth} ranks; {these}"
+    other = _grid_depth(tp.size)
+    also = f"; with another depth: tp{tp.size}:2.5d,depth{other}" if other > 1 else ""
+    return f"tp{tp.size}:2.5d,depth{depth} needs q x q x {depth} ranks; {these}{also}"
+
+
+def _grid_depth(size: int) -> int:
+    """The greatest depth of a 2.5d grid of so many ranks, which is q at most; 0 without one."""
+    for depth in range(min(cube_root(size), MOST_DEPTHS), 0, -1):
+        if size % depth == 0 and isqrt(size // depth) ** 2 * depth == size:
+            return depth
+    return 0
 
 
 def tensor_3d_is_cube(tp: TensorAxis) -> str | None:

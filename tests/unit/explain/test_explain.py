@@ -31,6 +31,7 @@ PIPELINES = tuple(
 )
 OTHERS = (
     "ep4",
+    "ep8",  # some experts get no token
     "cp2:ring",
     "cp4:ulysses",
     "mb2",
@@ -181,6 +182,7 @@ def test_every_word_of_the_grammar_has_its_paper() -> None:
         ("dp4:zreo3", "zero3"),
         ("dp2 tp2", "one at a time"),
         ("tp6:2d", "square"),
+        ("tp1:3d", "take tp8:3d"),
         ("dp128", "at most 64"),
         ("dp2 compile", "leave compile out"),
         ("dp2:local,every99", "every4"),

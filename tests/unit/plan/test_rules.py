@@ -53,6 +53,10 @@ BAD = {
         "tp10:2.5d,depth2 needs q x q x 2 ranks; the nearest are tp8:2.5d,depth2 and "
         "tp18:2.5d,depth2"
     ),
+    "tp8:2.5d": (
+        "tp8:2.5d,depth1 needs q x q x 1 ranks; the nearest are tp4:2.5d,depth1 and "
+        "tp9:2.5d,depth1; with another depth: tp8:2.5d,depth2"
+    ),
     "tp1:2.5d,depth2": "tp1:2.5d,depth2 needs q x q x 2 ranks; the nearest is tp2:2.5d,depth2",
     "dp6:zero3,replicate4": (
         "dp6:zero3,replicate4: replicate4 does not divide dp6; choose a divisor of 6, as replicate2"
