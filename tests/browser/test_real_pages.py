@@ -30,10 +30,10 @@ name = "stdlib"
 seq_len = 128
 
 [train]
-steps = 300
+steps = 200
 global_batch = 16
 lr = 1e-3
-warmup_steps = 30
+warmup_steps = 20
 schedule = "cosine"
 clip_grad_norm = 1.0
 """
@@ -68,7 +68,7 @@ def plait(folder: Path, *words: str) -> None:
 def test_the_run_has_learned_something(runs: Path) -> None:
     lines = (runs / "run" / "metrics.jsonl").read_text().splitlines()
     losses = [json.loads(line)["loss"] for line in lines]
-    assert len(losses) == 300 and losses[0] > 5 and sum(losses[-20:]) / 20 < 2.8
+    assert len(losses) == 200 and losses[0] > 5 and sum(losses[-20:]) / 20 < 3
 
 
 @pytest.mark.parametrize("screen", SCREENS)
