@@ -1,7 +1,7 @@
 """`python -m benchmarks.census [--families ...] [--tasks ...] [--plans ...] [--write]`.
 
 One process judges many classes. One that is silent for a minute, or dies, costs its class a
-sentence and is started again.
+sentence and is started again. The last lines count what the source says about single families.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.census import specific
 from benchmarks.census.configs import TASKS, classes
 from benchmarks.census.table import PLANS, rows_of, summary, write
 from benchmarks.census.worker import MARK
@@ -125,7 +126,7 @@ def main() -> int:
                 _tell(cell, arguments.cells)
     finally:
         worker.end()
-    print("\n".join(summary(rows_of(cells))))
+    print("\n".join([*summary(rows_of(cells)), *specific.lines()]))
     return int(any(cell["verdict"] == "wrong" for cell in cells))
 
 

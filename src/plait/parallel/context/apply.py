@@ -10,6 +10,7 @@ from torch import nn
 from plait.comm import Axis
 from plait.errors import ModelError, PlanError
 from plait.parallel.context.group import ContextGroup
+from plait.parallel.context.handing import Handing
 from plait.parallel.context.rehearsal import Run, rehearse
 from plait.parallel.context.ring import RingAttention
 from plait.parallel.context.shared import shared_attention
@@ -60,7 +61,7 @@ def apply_to_trunk(
     _refuse_dropout(model, axis.size)
     trunk = rehearse(model, blocks, run, strategy, axis.size)
     group = ContextGroup(axis, strategy, whole_inputs=True)
-    install(model, trunk, group, partial(shared_attention, group))
+    install(model, trunk, group, partial(shared_attention, group), Handing(group))
     group.cut_head_by(partial(cut_at_head, model, trunk, group))
     return group
 

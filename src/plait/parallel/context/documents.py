@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from plait.errors import ModelError, PlaitError
+from plait.parallel.context.lengths import SAMPLES, inputs_like, unlike_sizes
 from plait.parallel.context.mixing import mixes
-from plait.parallel.context.rehearsal import SAMPLES, Run, inputs_like, named_calls, unlike_sizes
+from plait.parallel.context.rehearsal import Run, named_calls
 from plait.parallel.context.shared import Interception, zeros_of
 from plait.torch_internals import no_dispatch_modes
 from plait.values import PyTree

@@ -18,75 +18,30 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from plait.errors import ModelError, PlanError
-from plait.parallel.context.group import ContextGroup
+from plait.parallel.context.handing import noted
+from plait.parallel.context.lengths import (
+    RANKS,
+    SAMPLES,
+    LengthsOnly,
+    inputs_like,
+    short_lengths,
+    unlike_sizes,
+)
 from plait.parallel.context.mixing import draws, mixes
-from plait.parallel.context.shared import Interception, check_call, masks_fit, zeros_of
+from plait.parallel.context.scans import Carrier, Dims, adopt, handing
+from plait.parallel.context.shared import Interception
 from plait.parallel.context.trunk import Trunk, WholeForm, cut_at_head, install
 from plait.regions import dissolved
 from plait.torch_internals import no_dispatch_modes
 from plait.values import PyTree
 
-RANKS = 3
-SAMPLES = 2
-PARTS = (7, 5, 3, 11, 13, 17, 19, 23, 29, 31, 37)
-LENGTHS_TRIED = 3
-SHORT = ((5, 7), (3, 5), (7, 11), (11, 13))  # parts and wholes, for models of short sequences
 ROUNDS = 24
 PER_TOKEN = "computes_tokens_alone"
 
 Run = Callable[[Callable[[PyTree], PyTree]], object]
-
-
-class LengthsOnly(ContextGroup):
-    """A group without ranks: what it gathers and takes has the right shapes, and no values."""
-
-    learns = True
-
-    def __init__(self, strategy: str, part: int, whole: int, size: int) -> None:
-        self.strategy = strategy
-        self.seq_len = whole
-        self.size = size  # of the axis that is meant
-        self._part = part
-
-    @property
-    def length(self) -> int:
-        """The positions of a sequence that a rank holds."""
-        return self._part
-
-    def take(self, whole: Tensor, dim: int) -> Tensor:
-        """A tensor as long as a part."""
-        with no_dispatch_modes():
-            return self._like(whole, dim, self.length)
-
-    def gather(self, part: Tensor, dim: int) -> Tensor:
-        """A tensor as long as the whole."""
-        with no_dispatch_modes():
-            return self._like(part, dim, self.seq_len)
-
-    def _like(self, x: Tensor, dim: int, length: int) -> Tensor:
-        shape = list(x.shape)
-        shape[dim] = length
-        return torch.zeros(shape, dtype=x.dtype, device=x.device)
-
-    def attend(  # as torch's function  # noqa: PLR0917
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        **how: object,
-    ) -> Tensor:
-        """Attention's checks and the shape of its result."""
-        if self.is_part(q, -2) or self.is_part(k, -2):
-            check_call(self, q, k, dropout_p, self.size)
-            masks_fit(self, attn_mask)
-        with no_dispatch_modes():
-            return zeros_of(q, v)
 
 
 @dataclass
@@ -94,6 +49,7 @@ class _Found:
     """Modules that one rehearsal has met, and why each mixes positions or draws numbers."""
 
     attention: set[str] = field(default_factory=set)
+    scans: dict[str, Dims] = field(default_factory=dict)
     mixing: dict[str, str] = field(default_factory=dict)
     drawing: dict[str, str] = field(default_factory=dict)
 
@@ -132,13 +88,15 @@ def rehearse(model: nn.Module, blocks: Sequence[str], run: Run, strategy: str, s
     """
     stage, calls = _first_that_runs(model, run, strategy, size)
     trunk = _trunk_of(model, blocks, calls)
+    adopt(model.modules())
     for _ in range(ROUNDS):
         trunk.forget()
         outcome = stage.play(trunk)
         _refuse_drawing(model, outcome.drawing, size)
-        known = set(trunk.attention)
+        known = set(trunk.attention), dict(trunk.scans)
         trunk.attention |= {name for name in outcome.attention if not _inside(name, trunk.whole)}
-        if not outcome.mixing and trunk.attention == known:
+        trunk.scans |= _outside(trunk.whole, outcome.scans)
+        if not outcome.mixing and (trunk.attention, trunk.scans) == known:
             return trunk
         for name, why in outcome.mixing.items():
             _give_whole(model, trunk, name, why)
@@ -194,7 +152,7 @@ def _first_that_runs(
     """The rehearsal of a length that the model takes, and its calls: some take no long sequence."""
     failures = []
     usual = [(part, RANKS * part) for part in unlike_sizes(model)]
-    for part, whole in (*usual, *_short_lengths(model)):
+    for part, whole in (*usual, *short_lengths(model)):
         group = LengthsOnly(strategy, part, whole, size)
         stage = _Stage(model, group, run, {part, SAMPLES * part})
         try:
@@ -244,11 +202,21 @@ class _Stage:
             outcome.attention.add(stack[-1])
             return self._group.attend(*args, **kwargs)
 
-        undo = install(self._model, trunk, self._group, attend)
+        def carry(learned: Dims, carrier: Carrier, args: PyTree, kwargs: PyTree) -> PyTree:
+            dims = carrier.sequences(carrier.bound(args, kwargs), self._group)
+            if not dims:
+                return carrier.function(*args, **kwargs)
+            known = outcome.scans.setdefault(stack[-1], {})
+            known.update({noted(carrier, name): dim for name, dim in dims.items()})
+            with no_dispatch_modes():
+                return carrier.function(*args, **kwargs)
+
+        undo = install(self._model, trunk, self._group, attend, carry)
         cut_at_head(self._model, trunk, self._group)
         try:
             watch = _Watch(stack, outcome, self._lengths)
-            with named_calls(self._model, stack), torch.no_grad(), Interception(attend), watch:
+            shared = Interception(attend), handing(partial(carry, {}))
+            with named_calls(self._model, stack), torch.no_grad(), shared[0], shared[1], watch:
                 result = self._call()
         except PlanError:
             raise
@@ -283,20 +251,6 @@ def _uncut(leaves: Sequence[PyTree], group: LengthsOnly) -> str:
     return "one of its outputs has whole sequences, another a part" if whole else ""
 
 
-def inputs_like(example: PyTree, length: int, device: str) -> PyTree:
-    """Inputs like the example's, of another length and without values."""
-    lengths = [x.shape[1] for x in tree_leaves(example) if isinstance(x, Tensor) and x.dim() > 1]
-
-    def make(leaf: Tensor) -> Tensor:
-        shape = [SAMPLES, *leaf.shape[1:]]
-        for dim in range(1, leaf.dim()):
-            if leaf.shape[dim] == lengths[0]:
-                shape[dim] = length
-        return torch.zeros(shape, dtype=leaf.dtype, device=device)
-
-    return tree_map_only(Tensor, make, example)
-
-
 def _give_whole(model: nn.Module, trunk: Trunk, name: str, why: str) -> None:
     """Give a module whole sequences; one that cannot have them hands this on to its parent."""
     while name in trunk.whole:
@@ -319,34 +273,15 @@ def _give_whole(model: nn.Module, trunk: Trunk, name: str, why: str) -> None:
         del trunk.whole[inner]
     trunk.whole[name] = WholeForm()
     trunk.attention = {other for other in trunk.attention if not _inside(other, trunk.whole)}
+    trunk.scans = _outside(trunk.whole, trunk.scans)
+
+
+def _outside(whole: PyTree, scans: dict[str, Dims]) -> dict[str, Dims]:
+    return {name: dims for name, dims in scans.items() if not _inside(name, whole)}
 
 
 def _inside(name: str, outer: PyTree) -> bool:
     return any(name == one or name.startswith(f"{one}.") for one in outer)
-
-
-def unlike_sizes(model: nn.Module) -> list[int]:
-    """Lengths of parts that no dim of the model has, nor one of their multiples that are met."""
-    sizes = _sizes(model)
-    parts = [part for part in PARTS if not sizes & {part, SAMPLES * part, RANKS * part}]
-    if not parts:
-        raise ModelError(f"every length of {PARTS} is a size of the model; leave cp out")
-    return parts[:LENGTHS_TRIED]
-
-
-def _short_lengths(model: nn.Module) -> list[tuple[int, int]]:
-    """Lengths for models that take no more than some positions: a whole need not be some parts."""
-    sizes = _sizes(model)
-    return [
-        (part, whole)
-        for part, whole in SHORT
-        if not sizes & {part, whole, SAMPLES * part, SAMPLES * whole}
-    ]
-
-
-def _sizes(model: nn.Module) -> set[int]:
-    tensors = [*model.parameters(), *model.buffers()]
-    return {size for tensor in tensors for size in tensor.shape}
 
 
 @contextmanager

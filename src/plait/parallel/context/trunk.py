@@ -2,10 +2,11 @@
 
 What stands before the blocks (embeddings, masks, rotary tables) sees whole sequences on every rank.
 So positions and masks are those of one device. At the door of each block this rank's positions are
-taken. Inside, `scaled_dot_product_attention` is shared by all ranks. A module that mixes positions
-in another way (a scan, a convolution) gets whole sequences, gathered. It gives back this rank's
-part. What comes after the blocks sees each position alone. Code between the blocks may need whole
-sequences, as `x + block(x)` does. Blocks then give whole ones back.
+taken. Inside, `scaled_dot_product_attention` is shared by all ranks. Scans and causal convolutions
+whose functions are known by their arguments hand their state from rank to rank. A module that mixes
+positions in another way gets whole sequences, gathered. It gives back this rank's part. What comes
+after the blocks sees each position alone. Code between the blocks may need whole sequences, as
+`x + block(x)` does. Blocks then give whole ones back.
 All of it is the row S -> R of the table of layouts. Every gradient of a parameter is a partial sum.
 """
 
@@ -20,11 +21,12 @@ from torch.utils._pytree import KeyPath, keystr, tree_map_with_path
 
 from plait.errors import ModelError
 from plait.parallel.context.group import ContextGroup
+from plait.parallel.context.scans import Carrier, Dims, HandOn, handing
 from plait.parallel.context.shared import Interception
 from plait.values import PyTree
 
 STAYS = 99  # the dim of what is not cut: no tensor has it
-Dims = dict[str, int]
+Carry = Callable[[Dims, Carrier, PyTree, PyTree], PyTree]
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Trunk:
     Attributes:
         blocks: modules at whose door this rank's positions are taken; the dims of what is cut.
         attention: modules whose calls of `scaled_dot_product_attention` are shared.
+        scans: modules whose scans and convolutions are handed on; the dims of their arguments.
         whole: modules that see whole sequences.
         last: the last block and the last module, in the order of their calls.
         tail: only where what comes between those two sees whole sequences. `inputs` are gathered
@@ -59,6 +62,7 @@ class Trunk:
     last: tuple[str, str]
     tail: WholeForm | None = None
     attention: set[str] = field(default_factory=set)
+    scans: dict[str, Dims] = field(default_factory=dict)
     whole: dict[str, WholeForm] = field(default_factory=dict)
     joined: dict[str, Dims] = field(default_factory=dict)
 
@@ -73,7 +77,11 @@ class Trunk:
 
 
 def install(
-    model: nn.Module, trunk: Trunk, group: ContextGroup, attend: Callable[..., Tensor]
+    model: nn.Module,
+    trunk: Trunk,
+    group: ContextGroup,
+    attend: Callable[..., Tensor],
+    carry: Carry,
 ) -> Callable[[], None]:
     """Wrap the forwards of the modules of a trunk -> what takes the wraps off again."""
     wrapped: list[tuple[nn.Module, Callable[..., PyTree] | None]] = []
@@ -85,6 +93,8 @@ def install(
 
     for name in sorted(trunk.attention):
         wrap(name, functools.partial(_intercepting, attend))
+    for name, dims in trunk.scans.items():
+        wrap(name, functools.partial(_carrying, functools.partial(carry, dims)))
     for name, form in trunk.whole.items():
         wrap(name, functools.partial(_gathering, group, form, name))
     for name, dims in trunk.blocks.items():
@@ -122,6 +132,15 @@ def _intercepting(
             return forward(*args, **kwargs)
 
     return intercepting
+
+
+def _carrying(hand_on: HandOn, forward: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    @functools.wraps(forward)
+    def carrying(*args: object, **kwargs: object) -> PyTree:
+        with handing(hand_on):
+            return forward(*args, **kwargs)
+
+    return carrying
 
 
 def _cutting(

@@ -1,0 +1,109 @@
+"""Lengths that nothing else in a model has, and a group that knows nothing but lengths.
+
+A rehearsal tells positions from features by them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from plait.errors import ModelError
+from plait.parallel.context.group import ContextGroup
+from plait.parallel.context.shared import check_call, masks_fit, zeros_of
+from plait.torch_internals import no_dispatch_modes
+from plait.values import PyTree
+
+RANKS = 3
+SAMPLES = 2
+PARTS = (7, 5, 3, 11, 13, 17, 19, 23, 29, 31, 37)
+LENGTHS_TRIED = 3
+SHORT = ((5, 7), (3, 5), (7, 11), (11, 13))  # parts and wholes, for models of short sequences
+
+
+class LengthsOnly(ContextGroup):
+    """A group without ranks: what it gathers and takes has the right shapes, and no values."""
+
+    learns = True
+
+    def __init__(self, strategy: str, part: int, whole: int, size: int) -> None:
+        self.strategy = strategy
+        self.seq_len = whole
+        self.size = size  # of the axis that is meant
+        self._part = part
+
+    @property
+    def length(self) -> int:
+        """The positions of a sequence that a rank holds."""
+        return self._part
+
+    def take(self, whole: Tensor, dim: int) -> Tensor:
+        """A tensor as long as a part."""
+        with no_dispatch_modes():
+            return self._like(whole, dim, self.length)
+
+    def gather(self, part: Tensor, dim: int) -> Tensor:
+        """A tensor as long as the whole."""
+        with no_dispatch_modes():
+            return self._like(part, dim, self.seq_len)
+
+    def _like(self, x: Tensor, dim: int, length: int) -> Tensor:
+        shape = list(x.shape)
+        shape[dim] = length
+        return torch.zeros(shape, dtype=x.dtype, device=x.device)
+
+    def attend(  # as torch's function  # noqa: PLR0917
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **how: object,
+    ) -> Tensor:
+        """Attention's checks and the shape of its result."""
+        if self.is_part(q, -2) or self.is_part(k, -2):
+            check_call(self, q, k, dropout_p, self.size)
+            masks_fit(self, attn_mask)
+        with no_dispatch_modes():
+            return zeros_of(q, v)
+
+
+def inputs_like(example: PyTree, length: int, device: str) -> PyTree:
+    """Inputs like the example's, of another length and without values."""
+    lengths = [x.shape[1] for x in tree_leaves(example) if isinstance(x, Tensor) and x.dim() > 1]
+
+    def make(leaf: Tensor) -> Tensor:
+        shape = [SAMPLES, *leaf.shape[1:]]
+        for dim in range(1, leaf.dim()):
+            if leaf.shape[dim] == lengths[0]:
+                shape[dim] = length
+        return torch.zeros(shape, dtype=leaf.dtype, device=device)
+
+    return tree_map_only(Tensor, make, example)
+
+
+def unlike_sizes(model: nn.Module) -> list[int]:
+    """Lengths of parts that no dim of the model has, nor one of their multiples that are met."""
+    sizes = _sizes(model)
+    parts = [part for part in PARTS if not sizes & {part, SAMPLES * part, RANKS * part}]
+    if not parts:
+        raise ModelError(f"every length of {PARTS} is a size of the model; leave cp out")
+    return parts[:LENGTHS_TRIED]
+
+
+def short_lengths(model: nn.Module) -> list[tuple[int, int]]:
+    """Lengths for models that take no more than some positions: a whole need not be some parts."""
+    sizes = _sizes(model)
+    return [
+        (part, whole)
+        for part, whole in SHORT
+        if not sizes & {part, whole, SAMPLES * part, SAMPLES * whole}
+    ]
+
+
+def _sizes(model: nn.Module) -> set[int]:
+    tensors = [*model.parameters(), *model.buffers()]
+    return {size for tensor in tensors for size in tensor.shape}
