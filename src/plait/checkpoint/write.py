@@ -177,7 +177,11 @@ def _stop_if_failed(directory: Path, results: Sequence[object]) -> None:
 
 
 def check_meta(meta: JsonValue, path: str = "meta") -> None:
-    """Refuse what JSON would lose or change, by its path. Lists and tuples are one to JSON."""
+    """Refuse what JSON would lose or change, by its path. Lists and tuples are one to JSON.
+
+    Raises:
+        CheckpointError: a key that is no string, or a value that JSON has not.
+    """
     if isinstance(meta, dict):
         for key, value in meta.items():
             if not isinstance(key, str):

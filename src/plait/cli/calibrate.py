@@ -46,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Answer:
     """The factors, their uncertainty, and the file. Errors: `ConfigError`, and those of
     `plait estimate`.
+
+    Raises:
+        UsageError: neither a run nor a step is given.
     """
     from plait.cluster import Cluster
     from plait.predict.cost.api import cluster_name

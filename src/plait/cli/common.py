@@ -127,6 +127,9 @@ def costs_of(
 ) -> MeasuredCosts | KeepingRates | None:
     """The costs that the run of `--costs` has measured, else the probe of cluster `local`; None
     without. Errors: `ConfigError`.
+
+    Raises:
+        UsageError: `--costs` without `--mtbf`.
     """
     from plait.cluster import read_probe
     from plait.predict.cost.campaign import KeepingRates, MeasuredCosts
@@ -187,6 +190,9 @@ def planned(config: Config, text: str | None, num_ranks: int | None = None) -> t
     `num_ranks` is what the user asked for; in a world that has begun, its size counts.
     Errors: `PlanError`, `NotAvailable`, `WorldSizeError`, `ScheduleError` of the config's own
     schedule, all of them before any process is started.
+
+    Raises:
+        UsageError: a number of ranks below 1.
     """
     world = joined_world()
     if num_ranks is not None and num_ranks < 1:
@@ -353,6 +359,9 @@ def _takes_shares(config: Config, plan: Plan) -> bool:
 def measured(cluster: str | None) -> None:
     """Make sure that `local` has been measured, where it is what is asked for. Errors:
     `ConfigError`.
+
+    Raises:
+        ClusterError: a browser's tab, which cannot measure.
     """
     if cluster is not None and cluster.strip() == "local":
         if sys.platform == "emscripten":

@@ -43,7 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    """Evaluate. Errors: those of the config, the plan and the checkpoint before ranks start."""
+    """Evaluate. Errors: those of the config, the plan and the checkpoint before ranks start.
+
+    Raises:
+        UsageError: fewer batches than one.
+    """
     from plait.run import evaluating
 
     if arguments.batches is not None and arguments.batches < 1:

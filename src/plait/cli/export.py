@@ -70,7 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    """Export one or the other; `plait export TEXT --to NAME` means a plan."""
+    """Export one or the other; `plait export TEXT --to NAME` means a plan.
+
+    Raises:
+        UsageError: neither a plan nor a checkpoint is named.
+    """
     if arguments.what == "checkpoint":
         return _checkpoint(arguments)
     if arguments.what != "plan":

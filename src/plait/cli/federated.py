@@ -62,7 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    """Simulate, or write the deployment. Errors: those of the config, the plan and the rounds."""
+    """Simulate, or write the deployment. Errors: those of the config, the plan and the rounds.
+
+    Raises:
+        UsageError: `--client` without `--serve`.
+        PlanError: a plan with shares.
+    """
     from plait.config import load
 
     if arguments.client is not None and arguments.serve is None:
@@ -108,7 +113,11 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 
 def be_client(config: Config, arguments: argparse.Namespace, num_ranks: int) -> Answer:
-    """Answer for one client until the process that started this one is gone."""
+    """Answer for one client until the process that started this one is gone.
+
+    Raises:
+        ConfigError: the config has no such client.
+    """
     from plait.outer.federated.client_daemon import end_with_parent, serve
 
     end_with_parent(arguments.serve)

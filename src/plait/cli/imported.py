@@ -51,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    """Import. Errors: `ConfigError` for a file that cannot be read or contradicts itself."""
+    """Import. Errors: `ConfigError` for a file that cannot be read or contradicts itself.
+
+    Raises:
+        UsageError: fewer ranks than one.
+    """
     from plait.interop import import_file
     from plait.toml import write_toml
 

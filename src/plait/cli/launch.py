@@ -58,6 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Answer:
     """Write the script. Errors: those of the config and the plan, `WorldSizeError` where the ranks
     are not those that the plan needs.
+
+    Raises:
+        UsageError: a number below 1.
     """
     from plait.jobs import TrainJob, script_for
 

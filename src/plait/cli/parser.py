@@ -34,7 +34,11 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage and leaving."""
+        """Raise instead of printing the usage and leaving.
+
+        Raises:
+            UsageError: always, with the message.
+        """
         raise UsageError(f"{message}; see {self.prog} --help")
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:

@@ -87,7 +87,11 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 
 def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
-    """The answer for the tables of a config; of `arguments`, the options beside the config."""
+    """The answer for the tables of a config; of `arguments`, the options beside the config.
+
+    Raises:
+        UsageError: fewer plans than one, or options that do not go together.
+    """
     from plait.plan import Plan
     from plait.predict.cost.api import check_size, cluster_name, cluster_of, described
     from plait.predict.cost.campaign import campaign

@@ -71,7 +71,11 @@ def _asked(arguments: argparse.Namespace) -> _Options:
 
 
 def sweep_answer(tables: JsonMapping, cluster: Cluster, arguments: argparse.Namespace) -> Answer:
-    """The table of `--sweep`; the exit code is 1 when nothing fits at any point."""
+    """The table of `--sweep`; the exit code is 1 when nothing fits at any point.
+
+    Raises:
+        ConfigError: the drawing cannot be written.
+    """
     from plait.predict.cost.campaign import campaign
     from plait.predict.planner.sweep import SweepAxes, sweep
 

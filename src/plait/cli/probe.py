@@ -45,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Answer:
     """Measure with one rank a device, all at once, as training would use them. Errors:
     `ConfigError` for the file.
+
+    Raises:
+        UsageError: fewer ranks than one.
     """
     out = arguments.out if arguments.out is not None else DEFAULT_PROBE_PATH.expanduser()
     check_writable(out)

@@ -24,7 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    """The table, and how many parameters each rank has of it. Nothing is trained."""
+    """The table, and how many parameters each rank has of it. Nothing is trained.
+
+    Raises:
+        UsageError: fewer ranks than two.
+    """
     from plait import models
     from plait.cli.parser import UsageError
     from plait.config import load

@@ -70,6 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Answer:
     """Train. Errors: those of the config and the plan before any rank is started, then those of the
     ranks.
+
+    Raises:
+        ConfigError: the step to profile is none of the run.
     """
     if arguments.live:
         live.check()

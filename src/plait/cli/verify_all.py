@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 
 def run_all(arguments: argparse.Namespace, clock: Clock) -> Answer:
-    """The answer of a cover: `rows`, each with the keys of one proof; `ok` where all rows are."""
+    """The answer of a cover: `rows`, each with the keys of one proof; `ok` where all rows are.
+
+    Raises:
+        PlanError: under torchrun, or in bf16.
+    """
     from plait.verify.cover import FEW_PROBES, cover
     from plait.verify.probes import PROBES
     from plait.verify.progress import predicted_seconds, step_seconds

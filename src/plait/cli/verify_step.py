@@ -23,7 +23,11 @@ def write_page(arguments: argparse.Namespace, report: Report) -> None:
 
 
 def run_step(arguments: argparse.Namespace) -> Answer:
-    """The report on `FILE.py[:function]`; its errors, and those of the file."""
+    """The report on `FILE.py[:function]`; its errors, and those of the file.
+
+    Raises:
+        UsageError: an option that is for plans.
+    """
     from plait.verify.outside.source import parse
 
     for name in ("config", "plan", "steps_after_resume", "resume_plan", "budget"):

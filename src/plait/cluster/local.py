@@ -32,7 +32,11 @@ PROBE_KEYS: Final[dict[str, Bounds]] = {
 
 
 def hardware_of_probe(probe: JsonMapping | None) -> Hardware:
-    """The hardware of `Cluster.local`."""
+    """The hardware of `Cluster.local`.
+
+    Raises:
+        ClusterError: there are no measurements, or wrong ones.
+    """
     if probe is None:
         raise ClusterError(
             "cluster 'local': this machine has not been measured yet; run plait probe, then ask "

@@ -28,7 +28,11 @@ PRECISIONS: Final = (*WIDE, "fp8", "mxfp8", "nvfp4")
 
 
 def parse_cluster(text: str, probe_path: str | Path | None = None) -> Hardware:
-    """The hardware of `Cluster.parse`."""
+    """The hardware of `Cluster.parse`.
+
+    Raises:
+        ClusterError: no text, an unknown preset, or no number of devices.
+    """
     if not isinstance(text, str) or not text.strip():
         raise ClusterError(
             f"a cluster is PRESETxCOUNT, the path of a TOML file, or local, not {text!r}"
@@ -134,7 +138,11 @@ def _nearest_preset(word: str) -> str:
 
 
 def read_probe(path: str | Path | None = None) -> JsonObject | None:
-    """The measurements that `plait probe` wrote, or None when it has not run here."""
+    """The measurements that `plait probe` wrote, or None when it has not run here.
+
+    Raises:
+        ClusterError: they cannot be read, or are no JSON object.
+    """
     path = Path(path) if path is not None else DEFAULT_PROBE_PATH.expanduser()
     try:
         probe = parse_json(path.read_text(encoding="utf-8"))

@@ -32,7 +32,11 @@ class Links:
         self._memory = MappedMemory(self._severance)
 
     def connect(self, name: AxisName) -> Backend:
-        """The backend of an axis. Collective of its line."""
+        """The backend of an axis. Collective of its line.
+
+        Raises:
+            PlanError: backend `shared`, and ranks that cannot read each other's memory.
+        """
         with self._severance.collecting():
             group = self._groups.group(name)
         if self._backend == "native":

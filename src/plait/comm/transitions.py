@@ -54,7 +54,11 @@ LOCAL = ("none", "slice", "pad", "keep")
 
 @cache
 def operation(source: Layout, target: Layout) -> str:
-    """The operation that turns `source` into `target`: one of the collectives, or a local one."""
+    """The operation that turns `source` into `target`: one of the collectives, or a local one.
+
+    Raises:
+        PlanError: no operation leads from one to the other.
+    """
     if isinstance(source, Sharded) and isinstance(target, Sharded):
         return "none" if source.dim == target.dim else "all_to_all"
     try:
@@ -86,6 +90,9 @@ def bytes_sent(op: str, payload_bytes: int, size: int) -> int:
         share of one rank
         send, shift                            B
         local operations                       0
+
+    Raises:
+        PlanError: an unknown operation.
     """
     if size == 1 or op in LOCAL:
         return 0

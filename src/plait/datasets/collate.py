@@ -18,7 +18,11 @@ Batch: TypeAlias = tuple[PyTree, Tensor]
 
 
 def collate(dataset: SampleSet, indices: Tensor) -> Batch:
-    """Samples [B] stacked, [B, ...] each; through the data set's own `batch` where it has one."""
+    """Samples [B] stacked, [B, ...] each; through the data set's own `batch` where it has one.
+
+    Raises:
+        DataError: samples that cannot be stacked.
+    """
     if hasattr(dataset, "batch"):
         batch: Batch = dataset.batch(indices)
         return batch

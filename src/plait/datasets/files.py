@@ -54,7 +54,11 @@ def load_documents(data: SectionKeys, model: SectionKeys = None) -> tuple[Docume
 
 
 def load_sequences(data: SectionKeys, model: SectionKeys, seq_len: int) -> Sequences:
-    """The samples of a `[data]` section: windows of the stream, or padded documents."""
+    """The samples of a `[data]` section: windows of the stream, or padded documents.
+
+    Raises:
+        DataError: no sample has a token to learn, or the stream is too short for one.
+    """
     documents, tokenizer = load_documents(data, model)
     usual = "documents" if documents.facts.is_chat else "stream"
     if key(data, "samples", usual) == "stream":

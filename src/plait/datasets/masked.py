@@ -40,7 +40,11 @@ class Masked(Dataset[tuple[Tensor, Tensor]]):
         return first
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Samples [B] -> (inputs [B, ...], targets [B, ...] with masks)."""
+        """Samples [B] -> (inputs [B, ...], targets [B, ...] with masks).
+
+        Raises:
+            DataError: targets that are no whole numbers.
+        """
         inputs, targets = collate(self.dataset, indices)
         if targets.is_floating_point():
             raise DataError(

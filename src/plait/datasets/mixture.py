@@ -184,6 +184,9 @@ def quotas(weights: Sequence[float]) -> tuple[int, ...]:
 
     >>> quotas([3, 1])
     (768, 256)
+
+    Raises:
+        DataError: weights that are not positive.
     """
     total = sum(weights)
     if not total > 0 or min(weights) < 0:

@@ -136,6 +136,9 @@ def stdlib(seq_len: int, *, max_bytes: int = STDLIB_BYTES, packed: bool = False)
     its subdirectories.
 
     It depends on the version of Python, and not on what is installed beside it.
+
+    Raises:
+        DataError: fewer bytes than one sample needs.
     """
     root = Path(sysconfig.get_path("stdlib"))
     contents = contents_of_stdlib(root, max_bytes)

@@ -122,7 +122,11 @@ class FromFolder:
         return [Encoded(_ended(tokens, self.end)) for tokens in found]
 
     def converse(self, messages: Sequence[Message]) -> Encoded:
-        """The tokens of the template's text; those of the answers are learnt."""
+        """The tokens of the template's text; those of the answers are learnt.
+
+        Raises:
+            DataError: the tokenizer does not say where its tokens stand in the text.
+        """
         template = self._inner.chat_template
         if not template:
             raise _no_template(str(self.path))

@@ -14,6 +14,9 @@ from plait.reference import load
 def make(python: str) -> SampleSet:
     """Call the function. It returns a `Dataset` or a sequence, which has a length and a pair
     (input, target) at each index.
+
+    Raises:
+        DataError: the first sample is no pair.
     """
     data = _call(python)
     sample = data[0]
@@ -28,6 +31,9 @@ def make(python: str) -> SampleSet:
 def documents(python: str) -> SampleSet:
     """Call the function. It returns documents for packing, which have a length and a mapping with
     `input_ids` at each index.
+
+    Raises:
+        DataError: the first document has no `input_ids`.
     """
     data = _call(python)
     first = data[0]

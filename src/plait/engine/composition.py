@@ -12,7 +12,11 @@ from plait.plan.facts import SCHEDULES, STRATEGIES
 
 
 def check_composition(plan: Plan) -> None:
-    """Refuse a plan whose strategies are each there, but do not go together."""
+    """Refuse a plan whose strategies are each there, but do not go together.
+
+    Raises:
+        NotAvailable: two of its strategies do not go together.
+    """
     facts = STRATEGIES[plan.dp.strategy]
     if plan.ep > 1 and not STRATEGIES[plan.dp.strategy].synchronous:
         raise NotAvailable(
@@ -46,7 +50,13 @@ def check_composition(plan: Plan) -> None:
 def check_delayed(
     schedule: Schedule, stages: StagePartition, *, experts: bool, clips: bool
 ) -> None:
-    """Refuse what an asynchronous schedule, which updates each stage by itself, cannot do."""
+    """Refuse what an asynchronous schedule, which updates each stage by itself, cannot do.
+
+    Raises:
+        NotAvailable: a model with experts.
+        ModelError: a parameter that several stages use.
+        PlanError: clipping by the global norm.
+    """
     if not schedule.asynchronous:
         return
     if experts:

@@ -90,7 +90,11 @@ class Guard:
         self._open: dict[int, Symptom] = {}
 
     def begin(self, model: nn.Module) -> None:
-        """A step begins; buffers that a dropped step would change are kept."""
+        """A step begins; buffers that a dropped step would change are kept.
+
+        Raises:
+            NotAvailable: an earlier state was to be loaded first.
+        """
         if self.rolls_back:
             raise NotAvailable(
                 "on_nan 'back': the last step was no number; load an earlier state and call "

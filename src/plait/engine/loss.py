@@ -75,7 +75,12 @@ class LossTotals:
             raise NonFiniteLoss(self.complaint(step, wrong))
 
     def check_counts(self, step: int) -> None:
-        """Refuse a step that nothing can be learned from."""
+        """Refuse a step that nothing can be learned from.
+
+        Raises:
+            DataError: nothing was counted.
+            ModelError: no loss had a gradient.
+        """
         if self.count == 0:
             raise DataError(
                 f"step {step}: every target of the batch is masked; a mean over nothing is "

@@ -65,6 +65,9 @@ class OpenStep:
         """Add the gradients of this rank's share of a batch; the loss of all ranks' shares.
 
         `more` says that another call adds to them before the update.
+
+        Raises:
+            ModelError: the gradients are summed over the ranks already.
         """
         if self._is_summed:
             raise ModelError(
@@ -108,7 +111,11 @@ class OpenStep:
         return self._step.grad_norm()
 
     def update(self, factor: float = 1.0) -> bool:
-        """One update by the gradient times `factor`; whether it was made."""
+        """One update by the gradient times `factor`; whether it was made.
+
+        Raises:
+            ModelError: gradients still accumulate.
+        """
         if self._step is None or not self._is_summed:
             raise ModelError(
                 "optimizer.step() came before the last backward of its step: gradients still "

@@ -36,7 +36,11 @@ def _first_sample(tensor: Tensor) -> Tensor:
 
 
 def first_batch(loader: Iterable[PyTree]) -> PyTree:
-    """A batch that does not move the loader on."""
+    """A batch that does not move the loader on.
+
+    Raises:
+        DataError: a loader that can be read only once.
+    """
     if isinstance(loader, DataLoader) and _is_indexed(loader):
         return loader.collate_fn([loader.dataset[0]])
     if isinstance(loader, Loader):

@@ -67,7 +67,11 @@ def import_text(
     world_size: int | None = None,
     name: str = "the text",
 ) -> Imported:
-    """`import_file` for a text in one form: `json`, `yaml`, `toml` or `shell`."""
+    """`import_file` for a text in one form: `json`, `yaml`, `toml` or `shell`.
+
+    Raises:
+        ConfigError: a text that cannot be read, has no key, or is of another framework.
+    """
     known = _name_of(framework)
     if known == "megatron-lm" and form not in ("yaml", "json"):
         form = "shell"

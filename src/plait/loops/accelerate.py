@@ -84,7 +84,11 @@ class PlanAccelerator(accelerate.Accelerator):
 
     @property
     def module(self) -> EngineModule:
-        """The prepared model."""
+        """The prepared model.
+
+        Raises:
+            ModelError: none has been prepared.
+        """
         if self._module is None:
             raise ModelError(
                 "no model is under the plan yet; call accelerator.prepare(model, optimizer) with "

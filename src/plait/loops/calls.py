@@ -127,7 +127,11 @@ class LibraryCalls(Calls):
 
 
 def calls_of(model: nn.Module, loss: LossOfScript | None = None) -> Calls:
-    """The calls of a model: of `transformers`, or any other with its loss."""
+    """The calls of a model: of `transformers`, or any other with its loss.
+
+    Raises:
+        ModelError: a model that does not compute its loss, without a loss function.
+    """
     if _is_of_library(model):
         return LibraryCalls(model, loss)
     if loss is None:
@@ -159,7 +163,11 @@ def task_of(model: nn.Module) -> str:
 
 
 def check_routers(model: nn.Module) -> None:
-    """Refuse a model whose loss has a part that is computed outside its layers."""
+    """Refuse a model whose loss has a part that is computed outside its layers.
+
+    Raises:
+        ModelError: the loss has a part of all routers' logits.
+    """
     config: PyTree = model.config
     if getattr(getattr(config, "text_config", config), "output_router_logits", False):
         raise ModelError(

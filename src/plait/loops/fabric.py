@@ -69,7 +69,11 @@ class PlanStrategy(DDPStrategy):
             self._accumulates = False
 
     def setup_environment(self) -> None:
-        """Join Fabric's ranks, as many as the plan needs."""
+        """Join Fabric's ranks, as many as the plan needs.
+
+        Raises:
+            PlanError: another number of ranks, or a precision beside the plan's.
+        """
         super().setup_environment()
         if self.world_size != self.plan.world_size:
             raise PlanError(
@@ -88,7 +92,11 @@ class PlanStrategy(DDPStrategy):
         optimizers: list[torch.optim.Optimizer],
         scheduler: LRScheduler | None = None,
     ) -> tuple[EngineModule, list[EngineOptimizer], LRScheduler | None]:
-        """Put a model with its optimizer under the plan. Collective."""
+        """Put a model with its optimizer under the plan. Collective.
+
+        Raises:
+            ModelError: more or fewer optimizers than one.
+        """
         if len(optimizers) != 1:
             raise ModelError(f"a plan trains one model with one optimizer, not {len(optimizers)}")
         engine_module, optimizer = make_module(
@@ -101,11 +109,19 @@ class PlanStrategy(DDPStrategy):
         return engine_module, [optimizer], scheduler
 
     def setup_module(self, module: nn.Module) -> NoReturn:
-        """Refused: the optimizer's state is split with the model."""
+        """Refused: the optimizer's state is split with the model.
+
+        Raises:
+            ModelError: always.
+        """
         raise ModelError("call fabric.setup(model, optimizer) with both at once under a plan")
 
     def setup_optimizer(self, optimizer: torch.optim.Optimizer) -> NoReturn:
-        """Refused, as `setup_module`."""
+        """Refused, as `setup_module`.
+
+        Raises:
+            ModelError: always.
+        """
         raise ModelError("call fabric.setup(model, optimizer) with both at once under a plan")
 
     def module_to_device(self, module: nn.Module) -> None:
@@ -131,7 +147,11 @@ class PlanStrategy(DDPStrategy):
         storage_options: object = None,
         filter: object = None,
     ) -> None:
-        """Write a folder: the engine's checkpoint, and all else of `state`. Collective."""
+        """Write a folder: the engine's checkpoint, and all else of `state`. Collective.
+
+        Raises:
+            CheckpointError: a filter is given.
+        """
         if filter:
             raise CheckpointError("a checkpoint under a plan is whole; leave filter out")
         folder = Path(path)
@@ -151,7 +171,11 @@ class PlanStrategy(DDPStrategy):
         strict: bool = True,
         weights_only: bool | None = None,
     ) -> JsonObject:
-        """Load what any plan has saved; what is left over is returned. Collective."""
+        """Load what any plan has saved; what is left over is returned. Collective.
+
+        Raises:
+            CheckpointError: there is no state to fill.
+        """
         folder = Path(path)
         if not isinstance(state, dict):
             raise CheckpointError(

@@ -62,7 +62,11 @@ class TrainerStrategy(DDPStrategy):
         self._checkpoint: Path | None = None
 
     def setup_environment(self) -> None:
-        """Join Lightning's ranks, as many as the plan needs."""
+        """Join Lightning's ranks, as many as the plan needs.
+
+        Raises:
+            PlanError: another number of ranks, or a precision beside the plan's.
+        """
         super().setup_environment()
         if self.world_size != self.plan.world_size:
             raise PlanError(
@@ -76,7 +80,11 @@ class TrainerStrategy(DDPStrategy):
             )
 
     def setup(self, trainer: Any) -> None:
-        """Put the model of the LightningModule under the plan. Collective."""
+        """Put the model of the LightningModule under the plan. Collective.
+
+        Raises:
+            ModelError: the model is under the plan already.
+        """
         self.accelerator.setup(trainer)
         trainer._accelerator_connector.use_distributed_sampler = False
         owner = self.lightning_module
@@ -160,7 +168,11 @@ class TrainerStrategy(DDPStrategy):
             shutil.rmtree(filepath)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:
-        """The library's part of a checkpoint of any plan."""
+        """The library's part of a checkpoint of any plan.
+
+        Raises:
+            CheckpointError: the folder has no state of a plan.
+        """
         folder = Path(checkpoint_path)
         if not (folder / ENGINE).is_dir():
             raise CheckpointError(

@@ -113,7 +113,11 @@ class EngineModule(nn.Module):
         self.step.drop()
 
     def update(self) -> bool:
-        """One update by the gradient as the loop has left it; whether it was made. Collective."""
+        """One update by the gradient as the loop has left it; whether it was made. Collective.
+
+        Raises:
+            ModelError: the gradient was scaled to what is no number.
+        """
         if self.gradient.grad is None:
             return False
         length = float(self.gradient.grad)
@@ -140,14 +144,22 @@ class EngineModule(nn.Module):
         self.engine.save_pretrained(path)
 
     def state_dict(self, *args: object, **named: object) -> NoReturn:
-        """Refused: no rank has the whole model."""
+        """Refused: no rank has the whole model.
+
+        Raises:
+            ModelError: always.
+        """
         raise ModelError(
             "a model under a plan has no state_dict on one rank; write it with "
             "model.save_pretrained(folder) or model.engine.save(folder)"
         )
 
     def load_state_dict(self, state_dict: JsonMapping, *args: object, **named: object) -> NoReturn:
-        """Refused: no rank has the whole model."""
+        """Refused: no rank has the whole model.
+
+        Raises:
+            ModelError: always.
+        """
         raise ModelError(
             "a model under a plan loads no state_dict; load it before it is prepared, or call "
             "model.engine.load(folder)"

@@ -73,7 +73,11 @@ class PlanLoop:
         return settings
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Make the Accelerator of the plan in place of the library's."""
+        """Make the Accelerator of the plan in place of the library's.
+
+        Raises:
+            PlanError: an argument that does not go with a plan.
+        """
         for name, cure in REFUSED:
             if getattr(self.args, name, None):
                 raise PlanError(f"TrainingArguments({name}=...) does not go with a plan: {cure}")
@@ -172,7 +176,11 @@ class PlanLoop:
         return_outputs: bool = False,
         num_items_in_batch: PyTree = None,
     ) -> PyTree:
-        """The loss of all ranks' samples, over the number of labels that the Trainer counts."""
+        """The loss of all ranks' samples, over the number of labels that the Trainer counts.
+
+        Raises:
+            ModelError: a model that the plan has not split.
+        """
         if not isinstance(model, EngineModule):
             raise ModelError("the Trainer was given a model that its plan has not split")
         outputs: ModelOutputs = model(**inputs)

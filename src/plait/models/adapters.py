@@ -220,7 +220,11 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def find_targets(model: nn.Module, targets: tuple[str, ...] | None) -> dict[str, nn.Module]:
-    """The layers that `targets` mean, by name; every linear layer but the output without it."""
+    """The layers that `targets` mean, by name; every linear layer but the output without it.
+
+    Raises:
+        ModelError: a target means no linear layer, or the model has none.
+    """
     layers = linear_layers(model)
     if not layers:
         raise ModelError(f"a {type(model).__name__} has no linear layer that an adapter fits")

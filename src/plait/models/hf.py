@@ -338,7 +338,7 @@ def find_weights(model: HuggingFace, directory: Path) -> Weights:
 
 
 def library() -> Any:
-    """`transformers`, imported when it is needed."""
+    """`transformers`, imported when it is needed. Raises `ModelError` where it is missing."""
     try:
         import transformers
     except ImportError as missing:
@@ -361,7 +361,7 @@ def vocabulary(config: str | Path | JsonMapping) -> int | None:
 
 
 def read_config(config: str | Path | JsonMapping) -> JsonObject:
-    """The table of a config, wherever it is."""
+    """The table of a config, wherever it is. Raises `ModelError` for a file that has none."""
     if isinstance(config, Mapping):
         return dict(config)
     path = Path(config)

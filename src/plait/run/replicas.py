@@ -45,7 +45,11 @@ class CompareReplicas(Hook):
         self._changed: set[Place] = set()
 
     def on_start(self, start: RunStart) -> None:
-        """Look before every update from here on."""
+        """Look before every update from here on.
+
+        Raises:
+            NotAvailable: ranks that do not step together.
+        """
         self._engine: Engine = start.engine
         if not self._engine.driver.is_synchronous:
             raise NotAvailable(

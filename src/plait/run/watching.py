@@ -50,6 +50,9 @@ class Supervision:
         """Watch over the ranks that this process launches. A hang that ended one is the error.
 
         The watcher; None where there is none.
+
+        Raises:
+            RankFailed: a hang ended a rank.
         """
         if self.folder is None or self.by_ranks:
             yield None

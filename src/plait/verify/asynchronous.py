@@ -74,6 +74,9 @@ def reference_stream(
 ) -> Record:
     """One device under the rule of the plan's schedule. Which stage holds what is read from the
     ranks' records.
+
+    Raises:
+        PlanError: the stages do not have each parameter once.
     """
     mesh = Mesh.of(plan)
     cut = problem.slices(plan)

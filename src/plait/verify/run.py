@@ -325,7 +325,11 @@ def _compare(
 
 
 def chosen(probes: Sequence[str] | None) -> tuple[str, ...]:
-    """The probes by name; all of them by default."""
+    """The probes by name; all of them by default.
+
+    Raises:
+        PlanError: there is no such probe.
+    """
     for name in probes or ():
         if name not in PROBES:
             raise PlanError(f"there is no probe '{name}'; {nearest(name, PROBES)}")

@@ -189,7 +189,11 @@ class SharedFabric(Fabric):
         return self._control.semaphores.try_take(self._index(signal, source, self.rank))
 
     def take(self, signal: Signal, source: int) -> None:
-        """Wait for it, looking at the peer in between."""
+        """Wait for it, looking at the peer in between.
+
+        Raises:
+            RankFailed: the peer has left, is dead or silent, or another rank is lost.
+        """
         index = self._index(signal, source, self.rank)
         if self._control.semaphores.take(index, CUT_SECONDS):
             return

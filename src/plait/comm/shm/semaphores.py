@@ -49,7 +49,11 @@ class Semaphores:
             function.argtypes = [ctypes.c_void_p]
 
     def create(self, num: int) -> None:
-        """Initialise `num` semaphores to zero, shared between processes."""
+        """Initialise `num` semaphores to zero, shared between processes.
+
+        Raises:
+            OSError: the system has none.
+        """
         for index in range(num):
             if self._init(self._address + index * SEMAPHORE_BYTES, 1, 0):
                 raise OSError(ctypes.get_errno(), "sem_init")
@@ -67,7 +71,11 @@ class Semaphores:
         return found == 0
 
     def take(self, index: int, timeout_seconds: float) -> bool:
-        """Wait for one and remove it; False after the time limit or an interruption."""
+        """Wait for one and remove it; False after the time limit or an interruption.
+
+        Raises:
+            OSError: the wait failed otherwise.
+        """
         until = time.time() + timeout_seconds
         spec = _TimeSpec(int(until), int(until % 1 * 1e9))
         if self._timed(self._address + index * SEMAPHORE_BYTES, ctypes.byref(spec)) == 0:

@@ -120,7 +120,11 @@ class ThreadFabric(Fabric):
         return self._line.inboxes[self.rank].take(signal, source)
 
     def take(self, signal: Signal, source: int) -> None:
-        """Wait for one, looking for failed threads in between."""
+        """Wait for one, looking for failed threads in between.
+
+        Raises:
+            RankFailed: a thread failed, or the peer was silent for too long.
+        """
         inbox = self._line.inboxes[self.rank]
         deadline = time.monotonic() + self._hub.timeout_seconds
         while not inbox.take(signal, source, LOOK_SECONDS):

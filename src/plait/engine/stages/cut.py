@@ -257,7 +257,11 @@ def partition_layers(
     live: Sequence[float] = (),
     blocks: Sequence[str] = (),
 ) -> Partition:
-    """The partition that the user gives, else a balanced one."""
+    """The partition that the user gives, else a balanced one.
+
+    Raises:
+        ModelError: both counts and splits are given.
+    """
     if cutting.counts is not None and cutting.splits is not None:
         raise ModelError("counts and splits both say where the model is cut; give one of them")
     if cutting.counts is not None:
@@ -281,6 +285,9 @@ def _expect(given: int, num_stages: int, what: str) -> None:
 def find_chain(model: nn.Module, chain: Sequence[str] | None) -> list[str]:
     """The links of a model: of the patterns given, of `CHAIN` in the file that defines it, or of a
     `Sequential`.
+
+    Raises:
+        ModelError: no module matches the patterns.
     """
     if chain is None:
         chain = getattr(sys.modules.get(type(model).__module__), "CHAIN", ())

@@ -27,7 +27,11 @@ TakeValue = Callable[[nn.Parameter, Tensor], None]
 
 
 def is_meta(model: nn.Module) -> bool:
-    """Whether the model has no values yet. A model that has some and lacks others is refused."""
+    """Whether the model has no values yet. A model that has some and lacks others is refused.
+
+    Raises:
+        ModelError: some of its tensors have values, and others have none.
+    """
     metas = {name: tensor.is_meta for name, tensor in _tensors(model)}
     if any(metas.values()) and not all(metas.values()):
         values = [name for name, meta in metas.items() if not meta]

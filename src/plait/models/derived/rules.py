@@ -236,7 +236,11 @@ def window(node: GraphNode, index: int) -> tuple[int, int, int] | None:
 def through_window(
     node: GraphNode, wants: Sequence[Want | None]
 ) -> list[tuple[int, int, int, Want]]:
-    """(dim, start, stop, want) for each wanted output of a slice or split."""
+    """(dim, start, stop, want) for each wanted output of a slice or split.
+
+    Raises:
+        Misfit: a step above one in a dimension that is cut.
+    """
     windows = []
     for index, want in enumerate(wants):
         place = window(node, index)

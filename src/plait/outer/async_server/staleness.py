@@ -72,6 +72,9 @@ class Versions:
     def push(self, worker: int, step: int) -> Applied | None:
         """A gradient has come. The update that can be made now, if there is one. A worker that is
         not in is refused.
+
+        Raises:
+            ValueError: the worker has no weights.
         """
         if worker not in self._base or worker in self._waiting:
             raise ValueError(f"worker {worker} has no weights to have a gradient of")

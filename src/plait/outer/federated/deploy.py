@@ -285,6 +285,9 @@ def certificates(server: Path, folder: Path, host: str) -> None:
 def client_key(folder: Path) -> None:
     """A client's private key (key) and its public one in OpenSSH's form (key.pub), which the server
     registers.
+
+    Raises:
+        RunError: ssh-keygen is not installed.
     """
     keygen = shutil.which("ssh-keygen")
     if keygen is None:

@@ -71,6 +71,9 @@ class Ciphertext:
 def agree(private: int, public: int) -> bytes:
     """The secret of two clients, from one's private and the other's public key. Refuses keys
     outside the group.
+
+    Raises:
+        RunError: a key outside the group.
     """
     if not 1 < public < PRIME - 1:
         raise RunError("a public key is not in the group")
@@ -141,7 +144,11 @@ class SecureClient:
         )
 
     def share(self, keys: Mapping[int, PublicKeys], threshold: int) -> dict[int, Ciphertext]:
-        """Step 2: for every client that advertised, this one included."""
+        """Step 2: for every client that advertised, this one included.
+
+        Raises:
+            RunError: fewer clients than the threshold.
+        """
         if len(keys) < threshold:
             raise RunError(
                 f"{len(keys)} clients are fewer than the threshold {threshold} of secure "

@@ -311,6 +311,10 @@ def simulate(
 ) -> JsonObject:
     """Run a config's federation on this machine, and return its numbers. Every rank of a client's
     plan calls it.
+
+    Raises:
+        RunError: several workers and a plan of several ranks, or data that each client has on its
+            own machine.
     """
     plan = Plan.parse(config.plan.text)
     world = join_world(plan, backend=config.cluster.backend)

@@ -24,6 +24,9 @@ def apply(model: nn.Module, roles: Mapping[str, str], axis: Axis, strategy: str)
 
     Raises `ModelError` for a model without attention, or with dropout, which each rank would draw
     differently.
+
+    Raises:
+        PlanError: an unknown strategy.
     """
     group = ContextGroup(axis, strategy)
     attention = [name for name, role in roles.items() if role == "attention"]

@@ -47,7 +47,11 @@ class GatherOrder:
 
     @contextmanager
     def naming(self, action: str) -> Iterator[None]:
-        """Say what this rank does where ranks have called different things."""
+        """Say what this rank does where ranks have called different things.
+
+        Raises:
+            ModelError: ranks have called different things.
+        """
         try:
             yield
         except RankFailed:

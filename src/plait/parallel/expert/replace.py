@@ -32,6 +32,9 @@ def put(layer: MixtureOfExperts, placement: ExpertPlacement) -> None:
     """Have a split layer compute as `placement` says, from the next forward on.
 
     Every rank of the axis calls it alike.
+
+    Raises:
+        PlanError: the experts are not split.
     """
     exchange = layer.exchange
     if not isinstance(exchange, ExpertExchange):

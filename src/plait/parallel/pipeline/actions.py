@@ -63,6 +63,9 @@ class Action:
 
         >>> Action.parse("2RECV_F0")
         Action(kind=<Kind.RECV_F: 'RECV_F'>, stage=2, micro_batch=0)
+
+        Raises:
+            ScheduleError: the text is no action.
         """
         match = _TEXT.fullmatch(text)
         if match is None:

@@ -137,6 +137,9 @@ def by_counts(
     Counts that sum to all layers count layers. Counts that sum to the number of blocks count
     blocks. Links before the first block are the first stage's, and links behind a block its
     stage's.
+
+    Raises:
+        ModelError: counts below 1, or that sum to neither number.
     """
     _check(layers, len(counts))
     places = [place for place, layer in enumerate(layers) if layer.name in blocks]
@@ -164,7 +167,11 @@ def _sums(layers: Sequence[LayerProfile], num_blocks: int) -> str:
 
 
 def by_names(layers: Sequence[LayerProfile], firsts: Sequence[str]) -> Partition:
-    """A new stage starts at each of the named layers; the first stage starts at the first layer."""
+    """A new stage starts at each of the named layers; the first stage starts at the first layer.
+
+    Raises:
+        ModelError: an unknown layer, or layers that are not in order.
+    """
     positions = {layer.name: index for index, layer in enumerate(layers)}
     unknown = [name for name in firsts if name not in positions]
     if unknown:

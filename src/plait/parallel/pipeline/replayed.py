@@ -142,7 +142,11 @@ class ReplayedStage(StageModule):
     def call(
         self, name: str, forward: Callable[..., PyTree], args: PyTree, kwargs: Mapping[str, PyTree]
     ) -> PyTree:
-        """A unit of the model is called in this stage's forward."""
+        """A unit of the model is called in this stage's forward.
+
+        Raises:
+            ModelError: the forward calls another module than with the example.
+        """
         now = self._now
         replay = self._replay
         assert now is not None  # `running` is set only while there is a run
@@ -213,6 +217,9 @@ def check_draws(flow: Flow, stage_of: Sequence[int]) -> None:
 
     Glue before a stage's first call runs there again, from the same seed, without the draws of
     earlier modules. Every rank checks every stage.
+
+    Raises:
+        ModelError: there is such a number.
     """
     if not flow.drawing:
         return

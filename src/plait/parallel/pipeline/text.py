@@ -67,7 +67,11 @@ def loads(text: str, source: str = "schedule") -> Schedule:
 
 
 def load(path: str | Path) -> Schedule:
-    """Read a schedule from a text file and verify it."""
+    """Read a schedule from a text file and verify it.
+
+    Raises:
+        ScheduleError: the file cannot be read, or the schedule is wrong.
+    """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")

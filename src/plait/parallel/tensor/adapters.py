@@ -216,7 +216,11 @@ def split(module: Any, linear: Any, delta: Delta, local: MakeLocal) -> None:
 
 
 def check_none(name: str, module: nn.Module, group: TensorGroup) -> None:
-    """Refuse an adapter on a layer that is whole on ranks whose features are cut."""
+    """Refuse an adapter on a layer that is whole on ranks whose features are cut.
+
+    Raises:
+        ModelError: the layer has one.
+    """
     if hasattr(module, "adapter"):
         raise ModelError(
             f"'{name}' is replicated and has an adapter; under {group} features are cut between "

@@ -110,7 +110,11 @@ def misfit(label: str, found: int, expected: str) -> ModelError:
 
 
 def check_mask(label: str, mask: object, length: int) -> None:
-    """Refuse a mask that a model has made for the part of the sequence that this rank holds."""
+    """Refuse a mask that a model has made for the part of the sequence that this rank holds.
+
+    Raises:
+        ModelError: the mask is of another length than the sequence.
+    """
     if isinstance(mask, Tensor) and mask.shape[-1] != length:
         raise ModelError(
             f"'{label}' gets a mask of {mask.shape[-1]} positions for a sequence of {length}: "

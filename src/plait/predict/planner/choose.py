@@ -104,7 +104,12 @@ def decide(
     risk: float | None = None,
     fix: str = "",
 ) -> Choice:
-    """`choose` with what the search saw, for explanations."""
+    """`choose` with what the search saw, for explanations.
+
+    Raises:
+        NothingFits: no plan fits.
+        ConfigError: a risk that is no probability, or an unknown objective.
+    """
     if risk is not None and not 0 < risk < 1:
         raise ConfigError(f"risk = {risk:g}: a probability lies between 0 and 1, as 0.05")
     if objective not in OBJECTIVES:

@@ -43,6 +43,9 @@ def check(trial: Trial, nproc: int = 2) -> Report:
     """Run a training step on `nproc` new ranks, or on torchrun's, and judge it.
 
     Errors: `ConfigError`, for functions that cannot be used; `RankFailed`, where the step fails.
+
+    Raises:
+        WorldSizeError: fewer ranks than one.
     """
     joined = joined_world()
     if nproc < 1:

@@ -128,7 +128,11 @@ def adopt(schedule: Schedule, num_ranks: int, num_micro_batches: int) -> Schedul
 
 
 def stages_per_rank(name: str, virtual: int = 1, known: Mapping[str, Family] = SCHEDULES) -> int:
-    """How many stages a rank holds under a named schedule."""
+    """How many stages a rank holds under a named schedule.
+
+    Raises:
+        ScheduleError: no schedule has that name.
+    """
     if name not in known:
         raise ScheduleError(f"no schedule is called '{name}'; {nearest(name, known)}")
     return known[name].facts.stages_per_rank or virtual

@@ -141,6 +141,9 @@ def describe(config: Any, seq_len: int | None = None) -> Model:
 def describe_keys(model: JsonMapping, seq_len: int) -> Model:
     """The description of a `[model]` table or a config.json; `seq_len` 0 means its longest
     position.
+
+    Raises:
+        ModelError: a model without formulae, or an incomplete table.
     """
     family = str(model.get("name") or model.get("model_type") or "llama")
     if family == "hf":
