@@ -86,7 +86,11 @@ def inputs_like(example: PyTree, length: int, device: str) -> PyTree:
 
 
 def unlike_sizes(model: nn.Module) -> list[int]:
-    """Lengths of parts that no dim of the model has, nor one of their multiples that are met."""
+    """Lengths of parts that no dim of the model has, nor one of their multiples that are met.
+
+    Raises:
+        ModelError: every length is a size of the model.
+    """
     sizes = _sizes(model)
     parts = [part for part in PARTS if not sizes & {part, SAMPLES * part, RANKS * part}]
     if not parts:
