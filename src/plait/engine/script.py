@@ -26,9 +26,13 @@ def prepare(
     options: Options | None = None,
     world: World | None = None,
 ) -> tuple[Engine, Iterable[PyTree]]:
-    """This rank's engine, and its part of each batch of a loader of whole global batches.
+    """Make this rank's engine, and its part of each batch of a loader of whole global batches.
+    Collective.
 
-    It is `build` and then `Engine.prepare`, whose arguments and errors it has. Collective.
+    It is `build` and then `Engine.prepare`, whose arguments and errors it has.
+
+    Returns:
+        The engine, and an iterable of batches, whose tensors are (samples here, ...).
     """
     engine = build(model, plan, loss=loss, optimizer=optimizer, options=options, world=world)
     return engine, engine.prepare(loader)

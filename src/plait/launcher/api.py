@@ -74,14 +74,21 @@ def launch(
     `launch`) nothing is started. `main(*args)` runs here, and the list holds this rank's own
     result.
 
-    With `restarts` a rank that dies (a signal, a lost connection) is started again while the others
-    go on. There are that many restarts in all, for plans of loosely coupled ranks (`local`,
-    `async-server`). A rank that is lost for good has no result.
+    Args:
+        main: what every rank calls.
+        args: its arguments, alike on every rank.
+        nproc: the number of ranks; needed outside of a running world.
+        monitor_seconds: between two looks at whether a rank has died.
+        restarts: how often in all a rank is started again that dies (a signal, a lost connection).
+            The others go on meanwhile. It is for plans of loosely coupled ranks (`local`,
+            `async-server`). A rank that is lost for good has no result.
 
-    Errors: the first rank to fail ends the run; the others are stopped within seconds. A
-    `PlaitError` is raised here as the same class with the same message. Anything else becomes
-    `RankFailed` with the rank, its signal or exit code, and its traceback's end. `WorldSizeError`
-    when `nproc` does not fit the world that is there.
+    Raises:
+        PlaitError: the first rank to fail ends the run, and the others are stopped within seconds.
+            Its error is raised here as the same class with the same message.
+        RankFailed: a rank failed otherwise. The message has its signal or exit code, and its
+            traceback's end.
+        WorldSizeError: `nproc` is missing, below 1, or another than the ranks of the running world.
     """
     world = joined_world()
     if world is not None:

@@ -33,12 +33,21 @@ def fit(
     rollback: Rollback | None = None,
     rate: Callable[[int], float] | None = None,
 ) -> StepResult | None:
-    """Train until the engine has done `steps` steps in all, and return the last result. Collective.
+    """Train until the engine has done `steps` steps in all. Collective.
 
-    An engine that was loaded from a checkpoint continues after the step that was saved. Training
-    ends earlier where `ends_before` says so, alike on every rank. `rollback` is needed with
-    `on_nan = "back"`, and is one of the hooks. `rate` is the learning rate by step, from 0,
-    for the hooks.
+    An engine that was loaded from a checkpoint continues after the step that was saved.
+
+    Args:
+        engine: this rank's engine.
+        loader: this rank's share of one global batch after the other: tensors (samples here, ...).
+        steps: of the whole training, those before a checkpoint included.
+        hooks: called at the start, after each step and at the end.
+        ends_before: whether training ends after so many steps; alike on every rank.
+        rollback: needed with `on_nan = "back"`, and one of the hooks.
+        rate: the learning rate by step, from 0, for the hooks.
+
+    Returns:
+        The result of the last step; None where there was none to do.
     """
     for hook in hooks:
         hook.on_start(RunStart(engine, loader, engine.step_index + 1, steps))

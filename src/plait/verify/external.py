@@ -50,13 +50,20 @@ def differential(
 ) -> Report:
     """Run both steps `steps` times and compare loss, every gradient and every parameter.
 
-    Each function takes the number of the step, does it, and returns `loss`, `grads` and `params`.
-    The result is an `Observation` or a mapping. The last two map a name to a whole tensor, and are
-    copies (see `gradients_of` and `parameters_of`). A loss that a rank does not know is NaN.
-    `start` are the reference's parameters before the first step. With them, weights that do not
-    move are noticed from the first step. `tolerance` is the largest relative error that passes; by
-    default it follows the dtype. The reference runs alike on every rank. Nothing is raised for a
-    difference: see `Report.ok`, `Report.text()`.
+    Args:
+        reference_step: takes the number of the step, does it, and returns `loss`, `grads` and
+            `params`: an `Observation` or a mapping. The last two map a name to a whole tensor
+            [...], and are copies (see `gradients_of` and `parameters_of`). It runs alike on every
+            rank.
+        parallel_step: returns these of the parallel run. A loss that a rank does not know is NaN.
+        steps: from 1.
+        tolerance: the largest relative error that passes; by default it follows the dtype.
+        start: the reference's parameters before the first step. With them, weights that do not move
+            are noticed from the first step.
+        parallel: facts of the parallel run, which make the findings sharper.
+
+    Returns:
+        The report. Nothing is raised for a difference: see `Report.ok`, `Report.text()`.
     """
     about = parallel or Parallel()
     begun = about.start() if about.start is not None else None

@@ -79,17 +79,27 @@ def run(
 ) -> Report | DriftReport:
     """Prove that `plan` trains what `config` describes as one device does.
 
-    `config` is a `Config`, a mapping of the same shape, or a TOML path. The ranks of the plan are
-    started here, or those of torchrun are joined. `dtype` (float64 or float32) stands in for the
-    plan's precision; the `tolerance` is by default 1e-10 or 1e-4. `probes` are names of `PROBES`;
-    all by default. Errors: `PlanError`, `ConfigError` and what `build` raises; a difference is no
-    error but a report whose `ok` is false. With `dtype` bf16 no equality is asked for. The answer
-    is the plan's distance from float32, as a distribution beside that of one device in bf16 (see
-    `drift`).
+    Args:
+        config: a `Config`, a mapping of the same shape, or a TOML path.
+        plan: a `Plan` or its text. Its ranks are started here, or those of torchrun are joined.
+        steps: that are compared, from 1.
+        dtype: float64 or float32, in the place of the plan's precision. With bf16 no equality is
+            asked for. The answer is then the plan's distance from float32, as a distribution beside
+            that of one device in bf16 (see `drift`).
+        tolerance: the largest relative error that passes; by default 1e-10 or 1e-4.
+        probes: names of `PROBES`; all by default.
+        steps_after_resume: more than 0, and the run is also saved, loaded and goes on.
+        resume_plans: the plans that load it; the same plan where none is named.
+        clock: bounds the time. What was not begun in it is named in `paths_not_walked`, and the
+            verdict is of what was.
 
-    With `steps_after_resume` the run is also saved, loaded under each of `resume_plans` (the same
-    plan where none is named) and goes on. `clock` bounds the time: what was not begun in it is
-    named in `paths_not_walked`, and the verdict is of what was.
+    Returns:
+        The report. A difference is no error but a report whose `ok` is false.
+
+    Raises:
+        PlanError: a plan, a dtype or a number of steps that cannot be proved. What `build` raises
+            comes through too.
+        ConfigError: a config that cannot be read.
     """
     clock = clock or Clock()
     names = chosen(probes)

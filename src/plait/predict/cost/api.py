@@ -36,13 +36,24 @@ def estimate(
 ) -> Estimate:
     """Predict one plan: no process group, no tensor, milliseconds.
 
-    `config` is a TOML path or a mapping with its tables ([model], [data], [train], and [plan],
-    [cluster] where `plan` or `cluster` are left out). `framework` says who runs the plan; `runtime`
-    and `efficiency` replace how it runs and how well devices do.
+    Args:
+        config: a TOML path or a mapping with its tables: [model], [data], [train], and [plan],
+            [cluster] where `plan` or `cluster` are left out.
+        plan: a `Plan` or its text.
+        cluster: the devices, or their name as `Cluster.parse` reads it.
+        framework: who runs the plan.
+        runtime: replaces how the framework runs it.
+        efficiency: replaces how well devices do.
 
-    Raises `PlanError` for an impossible plan, `WorldSizeError` for one larger than the cluster, and
-    `ModelError` for a model without a description. `ClusterError` and `ConfigError` name an unknown
-    cluster and an unknown framework.
+    Returns:
+        The estimate, in seconds of a step, bytes of the fullest rank and dollars.
+
+    Raises:
+        PlanError: an impossible plan.
+        WorldSizeError: a plan that is larger than the cluster.
+        ModelError: a model without a description.
+        ClusterError: an unknown cluster.
+        ConfigError: an unknown framework.
     """
     tables = config_tables(config)
     runs = framework_of(framework)

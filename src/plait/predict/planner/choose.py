@@ -65,15 +65,23 @@ def choose(
     risk: float | None = None,
     fix: str = "",
 ) -> list[Estimate]:
-    """The best plans, best first; `config` as in `plait.estimate`.
+    """The best plans for a training, best first. Pure: no process group, no tensor.
 
-    `objective` is "time" (seconds of a step), "cost" (price of a token) or "memory" (the fullest
-    rank). "cost" may leave devices idle. `runnable` leaves out plans that this version of plait
-    cannot run yet. `framework` is who will run them: the choice is among what it offers, predicted
-    as it runs. `risk` is the largest accepted probability of running out of memory. Without it
-    plans above one half come only where no other fits. By time the first may have `remat:auto`, of
-    which its `remat` says the words. `fix` are parts of a plan that are decided,
-    such as "tp8 1f1b". Raises `NothingFits` when no plan fits.
+    Args:
+        config: as in `plait.estimate`.
+        cluster: the devices, or their name as `Cluster.parse` reads it; by default the config's.
+        objective: "time" (seconds of a step), "cost" (price of a token) or "memory" (bytes of the
+            fullest rank). "cost" may leave devices idle.
+        top: how many plans to answer with.
+        runnable: leave out plans that this version of plait cannot run yet.
+        framework: who will run them: the choice is among what it offers, predicted as it runs.
+        risk: the largest accepted probability of running out of memory. Without it plans above one
+            half come only where no other fits.
+        fix: parts of a plan that are decided, such as "tp8 1f1b".
+
+    Raises:
+        NothingFits: no plan fits the memory.
+        ConfigError: an unknown objective, a risk that is no probability, or no plan to show.
     """
     check_top(top)
     choice = decide(

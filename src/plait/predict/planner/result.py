@@ -61,7 +61,9 @@ def search(
     risk: float | None = None,
     fix: str = "",
 ) -> SearchResult:
-    """`plait.choose` with all that it saw. Raises `NothingFits` when no plan fits."""
+    """The best plans with all that the search saw; arguments and errors are those of
+    `plait.choose`.
+    """
     check_top(top)
     choice = decide(
         config,
