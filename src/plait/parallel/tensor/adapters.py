@@ -6,6 +6,9 @@ Between A and B the activations are narrow, so what travels is narrow too:
     1d row      u = sum of x_i A_i^T          y = u B^T         as the layer's own sum
     grids       u = sum over the features of x A^T, moved to the samples of y
 
+On one device x is [..., in], A [rank, in], u [..., rank], B [out, rank] (Hu et al., "LoRA", 2021,
+section 4.1). With magnitudes [out] it is DoRA (Liu et al., "DoRA", 2024, section 4).
+
 The base layer has its own way to multiply, and neither A nor B is cut as its weight is.
 """
 
@@ -42,8 +45,8 @@ class AdapterRule:
     Attributes:
         into: the axes that cut the inputs of A.
         out: the axes that cut the outputs of B, and magnitudes.
-        enter: what the input of A goes through first.
-        waist: what goes from A to B.
+        enter: the input of A from what the layer gets: [..., in / i], where `into` has i ranks.
+        waist: the input [..., rank] of B from the output of A, a partial sum over `into`.
         source: the layout of the layer's input as it comes.
         layout: of A's input, once it has entered.
         partial_a: the axes over which A's gradients are partial sums.
@@ -126,8 +129,9 @@ class Holder(nn.Module):
 
 @dataclass(frozen=True)
 class Delta:
-    """A hook of a split layer: its output with the adapter's share.
+    """A hook of a split layer: its output [..., out / o] with the adapter's share, cut alike.
 
+    Collective where the waist moves parts, or magnitudes need norms; differentiable.
     `num_fused`: of how many parts the outputs are; `features`: of the layer's whole input.
     """
 

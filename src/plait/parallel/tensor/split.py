@@ -34,7 +34,8 @@ LossFunction = Callable[[PyTree, PyTree], Tensor | tuple[Tensor, Tensor]]
 class Share:
     """This rank's part of a micro-batch: inputs, the targets of its outputs, and its real rows.
 
-    `num_rows`: of the inputs of all ranks of the tensor axis together, before they are filled up.
+    Tensors of `inputs` are [samples / ranks, ...], those of `targets` leave out rows that only fill
+    up. `num_rows`: of the inputs of all ranks of the tensor axis together, before the filling.
     """
 
     inputs: PyTree
