@@ -20,12 +20,20 @@ from plait.values import PyTree
 
 
 def apply(model: nn.Module, roles: Mapping[str, str], axis: Axis, strategy: str) -> ContextGroup:
-    """Replace the attention modules in place; `roles` maps names of modules to their roles.
+    """Replace the attention modules of a model that gets parts of sequences, in place.
 
-    Raises `ModelError` for a model without attention, or with dropout, which each rank would draw
-    differently.
+    Args:
+        model: takes this rank's tokens [batch, sequence / cp], as `ContextGroup.cut` cuts them, and
+            calls its attention with [batch, heads, sequence / cp, head_size].
+        roles: the role of each module that has one, by name; `attention` and `position` count.
+        axis: the cp ranks.
+        strategy: `ring` or `ulysses`.
+
+    Returns:
+        The group, which cuts batches.
 
     Raises:
+        ModelError: a model without attention, or with dropout, which ranks would draw differently.
         PlanError: an unknown strategy.
     """
     group = ContextGroup(axis, strategy)
@@ -58,8 +66,19 @@ def apply_to_trunk(
 ) -> ContextGroup:
     """Have the repeated blocks of any model hold parts of the sequence; wraps forwards in place.
 
-    `run` calls the model, whose parameters have no values then: see `rehearse`. Raises `ModelError`
-    for a model without blocks, or with dropout, which each rank would draw differently.
+    Args:
+        model: takes whole inputs [batch, sequence, ...], and gives outputs [batch, sequence / cp,
+            ...] from then on.
+        blocks: names of the repeated blocks, in which activations are [batch, sequence / cp, ...].
+        axis: the cp ranks.
+        strategy: `ring` or `ulysses`.
+        run: calls the model, whose parameters have no values then; see `rehearse`.
+
+    Returns:
+        The group, which cuts targets alone.
+
+    Raises:
+        ModelError: a model without blocks, or with dropout, which ranks would draw differently.
     """
     _refuse_dropout(model, axis.size)
     trunk = rehearse(model, blocks, run, strategy, axis.size)

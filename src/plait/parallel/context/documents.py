@@ -59,7 +59,7 @@ def check_documents(model: nn.Module, blocks: Sequence[str], run: Run) -> None:
     """Raise `ModelError` for a model in which documents of packed samples see each other.
 
     `run` calls the model on inputs that its argument makes of an example, with parameters without
-    values. The example is token numbers, documents and positions.
+    values. The example is token numbers, documents and positions, each [batch, sequence].
     """
     length = unlike_sizes(model)[0]
     failures = []

@@ -9,8 +9,7 @@ and under ring attention back again:
 The gradients of states travel the other way. A rank waits for the state of the one before. No rank
 holds the whole sequence, and none computes a position of another.
 
-The last positions of each piece are gathered for convolutions, as the rows of a halo. Shapes: B
-samples, S positions of a rank, C channels.
+The last positions of each piece are gathered for convolutions, as the rows of a halo.
 """
 
 from __future__ import annotations
@@ -40,9 +39,11 @@ class Handing:
         self._results: dict[PyTree, tuple[Tensor, bool]] = {}  # without values, by their shapes
 
     def __call__(self, learned: Dims, carrier: Carrier, args: PyTree, kwargs: PyTree) -> PyTree:
-        """The function's result for this rank's positions. Collective.
+        """The function's result for this rank's positions. Collective and differentiable.
 
-        `learned` names the arguments that are parts of sequences, as `noted` has written them.
+        A scan takes parts [batch, sequence / cp, ...], a convolution [batch, channels, sequence /
+        cp]. The result is cut alike. `learned` names the arguments that are parts of sequences, as
+        `noted` has written them.
         """
         bound = carrier.bound(args, kwargs)
         dims = {
@@ -59,7 +60,7 @@ class Handing:
             return self._scan(carrier, bound, dims)
 
     def _convolve(self, carrier: Carrier, bound: inspect.BoundArguments, name: str) -> Tensor:
-        """Each piece with the positions before it, [B, C, S]."""
+        """Each piece with the positions before it, [batch, channels, sequence / cp] in all."""
         x = bound.arguments[name]
         reach = bound.arguments["weight"].shape[-1] - 1
         outputs = []
@@ -84,7 +85,7 @@ class Handing:
         return [row.narrow(-1, end * kept, reach) for end in ends]
 
     def _scan(self, carrier: Carrier, bound: inspect.BoundArguments, dims: Dims) -> PyTree:
-        """Each piece from the state of the one before it, [B, S, ...]."""
+        """Each piece from the state of the one before it, [batch, sequence / cp, ...] in all."""
         group, axis = self._group, self._group.axis
         owners = {chunk: rank for rank in range(axis.size) for chunk in group.chunks(rank)}
         pieces = {name: self._pieces(bound.arguments[name], dim) for name, dim in dims.items()}

@@ -63,7 +63,10 @@ class LengthsOnly(ContextGroup):
         is_causal: bool = False,
         **how: object,
     ) -> Tensor:
-        """Attention's checks and the shape of its result."""
+        """Attention's checks, and zeros [batch, heads, queries, value_size] as its result.
+
+        Queries, keys and values are parts of a sequence, or whole outside of the blocks.
+        """
         if self.is_part(q, -2) or self.is_part(k, -2):
             check_call(self, q, k, dropout_p, self.size)
             masks_fit(self, attn_mask)
@@ -72,7 +75,14 @@ class LengthsOnly(ContextGroup):
 
 
 def inputs_like(example: PyTree, length: int, device: str) -> PyTree:
-    """Inputs like the example's, of another length and without values."""
+    """Inputs like the example's, of another length and without values.
+
+    Args:
+        example: tensors [batch, sequence, ...]; every dim behind the first that is as long as the
+            sequence is one of it.
+        length: of the sequences of the result, which has `SAMPLES` samples.
+        device: `meta`, or `cpu` where the model reads values; they are zeros.
+    """
     lengths = [x.shape[1] for x in tree_leaves(example) if isinstance(x, Tensor) and x.dim() > 1]
 
     def make(leaf: Tensor) -> Tensor:

@@ -80,11 +80,20 @@ class _Watch(TorchDispatchMode):
 
 
 def rehearse(model: nn.Module, blocks: Sequence[str], run: Run, strategy: str, size: int) -> Trunk:
-    """The forms of all modules.
+    """The forms of all modules, found without communication.
 
-    `blocks` are those of all lists: the trunk is the list with the most parameters among those that
-    the forward calls. `run` calls the model on inputs that its argument makes of an example, with
-    parameters without values. Raises `ModelError` where no cut is found.
+    Args:
+        model: gets inputs [batch, sequence, ...] without values.
+        blocks: those of all lists: the trunk is the list with the most parameters among those that
+            the forward calls.
+        run: calls the model on inputs that its argument makes of an example, with parameters
+            without values.
+        strategy: `ring` or `ulysses`.
+        size: the number of cp ranks.
+
+    Raises:
+        ModelError: no cut is found.
+        PlanError: an attention that parts of a sequence cannot make, as with dropout.
     """
     stage, calls = _first_that_runs(model, run, strategy, size)
     trunk = _trunk_of(model, blocks, calls)

@@ -30,7 +30,7 @@ FIRST = ("initial_state", "initial_states")
 LAST = ("output_final_state", "return_final_states")
 CONVOLUTION = "causal_conv1d"
 OF_ONE_TOKEN = "conv_state"  # an argument of the convolution that generates
-SEQUENCE = 1  # the dim of a scan's arguments [B, S, ...]
+SEQUENCE = 1  # the dim of a scan's arguments [batch, sequence, ...]
 Dims = dict[str, int]
 
 

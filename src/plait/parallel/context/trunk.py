@@ -83,7 +83,16 @@ def install(
     attend: Callable[..., Tensor],
     carry: Carry,
 ) -> Callable[[], None]:
-    """Wrap the forwards of the modules of a trunk -> what takes the wraps off again."""
+    """Wrap the forwards of the modules of a trunk -> what takes the wraps off again.
+
+    Args:
+        model: whose modules `trunk` names.
+        trunk: how each of them sees the sequence.
+        group: the ranks, and the positions of each.
+        attend: answers `scaled_dot_product_attention`, of this rank's queries, keys and values
+            [batch, heads, sequence / cp, head_size].
+        carry: answers scans and convolutions, of this rank's parts.
+    """
     wrapped: list[tuple[nn.Module, Callable[..., PyTree] | None]] = []
 
     def wrap(name: str, make: Callable[[Callable[..., PyTree]], Callable[..., PyTree]]) -> None:
@@ -181,8 +190,9 @@ def _gathered(
 def cut(values: PyTree, group: ContextGroup, dims: Dims) -> PyTree:
     """This rank's positions of all tensors with one dim that is as long as the whole sequence.
 
-    `dims`: that dim, by path. Tensors of two such dims are masks, and
-    stay whole.
+    `dims` has that dim, by path: 1 in [batch, sequence, features], which becomes [batch, sequence /
+    cp, features]. Tensors of two such dims are masks, and stay whole. No communication;
+    differentiable.
     """
 
     def part(path: KeyPath, leaf: PyTree) -> PyTree:
@@ -195,7 +205,11 @@ def cut(values: PyTree, group: ContextGroup, dims: Dims) -> PyTree:
 
 
 def gather(values: PyTree, group: ContextGroup, dims: Dims) -> PyTree:
-    """All positions of all tensors with one dim that is as long as a rank's part."""
+    """All positions of all tensors with one dim that is as long as a rank's part.
+
+    `dims` has that dim, by path: 1 in [batch, sequence / cp, features], which becomes [batch,
+    sequence, features]. Collective and differentiable.
+    """
 
     def whole(path: KeyPath, leaf: PyTree) -> PyTree:
         if not isinstance(leaf, Tensor):
