@@ -7,7 +7,7 @@ A rank has a *worker id*, its number among all that may ever come. Two questions
 
     meet     wait until every awaited rank has come; the answer lists all of them, and the newcomers
     agree    wait until everybody of the last round has said how it went; then whether it went
-    well for all
+             well for all
 
 All ids are awaited at first. Later the members of the last round are, and those that have said
 that they are here. Who is lost is not awaited any more, nor who comes later than `patience_seconds`

@@ -7,8 +7,7 @@ operation of each pair of letters. The first group of rows communicates, the sec
     P -> I, P -> R   all_reduce        I -> R, a -> a   none
     S -> R, S -> I   all_gather        I -> S, R -> S   slice  (its own part)
     P -> S           reduce_scatter    S -> P           pad    (its own part among zeros)
-    S(i) -> S(j)     all_to_all        R -> P, I -> P   keep   (rank 0 keeps the value, the others
-    hold zeros)
+    S(i) -> S(j)     all_to_all        R -> P, I -> P   keep   (rank 0 the value, others zeros)
 
 `R -> I` moves nothing: the value is the same. Its gradient then is `I -> P`, which `keep` makes a
 partial sum.
@@ -86,8 +85,7 @@ def bytes_sent(op: str, payload_bytes: int, size: int) -> int:
         all_reduce                   2 (N-1)/N B   reduce-scatter, then all-gather; optimal
         reduce_scatter, all_gather     (N-1)/N B
         all_to_all                     (N-1)/N B   even splits; uneven ones are counted as they are
-        broadcast, reduce              (N-1)/N B   N-1 copies cross links whatever the tree: the
-        share of one rank
+        broadcast, reduce              (N-1)/N B   a rank's share of N-1 copies, whatever the tree
         send, shift                            B
         local operations                       0
 

@@ -8,8 +8,8 @@ part inside a node. `ep_nodes` goes from node to node.
          pp outermost            a rank = ((pp * DP + dp) * CP + cp) * TP + tp
         /  dp (dp_replicate, dp_shard)
        /  /  cp
-      /  /  /  tp innermost (2d: tp_row, tp_col; 2.5d: tp_depth, tp_row, tp_col; 3d: tp_i, tp_j,
-      tp_l)
+      /  /  /  tp innermost (2d: tp_row, tp_col; 2.5d: tp_depth, tp_row, tp_col;
+                             3d: tp_i, tp_j, tp_l)
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ step.
 S. Stich, Local SGD Converges Fast and Communicates Little (ICLR 2019); A. Douillard et al., DiLoCo
 (2023), algorithm 1.
 
-    inner     x_r <- optimizer(x_r, gradient of the mean loss over rank r's own samples)
-    `every` times
+    inner     `every` times:
+              x_r <- optimizer(x_r, gradient of the mean loss over rank r's own samples)
     outer     d   <- sum_r w_r (anchor - x_r),  w_r = rank r's share of the round's tokens
-              m   <- momentum m + d;   anchor <- anchor - lr (d + momentum m);   x_r <- anchor
-              for all r
+              m   <- momentum m + d;   anchor <- anchor - lr (d + momentum m)
+              x_r <- anchor for all r
 
 With lr 1 and no momentum the outer step is the average, and with `every` 1 and plain SGD inside,
 all-reduce SGD. Between two outer steps nothing is sent: no gradient, no loss.

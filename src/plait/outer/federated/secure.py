@@ -6,13 +6,14 @@ figure 4. All arithmetic on vectors is modulo 2^64. Real values travel as fixed-
 the sum of rounded values is exact.
 
     1. advertise   every client sends two public keys: one for masks, one for a channel to each
-      other client
+                   other client
     2. share       it splits its mask key and a seed b_u of its own among all (Shamir, threshold t),
-    encrypted by pairs
-    3. mask        y_u = x_u + PRG(b_u) + sum_{v > u} PRG(s_uv) - sum_{v < u} PRG(s_uv), s_uv agreed
-      by Diffie-Hellman
+                   encrypted by pairs
+    3. mask        y_u = x_u + PRG(b_u) + sum_{v > u} PRG(s_uv) - sum_{v < u} PRG(s_uv),
+                   with s_uv agreed by Diffie-Hellman
     4. unmask      of those that sent y_u, t give shares of b_u of the survivors and of the mask
-    keys of the dropped. Never both are given of one client. The server takes the masks off the sum
+                   keys of the dropped. Never both are given of one client. The server takes the
+                   masks off the sum
 
 This is the honest-but-curious protocol: the server is trusted to relay keys, not to see updates.
 """

@@ -2,15 +2,16 @@
 
 `make` is the table of names.
 
-    fedavg       the mean, weighed by examples                       McMahan et al. 2017, algorithm
-    1
-    fedprox      the same; clients are held by mu/2 |x - x_0|^2      T. Li et al. 2020, algorithm 2
-    fedavgm      the mean goes through a momentum                    Hsu et al. 2019
-    fedadam, fedyogi   the mean is a gradient for Adam, Yogi         Reddi et al. 2021, algorithm 2
-    scaffold     control variates against drift                      Karimireddy et al. 2020,
-    algorithm 1, option II
-    trimmed, median    robust by coordinate                          Yin et al. 2018
-    krum         the change nearest to the others                    Blanchard et al. 2017
+    fedavg       the mean, weighed by examples                   McMahan et al. 2017, algorithm 1
+    fedprox      the same; clients are held by mu/2 |x - x_0|^2  T. Li et al. 2020, algorithm 2
+    fedavgm      the mean goes through a momentum                Hsu et al. 2019
+    fedadam      the mean is a gradient for Adam                 Reddi et al. 2021, algorithm 2
+    fedyogi      ... for Yogi                                    Reddi et al. 2021, algorithm 2
+    scaffold     control variates against drift                  Karimireddy et al. 2020, algorithm
+                                                                 1, option II
+    trimmed      the mean without extremes, by coordinate        Yin et al. 2018
+    median       the median, by coordinate                       Yin et al. 2018
+    krum         the change nearest to the others                Blanchard et al. 2017
 
 The robust rules do not weigh by examples: a client could claim any number of them.
 """

@@ -5,8 +5,8 @@ P. Patarasuk and X. Yuan, Bandwidth Optimal All-reduce Algorithms for Clusters o
 2009). The buffer is cut into N chunks. With N = 4, the chunk that rank r sends and the one that it
 receives and adds, step by step:
 
-    step      0            1            2          |  then all-gather: the same ring, copying
-    instead of adding
+              reduce-scatter: adding               |  all-gather: copying
+    step      0            1            2          |  3            4            5
     sends     r            r-1          r-2        |  r+1          r            r-1
     receives  r-1          r-2          r-3 = r+1  |  r            r-1          r-2
 

@@ -6,9 +6,9 @@ expert, hence by rank. They wait sorted by sender and are sorted by expert, once
 the grouped product. A rank sends, each way, the rows whose expert is elsewhere, forward and
 backward. Forward it also sends the counts of all experts.
 
-    rank 0: e0 e0 e1 e3          -> rank 0 (e0 e1): e0 e0 e1 | e1          -> e0 e0 e1 e1 ->
-    computed -> back
-    rank 1: e1 e2 e2 e3          -> rank 1 (e2 e3): e3 | e2 e2 e3          -> e2 e2 e3 e3
+    sent                    received, by sender             by expert
+    rank 0: e0 e0 e1 e3  -> rank 0 (e0 e1): e0 e0 e1 | e1 -> e0 e0 e1 e1 -> computed -> back
+    rank 1: e1 e2 e2 e3  -> rank 1 (e2 e3): e3 | e2 e2 e3 -> e2 e2 e3 e3 -> computed -> back
 
 Where experts have copies (`place`), the rows of an expert are shared by them. Rows then leave
 sorted by slot.

@@ -7,8 +7,8 @@ speaks to one rank of every other node instead of all. Messages are as many time
 has ranks. In both cases rows leave sorted by receiving rank and wait sorted by sending rank. With N
 nodes of L ranks, and blocks of rows named by the coordinate that varies:
 
-    sent  [N to, L to] -> [L to, N to] -- inside --> [L from, N to] -> [N to, L from] -- across
-    --> [N from, L from]
+    sent    [N to, L to]   -> [L to, N to]   -- inside --> [L from, N to]
+            [L from, N to] -> [N to, L from] -- across --> [N from, L from]
 
 Shapes: n counts a rank and destination (one for each expert there), R rows.
 """

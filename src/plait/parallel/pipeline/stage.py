@@ -3,8 +3,8 @@ halves.
 
     module.forward inputs or received tensors -> what is sent on, or the model's output
     keep           the graph of a forward, for its backward
-    backward       gradients of what was sent -> gradients of what was received, weight gradients on
-    the way
+    backward       gradients of what was sent -> gradients of what was received, weight gradients
+                   on the way
     input_grad     the same, but the large weight gradients are left for `weight_grad`
 
 What is sent keeps no memory here: of an output only its place in the graph is kept.

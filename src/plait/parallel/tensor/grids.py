@@ -6,8 +6,8 @@ ranks, features over the columns. A is in q x q blocks. A SUMMA product moves tw
 matrices. Which two is ours to choose:
 
     column   Y_rc = sum over t of X_rt A_tc       X moves along its row, A along its column
-    row      Y_rt = sum over c of X_rc A_ct       A moves along its column, Y is summed along its
-    row
+    row      Y_rt = sum over c of X_rc A_ct       A moves along its column,
+                                                  Y is summed along its row
 
 so that the narrow side of a pair moves, never the intermediate features. The bytes are equal where
 a layer is square.

@@ -1,9 +1,9 @@
 """1D: M. Shoeybi et al., Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism (2019), section 3.
 
-    column   A = [A1 A2]            Y_i = X A_i           backward: dX = sum of dX_i    (all-reduce)
-    row      X = [X1 X2], A = [A1; A2]   Y = sum of X_i A_i
-    (all-reduce)
+    column   A = [A1 A2]                 Y_i = X A_i
+             backward                    dX = sum of dX_i      (all-reduce)
+    row      X = [X1 X2], A = [A1; A2]   Y = sum of X_i A_i    (all-reduce)
 
 The residual stream is the same on every rank. With sequence parallel (V. Korthikanti et al.,
 Reducing Activation Recomputation in Large Transformer Models, 2022, section 4.2.2) it is cut

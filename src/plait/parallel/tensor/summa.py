@@ -6,10 +6,10 @@ ranks.
 
     column      for t: X_t travels along the row, W_t along the column      Y += X_t W_t^T
       backward  for t: the same two panels                                  sum dY W_t at column t,
-      dY^T X_t at row t
+                                                                            dY^T X_t at row t
     row         for t: W_t travels along the column                         sum X W_t^T at column t
-      backward  for t: dY_t along the row, W_t along the column             dX += dY_t W_t, sum
-      dY_t^T X at row t
+      backward  for t: dY_t along the row, W_t along the column             dX += dY_t W_t,
+                                                                            sum dY_t^T X at row t
 
 While panels t multiply, panels t + 1 travel: at most two of each are in memory. Both ways send the
 same bytes. Gathering is one large product and two collectives instead of q of each, and holds q
