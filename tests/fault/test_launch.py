@@ -10,6 +10,7 @@ import platform
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from plait import errors, launch
 from plait.launcher import supervisor
 from plait.launcher.allocator import CHOICES
 from tests.fault import jobs
-from tests.fault.processes import wait_until_gone
+from tests.fault.processes import children, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
 
@@ -125,6 +126,26 @@ def test_ranks_end_with_their_launcher(number: signal.Signals) -> None:
         launcher.send_signal(number)
         launcher.wait(20)
         wait_until_gone(ranks)
+
+
+def test_a_stopped_rank_ends_with_its_launcher() -> None:
+    """It has no thread that could see the launcher go: the system ends it, and its fork server."""
+    command = [sys.executable, "-m", "tests.fault.jobs"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as launcher:
+        assert launcher.stdout is not None
+        ranks = [int(launcher.stdout.readline()) for _ in range(2)]
+        everyone = children(launcher.pid)
+        assert set(ranks) < set(everyone)
+        os.kill(ranks[0], signal.SIGSTOP)
+        launcher.kill()
+        launcher.wait(20)
+        try:
+            wait_until_gone(everyone)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(ranks[0], signal.SIGKILL)
 
 
 def test_a_signal_in_the_midst_of_the_end_leaves_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:

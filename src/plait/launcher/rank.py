@@ -8,8 +8,10 @@ peer joins.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.forkserver
 import os
 import signal
 import sys
@@ -18,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from plait.errors import PlaitError, RankFailed
 from plait.launcher.allocator import keep_freed_memory
@@ -30,6 +32,7 @@ T = TypeVar("T")
 # before it goes, so that
 # the agent sees the first death first and names the cause instead of a consequence.
 AFTERMATH_SECONDS = 0.5
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ def die_with_parent() -> None:
     launcher = multiprocessing.parent_process()
     if launcher is None:
         return
+    _die_with_server()
 
     def watch(sentinel: int) -> None:
         multiprocessing.connection.wait([sentinel])
@@ -90,3 +94,17 @@ def die_with_parent() -> None:
     threading.Thread(
         target=watch, args=(launcher.sentinel,), name="launcher-watch", daemon=True
     ).start()
+
+
+def _die_with_server() -> None:
+    """Have the system end this process with the fork server, and the server with the launcher.
+
+    A process that is stopped has no thread that could watch. The server lives as long as somebody
+    holds its pipe, which it hands to each process that it forks.
+    """
+    server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+    held = server._forkserver_alive_fd
+    if not sys.platform.startswith("linux") or held is None or server._forkserver_pid is not None:
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.close(held)
