@@ -25,6 +25,7 @@ from torch.utils.data import Dataset
 from plait.comm.axis import Axis
 from plait.comm.work import Work
 from plait.engine.engine import Engine
+from plait.engine.group_counts import GroupCounts
 
 FOREVER_SECONDS = 10_000
 SLOW_SECONDS = 0.08
@@ -135,6 +136,7 @@ def plant() -> None:
     _count_steps()
     nn.modules.module.register_module_forward_pre_hook(functools.partial(_before_module, fault))
     _wrap_collective(fault)
+    _wrap_update(fault)
 
 
 def _count_steps() -> None:
@@ -213,6 +215,21 @@ def _wrap_collective(fault: dict[str, Any]) -> None:
 
     Axis.all_reduce = reduced  # type: ignore[method-assign]
     Axis.all_gather = gathered  # type: ignore[method-assign]
+
+
+def _wrap_update(fault: dict[str, Any]) -> None:
+    """The engine is built before its data, so that its update is bound already."""
+    step = GroupCounts.step
+
+    @functools.wraps(step)
+    def stepped(counts: GroupCounts) -> None:
+        step(counts)
+        if is_due(fault, "wrong update"):
+            largest = max(counts._optimizer.param_groups[0]["params"], key=Tensor.numel)
+            with torch.no_grad():
+                largest.view(-1).view(torch.int32)[fault["element"]] ^= 1 << fault["bit"]
+
+    GroupCounts.step = stepped  # type: ignore[method-assign]
 
 
 def _slowly(act: Callable[[], Work], axis: Axis) -> Work:

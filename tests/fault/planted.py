@@ -70,12 +70,13 @@ CAUSES = {
     "infinite weight": "",
     "spike": "",
     "flipped bit": "",
+    "wrong update": "",
 }
 KINDS = {
     "hang": tuple(CAUSES)[:10],
     "straggler": ("slow computing", "sleeping", "slow loader", "memory pressure", "slow link"),
     "nan": ("NaN weight", "infinite weight", "spike"),
-    "corruption": ("flipped bit",),
+    "corruption": ("flipped bit", "wrong update"),
 }
 
 

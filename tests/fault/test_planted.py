@@ -11,6 +11,7 @@ from tests.fault.planted import Planted, commit, generate
 
 SAMPLE = (
     Planted("corruption", "flipped bit", 1, 5, "dp2"),
+    Planted("corruption", "wrong update", 1, 6, "dp2"),
     Planted("hang", "held GIL", 1, 5, "dp2"),
     Planted("hang", "skipped collective", 1, 5, "dp2"),
 )

@@ -20,16 +20,13 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-import torch
-from torch import Tensor
-
 from plait.checkpoint.agreement import Agreement, Entries
-from plait.checkpoint.file import file_order
+from plait.checkpoint.room import Room, SideStream
 from plait.checkpoint.write import (
     Prepared,
     WriteFailure,
@@ -42,7 +39,6 @@ from plait.checkpoint.write import (
 from plait.mesh import Shard
 from plait.values import JsonObject
 
-Form = tuple[torch.dtype, int]
 Task = Callable[[], None]
 LOOK_SECONDS = 0.02
 SILENT_SECONDS = 600.0
@@ -71,12 +67,13 @@ class SaveMemory:
     """The knowledge, the memory and the thread that the saves of one engine share, one after the
     other.
 
-    A save is given up once no one else holds its `SaveMemory`, and then the thread ends.
+    A save is given up once no one else holds its `SaveMemory`, and then the thread ends. `side`
+    copies what lies on a device.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, side: SideStream | None = None) -> None:
         self.agreement = Agreement()
-        self.room = Room()
+        self.room = Room(side)
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         weakref.finalize(self, self._tasks.put, None).atexit = False
         thread = threading.Thread(
@@ -116,6 +113,7 @@ class BackgroundSave:
         self._is_copied = threading.Event()
         self._is_over = threading.Event()
         self._then = then
+        self._room.mark()
         memory.do(self._run)
 
     def wait(self) -> None:
@@ -253,44 +251,6 @@ def bury(temporary: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
     with contextlib.suppress(OSError):
         grave.mkdir()
-
-
-class Room:
-    """Memory on the host for the copies of a run's saves, one after the other.
-
-    Copies lie in it as their file has them, so that this is written in one piece.
-    """
-
-    def __init__(self) -> None:
-        self._forms: list[Form] = []
-        self._values: list[Tensor] = []
-
-    def copy(self, shards: Sequence[Shard]) -> list[Shard]:
-        """Copies of these shards, in the memory of those before where they are alike."""
-        forms = [(shard.values.dtype, shard.numel) for shard in shards]
-        if forms != self._forms:
-            self._values = _rooms(forms)
-            self._forms = forms
-        if shards:
-            with torch.no_grad():
-                torch._foreach_copy_(self._values, [shard.values for shard in shards])
-        return [
-            replace(shard, values=values)
-            for shard, values in zip(shards, self._values, strict=True)
-        ]
-
-
-def _rooms(forms: Sequence[Form]) -> list[Tensor]:
-    """Room for tensors of these forms in one piece of memory, in the order of their file."""
-    memory = torch.empty(sum(dtype.itemsize * count for dtype, count in forms), dtype=torch.uint8)
-    rooms = [memory] * len(forms)
-    start = 0
-    for index in file_order([("", dtype, (count,)) for dtype, count in forms]):
-        dtype, count = forms[index]
-        end = start + dtype.itemsize * count
-        rooms[index] = memory[start:end].view(dtype)
-        start = end
-    return rooms
 
 
 class Polite:

@@ -21,6 +21,7 @@ from torch import Tensor
 from plait.checkpoint.agreement import agree
 from plait.checkpoint.entry import RANK_PREFIX, entry_of
 from plait.checkpoint.read import Checkpoint
+from plait.checkpoint.room import Room
 from plait.comm.shm.snapshot_head import NOTHING, Head
 from plait.errors import CheckpointError
 from plait.mesh import Shard
@@ -32,10 +33,14 @@ Entry = JsonObject
 
 
 class MemoryFile:
-    """One rank's file for snapshots, mapped for writing."""
+    """One rank's file for snapshots, mapped for writing.
 
-    def __init__(self, path: Path) -> None:
+    What lies on a device comes by way of a `room`, which files that take turns share.
+    """
+
+    def __init__(self, path: Path, room: Room | None = None) -> None:
         self._path = path
+        self._room = room
         self._map: mmap.mmap | None = None
         self._held: list[Shard] = []
         self._entries: list[Entry] = []
@@ -73,16 +78,21 @@ class MemoryFile:
             self._lay_out(entries, len(text))
         self._held = held
         self._entries = entries
-        return partial(self._copy, step, [shard.values for shard in held], text)
+        if self._room is None:
+            return partial(self._copy, step, held, text)
+        self._room.mark()
+        come = self._room.begin(held)
+        return lambda: self._copy(step, come(), text)
 
     def _entries_of(self, held: Sequence[Shard]) -> list[Entry]:
         """The entries of shards. That of a shard which the file held before is known."""
         known = {id(shard): entry for shard, entry in zip(self._held, self._entries, strict=True)}
         return [known.get(id(shard)) or entry_of(shard) for shard in held]
 
-    def _copy(self, step: int, values: list[Tensor], text: bytes) -> None:
+    def _copy(self, step: int, shards: Sequence[Shard], text: bytes) -> None:
         """Copy the values, then the meta data; the head comes last."""
         assert self._map is not None
+        values = [shard.values for shard in shards]
         with torch.no_grad():
             if values:
                 torch._foreach_copy_(self._views, values)  # one call, without the interpreter

@@ -2,30 +2,22 @@
 
 `[recovery] check_replicas_every = N` compares them before the update of every N-th step, by a sum
 over the bits of each parameter. Of three or more the odd one is at fault. Of two, a rank whose
-parameters have changed between two updates, when nothing may change them, is.
+parameters have changed between two updates, when nothing may change them, is. Where none have, the
+updates themselves are done again (`plait.run.replica_replay`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass, replace
 
 from plait.doctor.findings import Symptom
 from plait.engine.engine import Engine
-from plait.engine.state.shards import module_shards
 from plait.errors import NotAvailable, RunError
+from plait.run.bit_sums import Marks, Place, marks_of
 from plait.run.hooks import Hook, RunStart, StepDone
-
-Place = tuple[str, object, int, int]
-"""A parameter, and which of its elements."""
-Marks = dict[Place, int]
-WIDTHS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
+from plait.run.replica_replay import ReplicaReplay, Verdict, replica_replay
 
 @dataclass(frozen=True)
 class ReplicaSums:
@@ -43,6 +35,9 @@ class CompareReplicas(Hook):
         self._report = report
         self._last: Marks = {}
         self._changed: set[Place] = set()
+        self._replay: ReplicaReplay | None = None
+        self._unclear: Symptom | None = None
+        self._is_over = False
 
     def on_start(self, start: RunStart) -> None:
         """Look before every update from here on.
@@ -57,18 +52,29 @@ class CompareReplicas(Hook):
                 "[recovery] check_replicas_every out"
             )
         self._last = marks_of(self._engine)
+        self._replay = replica_replay(start, self._last)
         self._engine.before_update.append(self._before_update)
 
     def on_step(self, done: StepDone) -> None:
-        """Note the parameters that the update has made."""
+        """Note the parameters that the update has made. Where two replicas differ, replay."""
+        if self._unclear is not None:
+            self._end(self._explained(self._unclear))
         self._last = marks_of(self._engine)
+        if self._replay is not None:
+            self._replay.note(done.step, self._last)
+            if (done.step + 1) % self._every == 0:
+                self._replay.take(done.step)
 
     def on_rollback(self, step: int) -> None:
         """Note the parameters that were loaded."""
         self._last = marks_of(self._engine)
         self._changed.clear()
+        if self._replay is not None:
+            self._replay.begin(step, self._last)
 
     def _before_update(self, engine: Engine) -> None:
+        if self._is_over:  # steps of a replay are not compared
+            return
         now = marks_of(engine)
         before = self._last
         self._changed |= {key for key, mark in now.items() if before.get(key, mark) != mark}
@@ -80,25 +86,25 @@ class CompareReplicas(Hook):
         self._changed.clear()
         finding = damaged(told, step)
         if finding is None:
-            return
-        if engine.world.rank == 0:
+            if self._replay is not None:
+                self._replay.confirm()
+        elif finding.rank is None and self._replay is not None:
+            self._unclear = finding  # after this step, as no replay can begin within one
+        else:
+            self._end(finding)
+
+    def _end(self, finding: Symptom) -> None:
+        """End the run with a finding, on every rank."""
+        if self._engine.world.rank == 0:
             self._report(finding)
         raise RunError(f"{finding.text()}; continue from a checkpoint that was saved before")
 
-
-def marks_of(engine: Engine) -> Marks:
-    """The sum over the bits of each parameter that this rank's modules hold."""
-    return {
-        (shard.name, shard.box, shard.start, shard.stop): mark(shard.values)
-        for shard in module_shards(engine.holding)
-    }
-
-
-def mark(values: Tensor) -> int:
-    """A number of all bits of `values` [...], without a copy: it differs where one bit does."""
-    flat = values.detach().reshape(-1)
-    whole = flat.view(WIDTHS[values.element_size()])
-    return int(whole.sum(dtype=torch.int64))
+    def _explained(self, finding: Symptom) -> Symptom:
+        """The finding with the word of a replay, where one can be made. Collective."""
+        assert self._replay is not None
+        self._is_over = True
+        verdict = self._replay.judge()
+        return finding if verdict is None else _with_verdict(finding, verdict)
 
 
 def damaged(reports: list[ReplicaSums], step: int) -> Symptom | None:
@@ -126,3 +132,19 @@ def _finding(
         rank, how = None, f"the replicas of ranks {sorted(marks)} differ, and none is the odd one"
     cause = f"silent corruption: bits of its replica are wrong, as {how}"
     return Symptom("corruption", rank, step, f"parameter {place[0]}", cause)
+
+
+def _with_verdict(finding: Symptom, verdict: Verdict) -> Symptom:
+    """A finding, with the rank and the step that a replay has told."""
+    found = verdict.difference
+    cause = f"silent corruption: bits of its replica are wrong, as {verdict.how}"
+    if verdict.rank is None:
+        cause = f"{finding.cause}; {verdict.how}"
+    return replace(
+        finding,
+        rank=verdict.rank,
+        step=found.step,
+        where=f"parameter {found.place[0]}",
+        cause=cause,
+        details={**finding.details, "replayed_from": verdict.replayed_from},
+    )

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from plait.checkpoint import Shard
-from plait.checkpoint.behind import Polite, Room
+from plait.checkpoint.behind import Polite
 from plait.checkpoint.file import FileWriter
+from plait.checkpoint.room import Room
 from plait.checkpoint.write import Prepared, write_own_file
 
 TOKEN = "0123456789ab-0123456789abcdef"

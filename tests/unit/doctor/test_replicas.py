@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from plait.doctor.findings import Symptom
 from plait.engine.build import build
 from plait.errors import RunError
 from plait.run.loop import fit
-from plait.run.replicas import CompareReplicas, Marks, ReplicaSums, damaged, mark
+from plait.run.bit_sums import Marks, mark
+from plait.run.replica_replay import Difference, MarksByStep, first_difference, judged
+from plait.run.replicas import CompareReplicas, ReplicaSums, damaged
 from tests.helpers.threaded import threaded
 
 NET = nn.Linear(4, 4)
@@ -61,6 +64,102 @@ def test_a_flipped_bit_is_found_at_the_next_comparison(plan: str) -> None:
 @pytest.mark.parametrize("plan", ["dp2", "dp2:zero1", "dp2:zero3"])
 def test_healthy_replicas_say_nothing(plan: str) -> None:
     assert threaded(2, train, plan, False, plan=plan) == [[], []]
+
+
+class Batches:
+    """Six batches, the same on every rank, that can be read again from any step."""
+
+    def __init__(self) -> None:
+        made = torch.Generator().manual_seed(3)
+        self._batches = [
+            (torch.randn(2, 4, generator=made), torch.randn(2, 4, generator=made)) for _ in range(6)
+        ]
+        self._step = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches[self._step :])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any], step: int) -> None:
+        self._step = step
+
+
+def train_with_a_wrong_update(
+    world: World, plan: str, wrong: dict[int, set[int]], every: int
+) -> tuple[list[Symptom], str]:
+    """The updates of these steps get a bit wrong on a rank, once; with 0 among them, each time."""
+    net = nn.Linear(4, 4)
+    net.load_state_dict(NET.state_dict())
+    left = wrong.get(world.rank, set()).copy()
+    lasts = 0 in left
+
+    class WrongAdam(torch.optim.Adam):
+        def step(self, closure: Any = None) -> None:
+            super().step(closure)
+            step = engine.step_index + 1
+            if step in left:
+                if not lasts:
+                    left.remove(step)
+                with torch.no_grad():
+                    self.param_groups[0]["params"][0].view(-1).view(torch.int32)[2] ^= 1 << 9
+
+    engine = build(
+        net,
+        plan,
+        loss=squared,
+        optimizer=lambda params: WrongAdam(params, lr=0.1),
+        world=world,
+    )
+    said: list[Symptom] = []
+    with pytest.raises(RunError, match="corruption") as caught:
+        fit(engine, Batches(), 6, [CompareReplicas(every, said.append)])
+    return said, str(caught.value)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_a_wrong_update_of_two_is_told_by_a_replay(step: int, every: int) -> None:
+    for rank in range(2):
+        told = threaded(2, train_with_a_wrong_update, "dp2", {rank: {step}}, every, plan="dp2")
+        ((found,), message), (nothing, same) = told
+        assert (found.rank, found.step, found.where) == (rank, step, "parameter weight")
+        assert found.details["replayed_from"] == last_equal(step, every)
+        assert f"gives other bits, and that of ranks [{1 - rank}] the same again" in message
+        assert (nothing, same) == ([], message)
+
+
+def last_equal(step: int, every: int) -> int:
+    """The last step before this one whose state was found equal, by the comparison after it."""
+    return max(0, step // every * every - 1)
+
+
+def test_a_lasting_fault_and_one_of_both_have_no_name() -> None:
+    lasting = threaded(2, train_with_a_wrong_update, "dp2", {1: {0, 2}}, 2, plan="dp2")
+    ((found,), _), _ = lasting
+    assert (found.rank, found.step) == (None, 2)
+    assert "the same bits again on each of them: the fault is lasting" in found.cause
+
+
+def test_steps_that_are_not_the_same_again_name_none() -> None:
+    place = ("weight", None, 0, 4)
+    found = Difference(3, place, (0, 1))
+    assert judged(found, [True, True], 1).rank is None
+    assert "train.deterministic" in judged(found, [True, True], 1).how
+    assert judged(found, [False, True], 1).rank == 1
+
+
+def test_the_first_difference_is_that_of_the_first_step() -> None:
+    place, other = ("weight", None, 0, 4), ("bias", None, 0, 1)
+    ranks = [MarksByStep((place, other)), MarksByStep((other, place)), MarksByStep(())]
+    for step in range(4):
+        ranks[0].note(step, {place: step, other: 7})
+        ranks[1].note(step, {place: step + (step == 2), other: 7})
+        ranks[2].note(step, {})
+    assert first_difference(ranks) == Difference(2, place, (0, 1))
+    del ranks[1].steps[2]
+    assert first_difference(ranks) is None
 
 
 def report(value: int, changed: bool = False) -> ReplicaSums:

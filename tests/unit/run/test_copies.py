@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from plait.checkpoint import Checkpoint, behind
 from plait.checkpoint.behind import BackgroundSave
 from plait.checkpoint.memory import MemoryCheckpoint
+from plait.checkpoint.room import Room
 from plait.checkpoint.write import Prepared, prepare
 from plait.comm import World
 from plait.datasets.loader import Loader
@@ -201,13 +202,13 @@ def test_a_checkpoint_beside_a_step_is_of_the_step_before(
 ) -> None:
     """Its copy begins late, when the next step is at work; that waits before it sums."""
     at_work = [threading.Event(), threading.Event()]
-    copied = behind.Room.copy
+    copied = Room.copy
 
-    def late(room: behind.Room, shards: Any) -> Any:
+    def late(room: Room, shards: Any) -> Any:
         assert all(event.wait(60) for event in at_work)
         return copied(room, shards)
 
-    monkeypatch.setattr(behind.Room, "copy", late)
+    monkeypatch.setattr(Room, "copy", late)
 
     def run(world: World) -> Any:
         engine = engine_of(world)

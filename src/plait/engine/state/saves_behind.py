@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plait.checkpoint.behind import BackgroundSave, SaveMemory, Wanted
+from plait.checkpoint.room import side_stream_of
 from plait.checkpoint.token import digest
 from plait.engine.state.listed import listed_of
 from plait.engine.state.saving import average_buffers, meta_of
@@ -26,7 +27,7 @@ class SavesBehind:
     def __init__(self, state: TrainingState) -> None:
         self._state = state
         self._listed = listed_of(state)
-        self._memory = SaveMemory()
+        self._memory = SaveMemory(side_stream_of(state.world.device))
         self._num_saves = 0
         numbers: list[str] = state.world.axis("world").gather_objects(secrets.token_hex(8))
         self._number = numbers[0]

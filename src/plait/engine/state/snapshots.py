@@ -15,6 +15,7 @@ from torch import Tensor
 
 from plait.checkpoint.entry import RANK_PREFIX
 from plait.checkpoint.memory import MemoryCheckpoint, MemoryFile
+from plait.checkpoint.room import Room, side_stream_of
 from plait.engine.state.listed import listed_of
 from plait.engine.state.saving import load_from, meta_of
 from plait.engine.state.shards import buffer_shards
@@ -32,7 +33,9 @@ class Snapshots:
 
     def __init__(self, paths: Sequence[Path], state: TrainingState) -> None:
         self.num_bytes = 0
-        self._files = [MemoryFile(path) for path in paths]
+        side = side_stream_of(state.world.device)
+        room = None if side is None else Room(side)
+        self._files = [MemoryFile(path, room) for path in paths]
         self._state = state
         self._listed = listed_of(state)
 
@@ -49,7 +52,7 @@ class Snapshots:
     def begin(self, turn: int, meta: JsonObject) -> Callable[[], None]:
         """Prepare a copy of the state into the file whose turn it is; the answer makes it.
 
-        It may be made in another thread, until the state changes.
+        It may be made in another thread, until the state changes. The copy before it has ended.
         """
         own = [
             Shard.whole(RANK_PREFIX + shard.name, shard.values)

@@ -1,0 +1,137 @@
+"""Memory on the host for copies of a state: the tensors of a device come by a stream of their own.
+
+On processors a copy is one call. From a GPU it goes into pinned memory, which is made once. Its
+stream waits for what the device was asked before, and runs beside the next forward and backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.checkpoint.file import file_order
+from plait.mesh import Shard
+
+Form = tuple[torch.dtype, int]
+
+
+class SideStream:
+    """Copies from one device into pinned memory, beside what the device computes.
+
+    `api` is `torch.cuda`, or what has its streams and events.
+    """
+
+    def __init__(self, device: torch.device, api: Any = torch.cuda) -> None:
+        self._device = device
+        self._api = api
+        self._stream = api.Stream(device)
+        self._ready: Any = None
+
+    def mark(self) -> None:
+        """Copies that begin after this see what the calling thread has asked for until now."""
+        self._ready = self._api.Event()
+        self._ready.record(self._api.current_stream(self._device))
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies on the device."""
+        return tensor.device.type == self._device.type
+
+    def room(self, num_bytes: int) -> Tensor:
+        """Pinned memory, so that a copy into it needs nobody on the host."""
+        is_there = bool(self._api.is_available())
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_there)
+
+    def begin(self, rooms: Sequence[Tensor], values: Sequence[Tensor]) -> Callable[[], None]:
+        """Begin to copy; the answer returns when it is done, in any thread.
+
+        Nobody may write the values before. They may be freed: their memory is then kept.
+        """
+        done = self._api.Event(blocking=True)  # who waits takes no processor
+        self._stream.wait_event(self._ready)
+        with self._api.stream(self._stream):
+            copy_each(rooms, values)
+            done.record(self._stream)
+        for value in values:
+            value.record_stream(self._stream)
+        wait: Callable[[], None] = done.synchronize
+        return wait
+
+
+def side_stream_of(device: torch.device) -> SideStream | None:
+    """The stream for copies of a device's tensors; None where these are in the host's memory."""
+    return SideStream(device) if device.type == "cuda" else None
+
+
+def copy_each(rooms: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Have a device copy tensors, one after the other, without waiting for it."""
+    for room, value in zip(rooms, values, strict=True):
+        room.copy_(value, non_blocking=True)
+
+
+class Room:
+    """Memory on the host for copies of a run's state, one after the other.
+
+    Copies lie in it as their file has them, so that this is written in one piece.
+    """
+
+    def __init__(self, side: SideStream | None = None) -> None:
+        self._side = side
+        self._forms: list[Form] = []
+        self._values: list[Tensor] = []
+
+    def mark(self) -> None:
+        """Copies from here on are of the present state. In the thread that makes the steps."""
+        if self._side is not None:
+            self._side.mark()
+
+    def copy(self, shards: Sequence[Shard]) -> list[Shard]:
+        """Copies of these shards, in the memory of those before where they are alike."""
+        return self.begin(shards)()
+
+    def begin(self, shards: Sequence[Shard]) -> Callable[[], list[Shard]]:
+        """Begin to copy what lies on a device; the answer copies the rest, and gives the copies."""
+        forms = [(shard.values.dtype, shard.numel) for shard in shards]
+        if forms != self._forms:
+            self._values = self._rooms(forms)
+            self._forms = forms
+        pairs = [*zip(self._values, (shard.values for shard in shards), strict=True)]
+        side = self._side
+        far = [pair for pair in pairs if side is not None and side.has(pair[1])]
+        near = pairs if side is None else [pair for pair in pairs if not side.has(pair[1])]
+        wait = None
+        with torch.no_grad():
+            if side is not None and far:
+                rooms, values = map(list, zip(*far, strict=True))
+                wait = side.begin(rooms, values)
+
+        def finish() -> list[Shard]:
+            with torch.no_grad():
+                if near:
+                    rooms, values = map(list, zip(*near, strict=True))
+                    torch._foreach_copy_(rooms, values)  # one call, without the interpreter
+            if wait is not None:
+                wait()
+            copies = zip(shards, self._values, strict=True)
+            return [replace(shard, values=values) for shard, values in copies]
+
+        return finish
+
+    def _rooms(self, forms: Sequence[Form]) -> list[Tensor]:
+        """Room for tensors of these forms in one piece of memory, in the order of their file."""
+        num_bytes = sum(dtype.itemsize * count for dtype, count in forms)
+        if self._side is None:
+            memory = torch.empty(num_bytes, dtype=torch.uint8)
+        else:
+            memory = self._side.room(num_bytes)
+        rooms = [memory] * len(forms)
+        start = 0
+        for index in file_order([("", dtype, (count,)) for dtype, count in forms]):
+            dtype, count = forms[index]
+            end = start + dtype.itemsize * count
+            rooms[index] = memory[start:end].view(dtype)
+            start = end
+        return rooms

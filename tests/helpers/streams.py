@@ -1,0 +1,112 @@
+"""A device that does what it was asked late: streams and events, as `torch.cuda` has them.
+
+What is asked of a stream waits in a queue. A stream runs when somebody waits for it, or at once
+where it is eager. So a copy that does not wait for what it needs sees the wrong values.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Stream:
+    """A queue of work."""
+
+    def __init__(self, device: FakeDevice, *, eager: bool) -> None:
+        self._device = device
+        self._eager = eager
+        self._work: deque[Callable[[], None]] = deque()
+
+    def ask(self, work: Callable[[], None]) -> None:
+        """Have something done, after what was asked before."""
+        with self._device.lock:
+            self._work.append(work)
+            if self._eager:
+                self.run()
+
+    def run(self) -> None:
+        """Do all that was asked."""
+        with self._device.lock:
+            while self._work:
+                self._work.popleft()()
+
+    def wait_event(self, event: Event) -> None:
+        """Do what is asked from here on after the event."""
+        self.ask(event.happen)
+
+
+class Event:
+    """A moment of a stream."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self._device = device
+        self._stream: Stream | None = None
+        self._is_over = False
+
+    def record(self, stream: Stream) -> None:
+        """It is when the stream has done what it was asked until now."""
+        self._stream = stream
+        stream.ask(self._pass)
+
+    def happen(self) -> None:
+        """Have its stream come to it."""
+        while not self._is_over:
+            assert self._stream is not None
+            self._stream.run()
+
+    def synchronize(self) -> None:
+        """Wait for it; all that the device was asked to compute is done first."""
+        self._device.compute.run()
+        self.happen()
+
+    def _pass(self) -> None:
+        self._is_over = True
+
+
+class FakeDevice:
+    """The streams of a device. `eager`: copies begin at once, not as late as they may.
+
+    Attributes:
+        compute: the stream of the steps.
+        lock: held while anything runs.
+    """
+
+    def __init__(self, *, eager: bool) -> None:
+        self.lock = threading.RLock()
+        self._eager = eager
+        self.compute = Stream(self, eager=False)
+        self._own = threading.local()
+
+    @property
+    def current(self) -> Stream:
+        """The stream that this thread asks now."""
+        stream: Stream = getattr(self._own, "stream", self.compute)
+        return stream
+
+    def Stream(self, device: Any) -> Stream:  # noqa: N802
+        """Another stream."""
+        return Stream(self, eager=self._eager)
+
+    def Event(self, *, blocking: bool = False) -> Event:  # noqa: N802
+        """An event that is nowhere yet."""
+        return Event(self)
+
+    def current_stream(self, device: Any) -> Stream:
+        """The stream that this thread asks now."""
+        return self.current
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        """Ask this stream inside."""
+        before = self.current
+        self._own.stream = stream
+        yield
+        self._own.stream = before
+
+    def is_available(self) -> bool:
+        """Its memory is the host's, so none is pinned."""
+        return False
