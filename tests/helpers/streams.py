@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class Stream:
+class FakeStream:
     """A queue of work."""
 
     def __init__(self, device: FakeDevice, *, eager: bool) -> None:
@@ -34,20 +34,20 @@ class Stream:
             while self._work:
                 self._work.popleft()()
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: FakeEvent) -> None:
         """Do what is asked from here on after the event."""
         self.ask(event.happen)
 
 
-class Event:
+class FakeEvent:
     """A moment of a stream."""
 
     def __init__(self, device: FakeDevice) -> None:
         self._device = device
-        self._stream: Stream | None = None
+        self._stream: FakeStream | None = None
         self._is_over = False
 
-    def record(self, stream: Stream) -> None:
+    def record(self, stream: FakeStream) -> None:
         """It is when the stream has done what it was asked until now."""
         self._stream = stream
         stream.ask(self._pass)
@@ -78,29 +78,29 @@ class FakeDevice:
     def __init__(self, *, eager: bool) -> None:
         self.lock = threading.RLock()
         self._eager = eager
-        self.compute = Stream(self, eager=False)
+        self.compute = FakeStream(self, eager=False)
         self._own = threading.local()
 
     @property
-    def current(self) -> Stream:
+    def current(self) -> FakeStream:
         """The stream that this thread asks now."""
-        stream: Stream = getattr(self._own, "stream", self.compute)
+        stream: FakeStream = getattr(self._own, "stream", self.compute)
         return stream
 
-    def Stream(self, device: Any) -> Stream:  # noqa: N802
+    def Stream(self, device: Any) -> FakeStream:
         """Another stream."""
-        return Stream(self, eager=self._eager)
+        return FakeStream(self, eager=self._eager)
 
-    def Event(self, *, blocking: bool = False) -> Event:  # noqa: N802
+    def Event(self, *, blocking: bool = False) -> FakeEvent:
         """An event that is nowhere yet."""
-        return Event(self)
+        return FakeEvent(self)
 
-    def current_stream(self, device: Any) -> Stream:
+    def current_stream(self, device: Any) -> FakeStream:
         """The stream that this thread asks now."""
         return self.current
 
     @contextmanager
-    def stream(self, stream: Stream) -> Iterator[None]:
+    def stream(self, stream: FakeStream) -> Iterator[None]:
         """Ask this stream inside."""
         before = self.current
         self._own.stream = stream

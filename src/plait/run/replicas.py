@@ -19,6 +19,7 @@ from plait.run.bit_sums import Marks, Place, marks_of
 from plait.run.hooks import Hook, RunStart, StepDone
 from plait.run.replica_replay import ReplicaReplay, Verdict, replica_replay
 
+
 @dataclass(frozen=True)
 class ReplicaSums:
     """One rank's marks, and the places that have changed between two updates."""

@@ -13,8 +13,8 @@ from plait.comm import World
 from plait.doctor.findings import Symptom
 from plait.engine.build import build
 from plait.errors import RunError
-from plait.run.loop import fit
 from plait.run.bit_sums import Marks, mark
+from plait.run.loop import fit
 from plait.run.replica_replay import Difference, MarksByStep, first_difference, judged
 from plait.run.replicas import CompareReplicas, ReplicaSums, damaged
 from tests.helpers.threaded import threaded
