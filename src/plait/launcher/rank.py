@@ -102,7 +102,7 @@ def _die_with_server() -> None:
     A process that is stopped has no thread that could watch. The server lives as long as somebody
     holds its pipe, which it hands to each process that it forks.
     """
-    server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = multiprocessing.forkserver._forkserver
     held = server._forkserver_alive_fd
     if not sys.platform.startswith("linux") or held is None or server._forkserver_pid is not None:
         return
