@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import plait
-from tests.fault.planted import Planted, commit, generate
+from tests.fault.planted import RHYTHM, Planted, commit, generate
 
 SAMPLE = (
     Planted("corruption", "flipped bit", 1, 5, "dp2"),
@@ -24,7 +24,8 @@ def test_a_planted_fault_is_named(fault: Planted, tmp_path: Path) -> None:
     assert outcome.ok, (outcome.finding, outcome.err)
     status = plait("status", "run", "--json", cwd=tmp_path).json()
     assert status["state"] == "ended"
-    assert status["step"] in (fault.step - 1, fault.step)
+    late = RHYTHM if fault.kind == "wrong update" else 0  # the next comparison finds it
+    assert fault.step - 1 <= status["step"] <= fault.step + late
     assert len(status["ranks"]) == 2
     assert f"{fault.finding}: rank {fault.rank} in step " in outcome.err
 
