@@ -1,4 +1,4 @@
-"""Memory on the host for copies of a state: the tensors of a device come by a stream of their own.
+"""Memory on the host for copies of a state. Tensors of a device come by a stream of their own.
 
 On processors a copy is one call. From a GPU it goes into pinned memory, which is made once. Its
 stream waits for what the device was asked before, and runs beside the next forward and backward.
@@ -37,18 +37,18 @@ class SideStream:
         self._ready.record(self._api.current_stream(self._device))
 
     def has(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies on the device."""
+        """Whether a tensor [...] lies on the device."""
         return tensor.device.type == self._device.type
 
     def room(self, num_bytes: int) -> Tensor:
-        """Pinned memory, so that a copy into it needs nobody on the host."""
+        """Pinned memory, uint8 [num_bytes], so that a copy into it needs no thread of the host."""
         is_there = bool(self._api.is_available())
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_there)
 
     def begin(self, rooms: Sequence[Tensor], values: Sequence[Tensor]) -> Callable[[], None]:
-        """Begin to copy; the answer returns when it is done, in any thread.
+        """Begin to copy `values` [n] into `rooms` [n] each; the answer waits for it, in any thread.
 
-        Nobody may write the values before. They may be freed: their memory is then kept.
+        No one may write the values before. They may be freed: their memory is then kept.
         """
         done = self._api.Event(blocking=True)  # who waits takes no processor
         self._stream.wait_event(self._ready)
@@ -67,7 +67,7 @@ def side_stream_of(device: torch.device) -> SideStream | None:
 
 
 def copy_each(rooms: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Have a device copy tensors, one after the other, without waiting for it."""
+    """Have a device copy each of `values` [n] into one of `rooms` [n], without waiting for it."""
     for room, value in zip(rooms, values, strict=True):
         room.copy_(value, non_blocking=True)
 

@@ -47,7 +47,7 @@ class MarksByStep:
 
 
 @dataclass(frozen=True)
-class Difference:
+class FirstDifference:
     """The first step whose update left replicas of a place different, and who holds these."""
 
     step: int
@@ -59,7 +59,7 @@ class Difference:
 class Verdict:
     """The word of a replay: the rank whose update was wrong (None: unknown), and how it shows."""
 
-    difference: Difference
+    difference: FirstDifference
     rank: int | None
     how: str
     replayed_from: int
@@ -153,7 +153,7 @@ class ReplicaReplay:
 
 
 def replica_replay(start: RunStart, marks: Marks) -> ReplicaReplay | None:
-    """What a replay needs, where one may be needed and can be made. Collective.
+    """The states for a replay, where one may be needed and can be made. Collective.
 
     That is where two ranks hold the same elements, on one machine, and the loader can go back.
     """
@@ -167,7 +167,7 @@ def replica_replay(start: RunStart, marks: Marks) -> ReplicaReplay | None:
     return ReplicaReplay(start, marks)
 
 
-def first_difference(histories: Sequence[MarksByStep]) -> Difference | None:
+def first_difference(histories: Sequence[MarksByStep]) -> FirstDifference | None:
     """The first step after which two ranks' marks of the same place differ."""
     indices = [{place: i for i, place in enumerate(one.places)} for one in histories]
     places = dict.fromkeys(place for history in histories for place in history.places)
@@ -176,11 +176,11 @@ def first_difference(histories: Sequence[MarksByStep]) -> Difference | None:
             ranks = [rank for rank, known in enumerate(indices) if place in known]
             marks = {histories[rank].steps[step][indices[rank][place]] for rank in ranks}
             if len(marks) > 1:
-                return Difference(step, place, tuple(ranks))
+                return FirstDifference(step, place, tuple(ranks))
     return None
 
 
-def judged(found: Difference, odd: Sequence[bool], kept: int) -> Verdict:
+def judged(found: FirstDifference, odd: Sequence[bool], kept: int) -> Verdict:
     """The verdict, by whose marks were others in the replay from the step `kept`."""
     others = [rank for rank in found.ranks if odd[rank]]
     replay = f"a replay of its update from step {kept}"

@@ -15,7 +15,7 @@ from plait.engine.build import build
 from plait.errors import RunError
 from plait.run.bit_sums import Marks, mark
 from plait.run.loop import fit
-from plait.run.replica_replay import Difference, MarksByStep, first_difference, judged
+from plait.run.replica_replay import FirstDifference, MarksByStep, first_difference, judged
 from plait.run.replicas import CompareReplicas, ReplicaSums, damaged
 from tests.helpers.threaded import threaded
 
@@ -144,7 +144,7 @@ def test_a_lasting_fault_and_one_of_both_have_no_name() -> None:
 
 def test_steps_that_are_not_the_same_again_name_none() -> None:
     place = ("weight", None, 0, 4)
-    found = Difference(3, place, (0, 1))
+    found = FirstDifference(3, place, (0, 1))
     assert judged(found, [True, True], 1).rank is None
     assert "train.deterministic" in judged(found, [True, True], 1).how
     assert judged(found, [False, True], 1).rank == 1
@@ -157,7 +157,7 @@ def test_the_first_difference_is_that_of_the_first_step() -> None:
         ranks[0].note(step, {place: step, other: 7})
         ranks[1].note(step, {place: step + (step == 2), other: 7})
         ranks[2].note(step, {})
-    assert first_difference(ranks) == Difference(2, place, (0, 1))
+    assert first_difference(ranks) == FirstDifference(2, place, (0, 1))
     del ranks[1].steps[2]
     assert first_difference(ranks) is None
 
