@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli import common, estimate, export, plan, schedule
 from plait.cli.answer import Answer, to_json
-from plait.cli.parser import Parser
+from plait.cli.parser import Parser, UsageError
 from plait.errors import ConfigError, PlaitError, nearest
 from plait.values import JsonMapping
 
@@ -173,9 +173,18 @@ def _reply(answer: Callable[[Choices], Answer], choices: Choices) -> WebReply:
 
 
 def _parsed(verb: Any, words: list[str]) -> argparse.Namespace:
+    """The options of a verb. Errors: `UsageError` with the names that the page has for them."""
+    from plait.explore.question import OPTIONS
+
     parser = Parser("plait explore", "")
     verb.add_arguments(parser)
-    return parser.parse(words)
+    try:
+        return parser.parse(words)
+    except UsageError as error:
+        message = str(error).removesuffix("; see plait explore --help")
+        names = {option: name for name, option in OPTIONS.items()}
+        option, _, rest = message.partition(" ")
+        raise UsageError(f"{names.get(option, option)} {rest}") from None
 
 
 def _plan(opening: Opening, given: Choices) -> Answer:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import NoReturn
 
 from plait.errors import PlaitError, nearest
+
+WRONG_VALUE = re.compile(r"argument ([^:]*): invalid (\w+)(?: value)?: (.*)", re.S)
+"""argparse's message on a value that is no number, or none of the choices."""
+NUMBERS = {"int": "a whole number", "float": "a number"}
 
 
 class UsageError(PlaitError):
@@ -39,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: always, with the message.
         """
-        raise UsageError(f"{message}; see {self.prog} --help")
+        raise UsageError(f"{_plain(message)}; see {self.prog} --help")
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The options. Errors: `UsageError` naming the option nearest to an unknown one."""
@@ -62,3 +67,19 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(
             f"unknown option {word.partition('=')[0]}; {nearest(word.partition('=')[0], known)}"
         )
+
+
+def _plain(message: str) -> str:
+    """A message of argparse without its own words.
+
+    >>> _plain("argument --gpus: invalid int value: 'many'")
+    "--gpus must be a whole number, not 'many'"
+    """
+    found = WRONG_VALUE.fullmatch(message)
+    if found is None:
+        return message
+    option, kind, value = found.groups()
+    if kind == "choice":
+        given, _, choices = value.partition(" (choose from ")
+        return f"{option} must be one of {choices.removesuffix(')')}, not {given}"
+    return f"{option} must be {NUMBERS[kind]}, not {value}" if kind in NUMBERS else message

@@ -42,6 +42,8 @@ OPTIONS: Final = {
 }
 """Choices that are options of a verb."""
 NAMES: Final = ("model", *OVERRIDES, *OPTIONS, "explain", "timeline")
+MOST_SHOWN: Final = 60
+"""Letters of a pasted text that an error repeats."""
 FIRST_CLUSTER: Final = "h100x512"
 """The cluster of a page that is opened without a config."""
 
@@ -138,13 +140,19 @@ def model_tables(text: str) -> JsonMapping:
         table = parse_toml(text, ConfigError, "the pasted config")
     else:
         raise ConfigError(
-            f"no model is known as '{text}'; {nearest(text.lower(), KNOWN)} (or paste a "
-            "config.json)"
+            f"no model is known as '{_shortened(text)}'; {nearest(text.lower(), KNOWN)} "
+            "(or paste a config.json)"
         )
     model = table.get("model", table)
     if isinstance(model, Mapping):
         refuse_references(model)
     return config_tables(table)
+
+
+def _shortened(text: str) -> str:
+    """The beginning of a text on one line: a whole file may have been pasted."""
+    line = " ".join(text.split())
+    return line if len(line) <= MOST_SHOWN else f"{line[: MOST_SHOWN - 3]}..."
 
 
 def refuse_references(model: JsonMapping) -> None:

@@ -124,7 +124,7 @@ def test_an_unknown_verb_names_the_nearest(
         (["--stpes", "3"], "unknown option --stpes; did you mean '--steps'?"),
         (["--stpes=3"], "unknown option --stpes; did you mean '--steps'?"),
         (["--ste", "3"], "unknown option --ste; did you mean '--steps'?"),
-        (["--steps", "many"], "invalid int value: 'many'"),
+        (["--steps", "many"], "--steps must be a whole number, not 'many'; see plait train"),
         (["one-too-many"], "'one-too-many' is one argument too many"),
     ],
 )

@@ -121,12 +121,14 @@ def test_what_is_wrong_is_said_in_words(config: Path, capsys: pytest.CaptureFixt
     said = {
         "cluster": ("h10x8", "unknown preset 'h10'"),
         "model": (HOSTILE, HOSTILE),
-        "devices": ("many", "invalid int value"),
+        "devices": ("many", "devices must be a whole number, not 'many'"),
         "framework": ("megatorn", "did you mean"),
         "top": ("0", "--top is 0"),
     }
     for name, (value, words) in said.items():
         assert words in asked(config, None, **{name: value})["error"]
+    assert "'a: b xxx" in (long := asked(config, None, model="a:\nb " + "x" * 9999)["error"])
+    assert len(long) < 500
     wrong = answered(capsys, "plan", config, "--cluster", "h10x8")
     assert asked(config, None, cluster="h10x8") == wrong
 
