@@ -37,7 +37,7 @@ warmup_steps = 20
 schedule = "cosine"
 clip_grad_norm = 1.0
 """
-PLANS = ("pp2:1f1b mb4", "dp2:zero1")
+PLANS = ("pp2 mb4", "dp2:zero1")
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     (folder / "gpt.toml").write_text(CONFIG)
     plait(folder, "probe", "--quick")
-    plait(folder, "train", "gpt.toml", "--plan", PLANS[0], "--out", "run")
-    plait(folder, "report", "run", "--out", "report.html")
+    plait(folder, "train", "gpt.toml", "--plan", PLANS[0], "--out", "gpt")
+    plait(folder, "report", "gpt", "--out", "report.html")
     plait(folder, "compare", "gpt.toml", "--plans", *PLANS, "--html", "compare.html")
     return folder
 
@@ -66,7 +66,7 @@ def plait(folder: Path, *words: str) -> None:
 
 
 def test_the_run_has_learned_something(runs: Path) -> None:
-    lines = (runs / "run" / "metrics.jsonl").read_text().splitlines()
+    lines = (runs / "gpt" / "metrics.jsonl").read_text().splitlines()
     losses = [json.loads(line)["loss"] for line in lines]
     assert len(losses) == 200 and losses[0] > 5 and sum(losses[-20:]) / 20 < 3
 
