@@ -63,6 +63,20 @@ class Loader:
         workers: int = 0,
         shares: Sequence[int] = (),
     ) -> None:
+        """Read `dataset` from its first epoch on.
+
+        Args:
+            dataset: samples by index, pairs of (input, target).
+            global_batch: samples of a batch on all coordinates together.
+            dp_size: the number of coordinates.
+            dp_rank: this one, from 0.
+            seed: of the order of samples.
+            workers: threads that read ahead; with 0 the caller reads.
+            shares: a whole number for each coordinate, its part of a batch; equal by default.
+
+        Raises:
+            DataError: a number that cannot be, or a data set without samples.
+        """
         if global_batch < 1:
             raise DataError(f"global_batch = {global_batch}: must be at least 1")
         if not 0 <= dp_rank < dp_size:

@@ -123,6 +123,18 @@ class FNO(nn.Module):
         in_channels: int = 1,
         out_channels: int = 1,
     ) -> None:
+        """Make the modules.
+
+        Args:
+            hidden_size: D, the features at each point.
+            num_hidden_layers: the number of blocks.
+            modes: the lowest modes that are kept along each side; at most H / 2 and W / 2 + 1.
+            in_channels: of the field that comes.
+            out_channels: of the field that goes.
+
+        Raises:
+            ModelError: a size below 1.
+        """
         check_positive(hidden_size=hidden_size, num_hidden_layers=num_hidden_layers, modes=modes)
         check_positive(in_channels=in_channels, out_channels=out_channels)
         super().__init__()

@@ -136,6 +136,24 @@ class GPT(nn.Module):
         dropout: float = 0.0,
         initializer_range: float = 0.02,
     ) -> None:
+        """Make the modules; sizes are in elements, and names those of GPT-2 on Hugging Face or its
+        kin.
+
+        Args:
+            num_hidden_layers: the number of blocks.
+            hidden_size: D.
+            num_attention_heads: H, which divides D.
+            vocab_size: V.
+            intermediate_size: of the MLP; 4 D by default.
+            max_position_embeddings: the longest S.
+            tie_word_embeddings: the head's weight [V, D] is the embedding's.
+            layer_norm_epsilon: added to the variance.
+            dropout: the rate, in attention and behind each part.
+            initializer_range: the standard deviation of the first weights.
+
+        Raises:
+            ModelError: a size below 1, or heads that do not divide D.
+        """
         check_positive(
             num_hidden_layers=num_hidden_layers,
             hidden_size=hidden_size,

@@ -262,8 +262,28 @@ class Llama(nn.Module):
         num_local_experts: int | None = None,
         **expert_keys: object,
     ) -> None:
-        """With `num_local_experts`, the MLPs are mixtures of experts; `mixture` knows the other
-        keys.
+        """Make the modules; sizes are in elements, and names those of Hugging Face.
+
+        Args:
+            num_hidden_layers: the number of blocks.
+            hidden_size: D.
+            num_attention_heads: H.
+            intermediate_size: of the MLP.
+            vocab_size: V.
+            num_key_value_heads: G, which divides H; H by default.
+            head_dim: K, which is even; D / H by default.
+            max_position_embeddings: the longest S of a config; the model itself has no limit.
+            rope_theta: the base of the rotary angles.
+            rms_norm_eps: added to the mean square.
+            tie_word_embeddings: the head's weight [V, D] is the embedding's.
+            dropout: the rate, in attention and behind each part.
+            initializer_range: the standard deviation of the first weights.
+            num_local_experts: E; with it the MLPs are mixtures of experts.
+            expert_keys: of the mixtures, as `mixture` has them.
+
+        Raises:
+            ModelError: a size below 1, sizes that do not divide, an odd K, or keys of experts
+                without any.
         """
         if num_local_experts is None and expert_keys:
             raise ModelError(

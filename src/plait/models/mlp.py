@@ -49,6 +49,18 @@ class MLP(nn.Module):
         out_features: int,
         dropout: float = 0.0,
     ) -> None:
+        """Make the layers.
+
+        Args:
+            in_features: of a sample.
+            hidden_size: features of every hidden layer.
+            num_hidden_layers: from 1.
+            out_features: of the result.
+            dropout: the rate behind each hidden layer.
+
+        Raises:
+            ModelError: a size below 1.
+        """
         check_positive(in_features=in_features, hidden_size=hidden_size)
         check_positive(num_hidden_layers=num_hidden_layers, out_features=out_features)
         super().__init__()

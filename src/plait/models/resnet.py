@@ -143,6 +143,18 @@ class ResNet(nn.Module):
         width: int = 64,
         norm: str = "group",
     ) -> None:
+        """Make the modules.
+
+        Args:
+            depth: 18, 34, 50, 101 or 152.
+            num_classes: of the logits.
+            in_channels: of the images.
+            width: channels of the stem and the first group; each later group has twice as many.
+            norm: `group` (16 channels) or `batch`.
+
+        Raises:
+            ModelError: a size below 1, or an unknown depth or norm.
+        """
         check_positive(num_classes=num_classes, in_channels=in_channels, width=width)
         if depth not in LAYERS:
             raise ModelError(
