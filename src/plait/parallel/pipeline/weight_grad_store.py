@@ -326,7 +326,9 @@ class _SplitBackward(torch.autograd.Function):
         # Kept, because a module may have other parameters by the time of its backward.
         params = (weight,) if bias is None else (weight, bias)
         ctx.layer_and_store = (*layer_and_store, params)
-        return layer_and_store[0].forward(x, weight, bias)
+        output = layer_and_store[0].forward(x, weight, bias)
+        # Autograd refuses writes into views that a function returns; a model may do `y += bias`.
+        return output.data if output._is_view() else output
 
     @staticmethod
     def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -174,3 +174,17 @@ def test_only_what_is_quicker_leaves_the_layers_own_forward(rows: int) -> None:
         torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
     rows_apart = torch.func.vmap(layer)(torch.ones(rows, 512, 64))
     torch.testing.assert_close(rows_apart, twin(torch.ones(rows, 512, 64)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_output_may_be_written_into(name: str) -> None:
+    layer, twin, x = made(name)
+    WeightGradStore().install([layer])
+    gradients = []
+    for module in (layer, twin):
+        inputs = x.clone().requires_grad_()
+        output = module(inputs)
+        output += output.detach().sin()
+        output.square().sum().backward()
+        gradients.append(inputs.grad)
+    torch.testing.assert_close(*gradients)
