@@ -20,6 +20,7 @@ from plait.plan import Plan
 from plait.verify.asynchronous import join_stream, reference_stream
 from plait.verify.diagnosis.finding import Facts
 from plait.verify.diagnosis.masks import mask_findings
+from plait.verify.diagnosis.random_findings import with_chance
 from plait.verify.diagnosis.update_findings import NESTEROV
 from plait.verify.external import judge
 from plait.verify.ill_conditioned import may_pass, note, nudged, rounding_alone, wider
@@ -160,6 +161,8 @@ def judge_record(
         if notes and "dropout" in notes[0]:
             found += mask_findings(parallel, model, batches[0], problem.recipe(), slices)
         report = replace(report, findings=[*found, *report.findings])
+        if notes and "random" in notes[0]:  # by more than the seeds of slices
+            report = with_chance(report, run)
     notes += _not_clipped(reference, problem.train.clip_grad_norm)
     refused = [*report.refusals, *same_data(slices(0, batches[0]))]
     return replace(report, notes=notes, refusals=refused)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.parity import update_faults
 from tests.parity.mutations import MUTATIONS, Mutation
-from tests.parity.planted import layers, resume, samples, shared, stages, updates
+from tests.parity.planted import layers, resume, routers, samples, shared, stages, updates
 from tests.parity.planted.entry import ONE_DEVICE, Entry
 
 NAMED = {
@@ -63,6 +63,7 @@ NEW = [
     *stages.ENTRIES,
     *resume.ENTRIES,
     *shared.ENTRIES,
+    *routers.ENTRIES,
 ]
 ENTRIES: list[Entry] = [*map(of_mutation, MUTATIONS), *NEW, *TRAINING]
 BY_NAME = {one.name: one for one in ENTRIES}

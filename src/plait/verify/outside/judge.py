@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from plait.errors import RunError
 from plait.values import JsonObject
 from plait.verify.diagnosis.finding import Finding, list_names
+from plait.verify.diagnosis.random_findings import with_chance
 from plait.verify.outside.comparison import StepComparison
 from plait.verify.outside.loss import summed
 from plait.verify.outside.modules import (
@@ -39,6 +40,7 @@ from plait.verify.reference.one_device import (
     call,
     loss_sum,
     num_samples,
+    run_reference,
 )
 from plait.verify.report import Report
 
@@ -47,7 +49,8 @@ from plait.verify.report import Report
 class RankSteps:
     """The record of one rank: what it held, its updates without their gradients, its samples.
 
-    `in_a_row` is the number of samples that are packed into one row.
+    `in_a_row` is the number of samples that are packed into one row. `drawn`: the generators that
+    its steps drew from.
     """
 
     start: Tensors
@@ -57,6 +60,7 @@ class RankSteps:
     owns_loop: bool = False
     sketches: Sequence[Sketch] = ()
     in_a_row: int = 1
+    drawn: tuple[str, ...] = ()
 
 
 def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Trial) -> Report:
@@ -112,7 +116,23 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
         whole = len(next(iter(readings[0].lines.values()))) == len(ranks)
         if whole:
             notes = (*notes, "every rank computed on every sample: no data axis was seen")
-    return replace(report, findings=findings, notes=[*made.notes, *notes, *report.notes])
+    report = replace(report, findings=findings, notes=[*made.notes, *notes, *report.notes])
+    return _with_chance(report, plain, batches, recipe)
+
+
+def _with_chance(
+    report: Report, plain: nn.Module, batches: Sequence[Batch], recipe: Recipe
+) -> Report:
+    """The report, with what one device says of itself where the step is random."""
+    still = Recipe(recipe.loss, lambda params: torch.optim.SGD(list(params), lr=0.0))
+
+    def run() -> Record:
+        return run_reference(plain, batches, recipe, first_buffers=True)
+
+    def in_a_row() -> Record:
+        return run_reference(plain, [batches[0]] * 2, still, first_buffers=True)
+
+    return with_chance(report, run, in_a_row)
 
 
 def _nothing_held(made: Made, trial: Trial, world_size: int) -> Report:

@@ -93,6 +93,7 @@ def parse(text: str) -> FunctionSource:
     if not file.is_file():
         raise ConfigError(f"there is no file {path}; write FILE.py or FILE.py:function")
     names = _names(file)
+    names |= {second, SECOND, "make"} if "*" in names else set()  # it has what is imported so
     if not second and set(PAIR) <= names and "make" not in names:
         return FunctionSource(str(file.resolve()), PAIR[1])
     wanted = second or (LOOP if LOOP in names and SECOND not in names else SECOND)

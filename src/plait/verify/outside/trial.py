@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from itertools import islice
 
@@ -19,12 +19,20 @@ from torch.utils._pytree import tree_map_only
 
 from plait import comm
 from plait.comm import World
-from plait.errors import ConfigError, PlaitError, RunError, WorldSizeError
+from plait.errors import ConfigError, PlaitError, RankFailed, RunError, WorldSizeError
 from plait.launcher import joined_world, launch
 from plait.mesh import Mesh
 from plait.values import PyTree
+from plait.verify.diagnosis.random_findings import (
+    CAUSE,
+    drift,
+    largest_of,
+    of_draws,
+    with_chance,
+)
 from plait.verify.external import Parallel, differential
 from plait.verify.outside.alike import check_values, differently_made, marks_of
+from plait.verify.outside.failing import in_words
 from plait.verify.outside.judge import RankSteps, judged
 from plait.verify.outside.modules import Sketch
 from plait.verify.outside.rows import keys_of, rows_of, samples_in_a_row
@@ -32,7 +40,8 @@ from plait.verify.outside.source import LOOP, PAIR, Functions
 from plait.verify.outside.task import DTYPES, Made, Trial
 from plait.verify.outside.watch import ObservedUpdate, StepWatch, group_is_there
 from plait.verify.record.gathered import on_first_rank
-from plait.verify.record.observation import Observation
+from plait.verify.record.observation import Observation, Record
+from plait.verify.reference.drawn import Generators, all_from
 from plait.verify.report import Report
 from plait.verify.waiting import of_first
 
@@ -79,20 +88,46 @@ def on_ranks(world: World, trial: Trial) -> Report:
 
 
 def _on_ranks(world: World, trial: Trial) -> Report:
-    functions = trial.source.functions()
+    with in_words("the file", trial.source.path, ConfigError):
+        functions = trial.source.functions()
     if set(PAIR) <= functions.keys():
         return _pair(world, trial, functions)
-    problem_made = _made(functions, DTYPES[trial.dtype], trial.steps)
+    with in_words("make()", trial.source.path, ConfigError):
+        problem_made = _made(functions, DTYPES[trial.dtype], trial.steps)
     plain = copy.deepcopy(problem_made.model)
     apart = differently_made(world.axis("world").gather_objects(marks_of(problem_made)))
-    own = _run(functions, problem_made)
+    with in_words("the step", trial.source.path, RankFailed):
+        own = _run(functions, problem_made)
     ranks = on_first_rank(world, own)
 
     def judge() -> Report:
         report = judged(ranks, plain, problem_made, trial)
         return report if report.ok else replace(report, findings=[*apart, *report.findings])
 
-    return _by_first(world, judge)
+    report = _by_first(world, judge)
+    if report.ok or report.refusals or own.owns_loop:
+        return report
+    return _with_draws(world, trial, replace(problem_made, model=plain), own, report)
+
+
+def _with_draws(world: World, trial: Trial, made: Made, own: RankSteps, report: Report) -> Report:
+    """The report of no, where the step draws numbers outside its model: it runs again, from other
+    seeds. Collective.
+    """
+    axis = world.axis("world")
+    drawn = axis.gather_objects(own.drawn)
+    names = tuple(dict.fromkeys(name for each in drawn for name in each))
+    if not names or any(one.cause == CAUSE for one in report.findings):
+        return report
+    with all_from(0):
+        functions = trial.source.functions()  # with globals as they were
+        fresh = _made(functions, DTYPES[trial.dtype], trial.steps)
+        with all_from(1):
+            again = _run(functions, replace(made, loss=fresh.loss))
+    here = drift(Record(None, again.steps), Record(None, own.steps))
+    return of_draws(
+        report, largest_of(axis.gather_objects(here)), "the step differs from itself", names
+    )
 
 
 def _by_first(world: World, judge: Callable[[], Report]) -> Report:
@@ -107,8 +142,10 @@ def _answer(judge: Callable[[], Report]) -> Report | Exception:
     try:
         return judge()
     except Exception as error:  # all ranks raise it: none waits for the first
+        if isinstance(error, PlaitError):
+            return error
         traceback.print_exc()
-        return error if isinstance(error, PlaitError) else RunError(_reason(error))
+        return RunError(_reason(error))
 
 
 def alone(functions: Functions, trial: Trial) -> Report:
@@ -125,13 +162,21 @@ def _reason(error: Exception) -> str:
 def _pair(world: World, trial: Trial, functions: Functions) -> Report:
     """A file that has its own reference."""
     about = Parallel(gather=world.axis("world").gather_objects, name=trial.source.name)
-    return differential(
-        functions[PAIR[0]],
-        functions[PAIR[1]],
-        steps=trial.steps,
-        tolerance=trial.tolerance,
-        parallel=about,
-    )
+    with in_words("a step of the two", trial.source.path, RankFailed):
+        report = differential(
+            functions[PAIR[0]],
+            functions[PAIR[1]],
+            steps=trial.steps,
+            tolerance=trial.tolerance,
+            parallel=about,
+        )
+
+    def run() -> Record:
+        with all_from(0):
+            step = trial.source.functions()[PAIR[0]]  # with globals as they were
+        return Record(None, [Observation.of(step(number)) for number in range(trial.steps)])
+
+    return with_chance(report, run)
 
 
 def _made(functions: Functions, dtype: torch.dtype, steps: int) -> Made:
@@ -146,14 +191,19 @@ def _made(functions: Functions, dtype: torch.dtype, steps: int) -> Made:
     if loss is not None and not callable(loss):
         raise ConfigError(f"make() returned a loss of {type(loss).__name__}, not a function")
     check_values(model)
+    if not isinstance(batches, Iterable):
+        raise ConfigError(f"make() returned batches of {type(batches).__name__}, not a list")
     cast_batches = [_cast(batch, dtype) for batch in islice(batches, steps)]
     if not cast_batches:
         raise ConfigError("make() returned no batches")
     for batch in cast_batches:
-        if not isinstance(batch, Mapping) and len(batch) != 2:
+        if not isinstance(batch, Mapping | Sequence | Tensor) or (
+            not isinstance(batch, Mapping) and len(batch) != 2
+        ):
+            parts = f"{len(batch)} parts" if isinstance(batch, Sized) else type(batch).__name__
             raise ConfigError(
-                f"make() returned a batch of {len(batch)} parts; it is (inputs, targets), or a "
-                "mapping that the model takes by keyword"
+                f"make() returned a batch of {parts}; it is (inputs, targets), or a mapping that "
+                "the model takes by keyword"
             )
     notes = _without_dropout(model)
     return Made(model.to(dtype), cast_batches, loss, notes)
@@ -210,6 +260,7 @@ def _run(functions: Functions, made: Made) -> RankSteps:
     with watch.on():
         state = made.model if prepare is None else prepare(made.model)
         start = watch.params(names)
+        begun = Generators.now()
         if LOOP in functions:
             keys = keys_of(made.together)
             watch.tell_updates(lambda: keep(None, keys))
@@ -219,7 +270,16 @@ def _run(functions: Functions, made: Made) -> RankSteps:
                 watch.take()
                 loss = functions["train_step"](state, copy.deepcopy(given), made.loss)
                 keep(loss, keys_of(batch))
-    return RankSteps(start, observations, updates, rows, LOOP in functions, sketches, max(packed))
+    return RankSteps(
+        start,
+        observations,
+        updates,
+        rows,
+        LOOP in functions,
+        sketches,
+        max(packed),
+        begun.moved(),
+    )
 
 
 def _number(loss: PyTree) -> float:

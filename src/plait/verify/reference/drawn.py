@@ -1,12 +1,16 @@
-"""Random numbers of one slice of a batch: torch's and Python's, from one seed."""
+"""Random numbers of a run, from one seed, and which generators it has drawn from."""
 
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 
 @contextmanager
@@ -21,3 +25,56 @@ def random_from(seed: int, wanted: bool = True) -> Iterator[None]:
             yield
     finally:
         random.setstate(pythons)
+
+
+@dataclass(frozen=True)
+class Generators:
+    """The states of the process's generators: torch's, Python's, and numpy's where it is loaded."""
+
+    torchs: Tensor
+    pythons: Any
+    numpys: tuple[Any, ...] | None
+
+    @classmethod
+    def now(cls) -> Generators:
+        """The states as they are."""
+        numpy = sys.modules.get("numpy")
+        numpys = None if numpy is None else numpy.random.get_state()
+        return cls(torch.get_rng_state(), random.getstate(), numpys)
+
+    def moved(self) -> tuple[str, ...]:
+        """The generators that have drawn since."""
+        now = Generators.now()
+        same = {
+            "torch": torch.equal(self.torchs, now.torchs),
+            "random": self.pythons == now.pythons,
+            "numpy": _numbers(self.numpys) == _numbers(now.numpys),
+        }
+        return tuple(name for name, is_same in same.items() if not is_same)
+
+
+@contextmanager
+def all_from(seed: int, only: str = "") -> Iterator[None]:
+    """Random numbers of torch, Python and numpy start from `seed`; nothing changes outside.
+
+    `only` is the one generator that starts from it, while the others start from 0.
+    """
+    torchs, pythons, numpys = (
+        seed if only in ("", name) else 0 for name in ("torch", "random", "numpy")
+    )
+    numpy = sys.modules.get("numpy")
+    before = None if numpy is None else numpy.random.get_state()
+    try:
+        with random_from(torchs):
+            random.seed(pythons)
+            if numpy is not None:
+                numpy.random.seed(numpys)
+            yield
+    finally:
+        if numpy is not None:
+            numpy.random.set_state(before)
+
+
+def _numbers(state: tuple[Any, ...] | None) -> tuple[Any, ...]:
+    """A state of numpy's generator with its array as bytes, which compare at once."""
+    return () if state is None else (state[1].tobytes(), *state[2:])

@@ -7,6 +7,7 @@ torch, expert by expert, and autograd makes their gradients.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from plait.models.adapters import adapted
 from plait.models.experts import Experts, MixtureOfExperts
-from plait.models.routing import Router, Routing, best_first
+from plait.models.routing import Router, Routing
 from plait.values import JsonMapping
 
 ADAPTER = "adapter"
@@ -41,7 +42,7 @@ class PlainMixture(nn.Module):
 
     def __init__(self, mixture: MixtureOfExperts) -> None:
         super().__init__()
-        own = type(mixture.router) is Router and mixture.router.settings.method in PlainRouter.TAKES
+        own = type(mixture.router) is Router
         self.router = PlainRouter(mixture.router) if own else mixture.router
         self.experts = PlainExperts(mixture.experts)
         self.shared = mixture.shared
@@ -80,14 +81,13 @@ class PlainExperts(nn.Module):
 
 
 class PlainRouter(Router):
-    """A router whose tokens choose experts; the method is one of `TAKES`."""
-
-    TAKES = ("greedy", "group_limited_greedy", "noaux_tc")
+    """A router of every method, with the parameters of another."""
 
     def __init__(self, router: Router) -> None:
         with torch.device("meta"):
             super().__init__(router.weight.shape[1], router.settings, std=router.std)
         self.weight = router.weight
+        self.noise_weight = router.noise_weight
         self.bias = router.bias
         self.context = router.context
 
@@ -98,17 +98,19 @@ class PlainRouter(Router):
         logits = wide @ self.weight.to(wide.dtype).t()
         softmax = settings.scoring == "softmax"
         scores = logits.softmax(-1) if softmax else logits.sigmoid()
-        shares = scores if softmax else scores / scores.sum(-1, keepdim=True)
+        if settings.method == "noisy":
+            scores = self._with_noise(wide, logits)
+        shares = logits.softmax(-1) if softmax else scores / scores.sum(-1, keepdim=True)
+        if settings.method == "expert_choice":
+            return self._of_experts(logits, shares, scores)
         chosen = self._choice(scores.detach())
         weight = scores.gather(-1, chosen)
-        if settings.normalise:
+        if settings.method == "noisy":
+            weight = (weight - weight.logsumexp(-1, keepdim=True)).exp()
+        elif settings.normalise:
             weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
         kept = self._kept(chosen, scores.detach())
-        if self.training:
-            self._remember(chosen, kept)
-            self.auxiliary = self._auxiliary(logits, shares, chosen)
-        else:
-            self.auxiliary = None
+        self._finish(logits, shares, chosen, kept)
         token, place = kept.flatten(0, 1).nonzero(as_tuple=True)
         expert, factor = (one.flatten(0, 1)[token, place] for one in (chosen, weight))
         return Routing(token, expert, factor * settings.scale)
@@ -120,6 +122,43 @@ class PlainRouter(Router):
             below = torch.sign(chosen.mean() - chosen)
             self.bias += self.settings.bias_speed * below.to(self.bias.dtype)
         self.load = None
+
+    def _finish(self, logits: Tensor, shares: Tensor, chosen: Tensor, kept: Tensor) -> None:
+        """In training, keep the load and the auxiliary loss."""
+        if self.training:
+            self._remember(chosen, kept)
+        self.auxiliary = self._auxiliary(logits, shares, chosen) if self.training else None
+
+    def _with_noise(self, x: Tensor, logits: Tensor) -> Tensor:
+        """The logits, in training with normal noise of a learned width: ln(1 + e^width).
+
+        Source: Shazeer et al. 2017, equations 3 to 5.
+        """
+        if not self.training or self.noise_weight is None:
+            return logits
+        noise = torch.randn(logits.shape, dtype=logits.dtype, device=logits.device)
+        width = x @ self.noise_weight.to(x.dtype).t()
+        return logits + noise * torch.logaddexp(width, torch.zeros_like(width))
+
+    def _of_experts(self, logits: Tensor, shares: Tensor, scores: Tensor) -> Routing:
+        """Each expert takes its best tokens of each sequence, as many as every other.
+
+        Source: Zhou et al. 2022, section 3.2.
+        """
+        settings = self.settings
+        samples, positions, experts = scores.shape
+        wanted = (settings.capacity_factor or 1.0) * settings.num_chosen * positions / experts
+        each = min(positions, -int(-wanted // 1))
+        best = _ranked(scores.detach())[:, :each]  # [B, each, E]
+        pairs = [
+            (sample * positions + position, expert)
+            for sample in range(samples)
+            for expert in range(experts)
+            for position in best[sample, :, expert].tolist()
+        ]
+        token, expert = torch.tensor(sorted(pairs)).unbind(-1)
+        self._finish(logits, shares, expert, torch.ones_like(expert, dtype=torch.bool))
+        return Routing(token, expert, scores.flatten(0, 1)[token, expert] * settings.scale)
 
     def _choice(self, scores: Tensor) -> Tensor:
         """The k experts of each token [B, S, k], of the best groups alone."""
@@ -147,7 +186,7 @@ class PlainRouter(Router):
         experts = chosen.flatten(1)
         order = torch.arange(positions * k).expand(samples, -1)
         if settings.drop_by == "score":
-            order = best_first(scores.gather(-1, chosen).flatten(1))
+            order = _ranked(scores.gather(-1, chosen).flatten(1))
         kept = torch.zeros_like(experts, dtype=torch.bool)
         for sample in range(samples):
             taken = [0] * settings.num_experts
@@ -169,10 +208,11 @@ class PlainRouter(Router):
     def _auxiliary(self, logits: Tensor, shares: Tensor, chosen: Tensor) -> Tensor | None:
         """The balance loss E sum of f_e P_e, and the mean of squared logarithms of sums."""
         settings = self.settings
-        samples, positions = self.context.sizes(*chosen.shape[:2])
+        samples, positions = self.context.sizes(*logits.shape[:2])
         tokens = samples * positions
-        counts = F.one_hot(chosen, settings.num_experts).sum((1, 2)).to(shares.dtype)  # [B, E]
         parts = []
+        if settings.balance_coef:
+            counts = F.one_hot(chosen, settings.num_experts).sum((1, 2)).to(shares.dtype)  # [B, E]
         if settings.balance_coef and settings.balance_per_sequence:
             fractions = counts / (positions * settings.num_chosen)
             of_samples = (fractions * shares.sum(1) / positions).sum(-1) * settings.num_experts
@@ -185,6 +225,17 @@ class PlainRouter(Router):
         if settings.z_coef:
             parts.append(settings.z_coef * logits.logsumexp(-1).square().sum() / tokens)
         return torch.stack(parts).sum() if parts else None
+
+
+def _ranked(scores: Tensor) -> Tensor:
+    """[B, L, ...] -> the positions along L, best score first.
+
+    Scores whose upper half of digits is equal differ by rounding alone: the first comes first.
+    """
+    digits = 1 - round(math.log2(torch.finfo(scores.dtype).eps))
+    mantissa, exponent = torch.frexp(scores)
+    upper = torch.ldexp((mantissa * 2.0 ** (digits // 2)).round(), exponent)
+    return upper.sort(dim=1, descending=True, stable=True).indices
 
 
 class PlainAdapted(nn.Module):
