@@ -263,7 +263,12 @@ def _no_target(model: nn.Module, target: str, layers: Mapping[str, nn.Module]) -
 
 def adapted(model: nn.Module) -> dict[str, Any]:
     """The layers of a model that have an adapter, by name."""
-    return {name: module for name, module in model.named_modules() if hasattr(module, "adapter")}
+    return {name: module for name, module in model.named_modules() if has_adapter(module)}
+
+
+def has_adapter(module: nn.Module) -> bool:
+    """Whether an adapter hangs on a layer. Other code may call something of its own `adapter`."""
+    return isinstance(getattr(module, "adapter", None), Adapter)
 
 
 def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

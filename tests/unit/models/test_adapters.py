@@ -98,3 +98,11 @@ def test_paths_of_a_model_are_beside_the_config(
     keys = loaded.model.keys_for_factory()
     assert keys["config"] == loaded.adapter.weights == str(tmp_path / "weights")
     assert keys["weights"] == "elsewhere"
+
+
+def test_what_other_code_calls_adapter_is_none() -> None:
+    """Wav2Vec2 has an attribute of that name, and users have modules."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model.adapter = None
+    model[0].adapter = nn.Linear(2, 2)
+    assert not adapted(model)

@@ -205,7 +205,7 @@ def split(module: Any, linear: Any, delta: Delta, local: MakeLocal) -> None:
 
     `local` makes a part of: the matrix, its cuts, the axes of partial sums, the number of parts.
     """
-    if not hasattr(module, "adapter"):
+    if not has_adapter(module):
         return
     rule = delta.adapter_rule
     linear.adapter = module.adapter
@@ -225,7 +225,7 @@ def check_none(name: str, module: nn.Module, group: TensorGroup) -> None:
     Raises:
         ModelError: the layer has one.
     """
-    if hasattr(module, "adapter"):
+    if has_adapter(module):
         raise ModelError(
             f"'{name}' is replicated and has an adapter; under {group} features are cut between "
             "layers: leave it out of adapter.targets, or use tpN:1d"
@@ -234,6 +234,11 @@ def check_none(name: str, module: nn.Module, group: TensorGroup) -> None:
 
 def parts_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """The matrices of a layer's adapter, by the name that the layer has for them; none without."""
-    if not hasattr(module, "adapter"):
+    if not has_adapter(module):
         return []
     return [(key, part) for key, part in module.named_children() if key in PARTS]
+
+
+def has_adapter(module: nn.Module) -> bool:
+    """Whether an adapter hangs on a layer. Other code may call something of its own `adapter`."""
+    return hasattr(module, "adapter") and PARTS[0] in module._modules
