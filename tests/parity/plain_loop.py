@@ -158,6 +158,7 @@ CASES: dict[str, Case] = {
     "Nested": Case(_nested, nested_distance),
     "Bags": Case(_clicks, distance),
     "OwnBackward": Case(_points, distance),
+    "Reversible": Case(_points, distance),
     "Dataclass": Case(_points, distance),
     "WithNone": Case(_scaled, distance),
     "Shuffled": Case(_points, distance, by_slice=True),

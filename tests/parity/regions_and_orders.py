@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -79,3 +81,41 @@ class Swapped(nn.Module):
         for number in order:
             x = x + self.layers[number](x).tanh()
         return x
+
+
+class Trunk(torch.autograd.Function):
+    """Layers without a graph, computed again in the backward, as reversible networks do it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layers: nn.ModuleList) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.layers = layers
+        return _through(x, layers)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (saved,) = ctx.saved_tensors
+        x = saved.detach().requires_grad_()
+        with torch.enable_grad():
+            output = _through(x, ctx.layers)
+        output.backward(grad)
+        return x.grad, None
+
+
+def _through(x: Tensor, layers: nn.ModuleList) -> Tensor:
+    for layer in layers:
+        x = x + layer(x).tanh()
+    return x
+
+
+class Reversible(nn.Module):
+    """All blocks inside a function of autograd that the model brings with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(12, 12)
+        self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = Trunk.apply(self.embed(x), self.layers)
+        return output

@@ -21,7 +21,9 @@ NO_SEQUENCE = "does not run where the second dim of its inputs, which cp cuts as
 NO_BLOCKS = "cuts sequences inside the repeated blocks"
 REFUSED = {
     **dict.fromkeys(("UNet", "Images", "Moving", "Lists", "Siamese"), NO_SEQUENCE),
-    **dict.fromkeys(("Hyper", "Nested", "Bags", "OwnBackward", "Dataclass"), NO_SEQUENCE),
+    **dict.fromkeys(
+        ("Hyper", "Nested", "Bags", "OwnBackward", "Reversible", "Dataclass"), NO_SEQUENCE
+    ),
     **dict.fromkeys(("WithNone", "Swapped", "Shuffled", "Variational"), NO_SEQUENCE),
     **dict.fromkeys(("Translator", "Cell", "LinearAttention"), NO_BLOCKS),
     "Graph": "mixes the positions of a sequence",
@@ -33,6 +35,7 @@ ACROSS = {
     "Lists": TOO_FEW,
     "Shuffled": OTHER_ORDER,
     "Swapped": OTHER_ORDER,
+    "Reversible": "is called without autograd although 'weight' is trained",
 }
 
 

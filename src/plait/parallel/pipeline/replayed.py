@@ -43,6 +43,7 @@ class _ReplayState:
     received: dict[Result, Tensor]
     templates: list[_Template]
     restore: Callable[[], None]
+    has_backward: bool
     call: int = 0
     made: dict[Result, Tensor] = field(default_factory=dict)
     random: Tensor | None = None  # the generator's state after this stage's units
@@ -55,11 +56,12 @@ class Replay:
     flow: Flow
     stage_of: Sequence[int]
     running: ReplayedStage | None = None
+    units: dict[str, nn.Module] = field(default_factory=dict)
 
     def install(self, model: nn.Module) -> None:
         """Let every unit ask who runs."""
         for name in dict.fromkeys(self.flow.calls):
-            module = model.get_submodule(name)
+            module = self.units[name] = model.get_submodule(name)
             module.forward = self._replayed(name, module.forward)
 
     def _replayed(self, name: str, forward: Callable[..., object]) -> Callable[..., object]:
@@ -114,7 +116,7 @@ class ReplayedStage(StageModule):
         )
         templates = [] if received is None else list(received.note)
         restore = _nothing if received is None else received.restore
-        now = _ReplayState(arrived, templates, restore)
+        now = _ReplayState(arrived, templates, restore, torch.is_grad_enabled())
         self._now = now
         self.enter()
         self._replay.running = self
@@ -167,6 +169,8 @@ class ReplayedStage(StageModule):
             if number == self._first_call - 1:
                 now.restore()
             return self._stand_in(now, number)
+        if now.has_backward and not torch.is_grad_enabled():
+            self._check_frozen(name)
         replay.running = None  # calls inside a unit are not replayed
         try:
             output = regions.run_unit(forward, args, kwargs)
@@ -175,6 +179,17 @@ class ReplayedStage(StageModule):
         if not self._is_last:
             self._record(now, number, output)
         return output
+
+    def _check_frozen(self, name: str) -> None:
+        """Raise for a unit with trainable parameters that is called without autograd."""
+        params = self._replay.units[name].named_parameters()
+        trainable = next((key for key, param in params if param.requires_grad), None)
+        if trainable is not None:
+            raise ModelError(
+                f"'{name}' is called without autograd although '{trainable}' is trained, as inside "
+                "an autograd.Function or torch.no_grad(); a pipeline passes gradients between "
+                "stages by autograd: write the model without it, or train it without pp"
+            )
 
     def _stand_in(self, now: _ReplayState, number: int) -> object:
         """The result of an earlier unit: the tensors that were received, and zeros for the rest.
