@@ -171,6 +171,8 @@ def _small(known: Mapping[str, Any]) -> dict[str, Any]:
             if not value:
                 continue
             table[key] = {**_kept(value), **_small(value)}
+            if key == "decoder" and "add_cross_attention" in value:  # else its encoder is unused
+                table[key] |= {"is_decoder": True, "add_cross_attention": True}
         elif key.endswith(DROPS) and isinstance(value, float):
             table[key] = 0.0
         elif key.endswith(DROPS) and isinstance(value, list):  # one for each stage
