@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -140,7 +139,7 @@ def noted(carrier: Carrier, argument: str) -> str:
     return f"{carrier.function.__name__}.{argument}"
 
 
-def _call(carrier: Carrier, bound: inspect.BoundArguments) -> Any:
+def _call(carrier: Carrier, bound: inspect.BoundArguments) -> PyTree:
     return carrier.function(*bound.args, **bound.kwargs)
 
 

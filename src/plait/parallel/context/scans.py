@@ -18,7 +18,6 @@ import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -119,7 +118,7 @@ def adopt(modules: Iterable[nn.Module]) -> None:
     for name in names:
         if name.partition(".")[0] == "torch" or name not in sys.modules:
             continue
-        space: dict[str, Any] = vars(sys.modules[name])
+        space = vars(sys.modules[name])
         for key, value in list(space.items()):
             if isinstance(value, types.FunctionType) and (carrier := carrier_of(value)):
                 space[key] = carrier

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,15 +31,13 @@ class Generators:
     """The states of the process's generators: torch's, Python's, and numpy's where it is loaded."""
 
     torchs: Tensor
-    pythons: Any
-    numpys: tuple[Any, ...] | None
+    pythons: object
+    numpys: tuple[object, ...]
 
     @classmethod
     def now(cls) -> Generators:
         """The states as they are."""
-        numpy = sys.modules.get("numpy")
-        numpys = None if numpy is None else numpy.random.get_state()
-        return cls(torch.get_rng_state(), random.getstate(), numpys)
+        return cls(torch.get_rng_state(), random.getstate(), _numpy_state())
 
     def moved(self) -> tuple[str, ...]:
         """The generators that have drawn since."""
@@ -48,7 +45,7 @@ class Generators:
         same = {
             "torch": torch.equal(self.torchs, now.torchs),
             "random": self.pythons == now.pythons,
-            "numpy": _numbers(self.numpys) == _numbers(now.numpys),
+            "numpy": self.numpys == now.numpys,
         }
         return tuple(name for name, is_same in same.items() if not is_same)
 
@@ -75,6 +72,10 @@ def all_from(seed: int, only: str = "") -> Iterator[None]:
             numpy.random.set_state(before)
 
 
-def _numbers(state: tuple[Any, ...] | None) -> tuple[Any, ...]:
-    """A state of numpy's generator with its array as bytes, which compare at once."""
-    return () if state is None else (state[1].tobytes(), *state[2:])
+def _numpy_state() -> tuple[object, ...]:
+    """The state of numpy's generator, its array as bytes; empty where numpy is not loaded."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return ()
+    _, keys, *rest = numpy.random.get_state()
+    return keys.tobytes(), *rest
