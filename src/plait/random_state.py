@@ -14,6 +14,13 @@ _DRAWING = threading.RLock()
 
 
 @contextmanager
+def seeding() -> Iterator[None]:
+    """Change the process's generator while no rank that is a thread draws its start from it."""
+    with _DRAWING:
+        yield
+
+
+@contextmanager
 def drawn_alone(seed: int) -> Iterator[None]:
     """Draw on the host from a seed, and leave its random state unchanged.
 

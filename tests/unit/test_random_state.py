@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, Thread
 
 import torch
 
+from plait.parallel.pipeline.payload import RandomState
 from plait.random_state import IsolatedRandom, drawn_alone
 
 
@@ -19,6 +20,19 @@ def test_threads_draw_what_each_would_draw_alone() -> None:
     alone = [draws(seed) for seed in range(8)]
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(draws, range(8))) == alone
+
+
+def test_a_pipeline_that_begins_a_step_disturbs_no_start_of_another_rank() -> None:
+    alone = draws(3)
+    with torch.random.fork_rng(devices=[]):
+        steps = Thread(target=RandomState(torch.device("cpu")).seed, args=(5,))
+        with drawn_alone(3):
+            drawn = [float(torch.rand(())) for _ in range(150)]
+            steps.start()
+            steps.join(timeout=0.1)
+            drawn += [float(torch.rand(())) for _ in range(150)]
+        steps.join()
+    assert drawn == alone
 
 
 def test_the_state_of_the_process_stays() -> None:

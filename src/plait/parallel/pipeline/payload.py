@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from plait.errors import ModelError
+from plait.random_state import seeding
 from plait.values import PyTree
 
 SENDABLE = frozenset(
@@ -145,9 +146,9 @@ class RandomState:
         (num_bytes,) uint8.
         """
         pythons.seed(seed)
-        torch.default_generator.manual_seed(
-            seed
-        )  # torch.manual_seed asks every kind of device, and takes half a millisecond
+        with seeding():
+            # torch.manual_seed asks every kind of device, and takes half a millisecond.
+            torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
             torch.cuda.default_generators[self._device.index or 0].manual_seed(seed)
         return get_state(self._device)
@@ -173,7 +174,8 @@ class RandomState:
         if self._device.type == "cuda":
             torch.cuda.set_rng_state(state, self._device)
         else:
-            torch.set_rng_state(state)
+            with seeding():
+                torch.set_rng_state(state)
 
 
 def get_state(device: torch.device) -> Tensor:
