@@ -26,6 +26,7 @@ from plait.verify.probes import PROBES
 from tests.helpers.pool import Pool, RanksFailed
 from tests.parity.planted.entry import Entry, judged
 
+SIMULATED = re.compile(r"^raised by simulated rank .*$", re.M)
 DATA = ("allreduce", "ring", "zero1", "zero2", "zero3", "server")
 MODELS = ("mlp", "gpt", "llama", "even", "experts", "batch-norm")
 TENSOR = ("tp2", "tp2:1d,sp", "tp4:2d")
@@ -153,7 +154,7 @@ def _of_ranks(said: str) -> Verdict:
     """
     parts = re.split(r"rank \d+ (raised|hung):", said)
     raised = [text for kind, text in zip(parts[1::2], parts[2::2], strict=True) if kind == "raised"]
-    last = [text.strip().rsplit("\n", 1)[-1] for text in raised]
+    last = [SIMULATED.sub("", text).strip().rsplit("\n", 1)[-1] for text in raised]
     is_refusal = bool(last) and all(
         line.startswith("plait.errors.") and "RankFailed" not in line for line in last
     )
