@@ -69,6 +69,8 @@ SYNONYMS: Final[Mapping[str, Mapping[str, str]]] = {
 """Words of other libraries and of everyday speech, by section: the key here, or the one of another
 section.
 """
+WHOLE: Final = 0.9
+"""The likeness from which a key is the one that was meant, whatever other keys contain."""
 CONTAINED: Final = 0.8
 """The likeness from which a key counts as a part of a longer one."""
 NEAR: Final = 0.6
@@ -104,16 +106,22 @@ def likest(word: str, names: Iterable[str]) -> str | None:
 
 
 def likeness(word: str, name: str) -> float:
-    """How like a word is to a name, or to parts of it that follow each other: 0 to 1."""
+    """How like a word is to a name, or to parts of it that follow each other: 0 to 1.
+
+    A name that is nearly the word itself has more, up to 2.
+    """
     parts = name.split("_")
+    letters = _letters(word)
+    whole = _ratio(letters, "".join(parts))
+    if whole >= WHOLE:
+        return 1.0 + whole
     runs = (
         "".join(parts[start:stop])
         for start in range(len(parts))
         for stop in range(start + 1, len(parts) + 1)
     )
-    letters = _letters(word)
     part = max(_ratio(letters, run) for run in runs)
-    return part if part >= CONTAINED else _ratio(letters, "".join(parts))
+    return part if part >= CONTAINED else whole
 
 
 def _synonym(section: str, key: str, own: Collection[str]) -> str | None:

@@ -42,6 +42,7 @@ MEANT = {
     "recovery.snapshots": "snapshot_every",
     "eval.interval": "every",
     "plan.parallel": "text",
+    "federated.client": "clients",
 }
 
 
