@@ -70,8 +70,8 @@ def test_keys_choose_a_plan_and_the_devices(browser: Any, server: PageServer) ->
         assert page.evaluate("document.activeElement.id") == "scatter"
         page.focus("#slider")
         pressed(page, "ArrowRight")
-        expect(page.locator("#headline")).to_contain_text("128 devices", timeout=60_000)
-        assert page.get_attribute("#slider", "aria-valuetext") == "128 devices"
+        expect(page.locator("#headline")).to_contain_text("1024 devices", timeout=60_000)
+        assert page.get_attribute("#slider", "aria-valuetext") == "1024 devices"
     assert not said
 
 
