@@ -85,7 +85,7 @@ def die_with_parent() -> None:
     launcher = multiprocessing.parent_process()
     if launcher is None:
         return
-    _die_with_server()
+    _wake_with_server()
 
     def watch(sentinel: int) -> None:
         multiprocessing.connection.wait([sentinel])
@@ -96,15 +96,16 @@ def die_with_parent() -> None:
     ).start()
 
 
-def _die_with_server() -> None:
-    """Have the system end this process with the fork server, and the server with the launcher.
+def _wake_with_server() -> None:
+    """Have the system wake this process when the fork server ends, as it does with the launcher.
 
     A process that is stopped has no thread that could watch. The server lives as long as somebody
-    holds its pipe, which it hands to each process that it forks.
+    holds its pipe, which it hands to each process that it forks. A server that a signal to the
+    whole group ends leaves its ranks alive: they save first.
     """
     server: Any = multiprocessing.forkserver._forkserver
     held = server._forkserver_alive_fd
     if not sys.platform.startswith("linux") or held is None or server._forkserver_pid is not None:
         return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     os.close(held)
