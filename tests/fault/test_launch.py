@@ -129,7 +129,7 @@ def test_ranks_end_with_their_launcher(number: signal.Signals) -> None:
 
 
 def test_a_stopped_rank_ends_with_its_launcher() -> None:
-    """It has no thread that could see the launcher go: the system ends it, and its fork server."""
+    """It has no thread that could see the launcher go: the system wakes it once its server ends."""
     command = [sys.executable, "-m", "tests.fault.jobs"]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
