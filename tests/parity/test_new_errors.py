@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 NEW = Path(__file__).parents[2] / "atlas" / "new"
+LEAVING = Path(__file__).parents[1] / "helpers" / "leave_at_once.py"
 PAGE = Path(__file__).parents[2] / "docs" / "verify.md"
 
 
 def said(script: str) -> str:
     """What a script prints on two ranks."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     run = subprocess.run(
-        [*command, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(NEW / script)],
+        [*command, "--nproc_per_node", "2", str(LEAVING), str(NEW / script)],
         capture_output=True,
         text=True,
         timeout=240,
