@@ -6,8 +6,8 @@
 Trains each plan undisturbed, then with a random rank killed every so many seconds. The first plan
 is also killed at one and a half and twice that rate, for the picture. Then half of the ranks are
 lost for good, and a run is timed with and without the doctor's records. `--long` does nothing but
-kill the first plan's ranks `--kills` times. A signal ends it with what was measured. A busy machine
-makes all but the comparison of bits noise.
+kill the first plan's ranks `--kills` times. A signal ends it with what was measured, and so does a
+run that fails. A busy machine makes all but the comparison of bits noise.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ from benchmarks.recovery.runs import (
     KillOnce,
     Trained,
     config_of,
+    cut_short,
     trained,
 )
+from plait.errors import PlaitError
+from plait.launcher.hearing import heard
 
 PLANS = ("dp4:zero1", "pp2:1f1b dp2 mb2")
 PROBE_STEPS = 12
@@ -63,6 +66,7 @@ class Row:
         snapshot_fraction: the share of a step that it waits for its snapshot, undisturbed.
         checkpoint_fraction: seconds that a step waits for a checkpoint, over the median step.
         slowed_fraction: seconds by which the steps after a checkpoint are longer, over the step.
+        is_equal: whether bits are those of the undisturbed run; None where it has not ended.
     """
 
     plan: str
@@ -74,7 +78,7 @@ class Row:
     snapshot_fraction: float
     checkpoint_fraction: float
     slowed_fraction: float
-    is_equal: bool
+    is_equal: bool | None
 
     def cells(self) -> tuple[str, ...]:
         """The row as a table shows it."""
@@ -89,7 +93,7 @@ class Row:
             f"{self.snapshot_fraction:.1%}",
             f"{self.checkpoint_fraction:.1%}",
             f"{self.slowed_fraction:.1%}",
-            "yes" if self.is_equal else "NO",
+            {True: "yes", False: "NO", None: "not compared"}[self.is_equal],
         )
 
 
@@ -133,22 +137,15 @@ def endure(plan: str, every: float, num_kills: int, into: Results) -> None:
         killer = KillEvery(every, 1, num_kills)
         shaken = trained(config_of(plan, steps, 10_000), folder / "shaken", killer)
         fraction = tenth.seconds_of(steps) / shaken.seconds
-        print(
-            f"{len(shaken.result['recoveries'])} recoveries in {shaken.seconds:.0f} s, useful "
-            f"{fraction:.2f}; the undisturbed run for the bits begins",
-            flush=True,
-        )
-        calm = trained(config_of(plan, steps, 1), folder / "calm")
-        is_equal = not differences(calm.folder, shaken.folder)
-        row = replace(
-            row_of(plan, tenth, shaken, is_equal=is_equal),
-            useful_fraction=fraction,
-        )
+        row = replace(row_of(plan, tenth, shaken, is_equal=None), useful_fraction=fraction)
         into.rows.append(row)
-        print(line(row.cells()), flush=True)
+        print(line(row.cells()) + "\nthe undisturbed run for the bits begins", flush=True)
+        calm = trained(config_of(plan, steps, 1), folder / "calm")
+        into.rows[-1] = replace(row, is_equal=not differences(calm.folder, shaken.folder))
+        print(line(into.rows[-1].cells()), flush=True)
 
 
-def row_of(plan: str, calm: Trained, shaken: Trained, *, is_equal: bool) -> Row:
+def row_of(plan: str, calm: Trained, shaken: Trained, *, is_equal: bool | None) -> Row:
     """The row of a disturbed run beside an undisturbed one."""
     recoveries = shaken.result["recoveries"]
     moved = [one["seconds"] for one in recoveries if one["seconds"] is not None]
@@ -195,15 +192,16 @@ def line(cells: tuple[str, ...]) -> str:
 
 def conclude(results: Results, out: Path) -> None:
     """Print what was measured beside its aims, and draw the picture."""
-    if not results.rows:
-        return
     rows = results.rows
+    if not rows:
+        print("nothing: no disturbed run had ended", flush=True)
+        return
     moved = [seconds for row in rows for seconds in row.recovery_seconds]
     least = min(row.useful_fraction for row in rows)
-    equal = sum(row.is_equal for row in rows)
+    compared = [row.is_equal for row in rows if row.is_equal is not None]
     found = [
         ("useful fraction, least of all runs", "0.8 at one kill in 15 s", f"{least:.2f}"),
-        ("disturbed runs with equal bits", "all", f"{equal} of {len(rows)}"),
+        ("disturbed runs with equal bits", "all", f"{sum(compared)} of {len(compared)}"),
         ("steps lost by a kill, most", "1", str(max(row.most_repeated for row in rows))),
         ("stall of a snapshot", "3 % of a step", f"{max(r.snapshot_fraction for r in rows):.1%}"),
         (
@@ -262,21 +260,31 @@ def main() -> int:
     announce()
     print(line(HEAD) + "\n" + "|---" * len(HEAD) + "|", flush=True)
     results = Results()
-    code = 0
-    try:
-        if words.long:
-            endure(words.plans[0], words.every, words.kills, results)
-        else:
-            for number, plan in enumerate(words.plans):
-                rates = PICTURE_RATES if number == 0 else PICTURE_RATES[:1]
-                measure(plan, words.seconds, tuple(words.every / rate for rate in rates), results)
-            lose_half(words.seconds, results)
-            weigh_doctor(words.seconds, results)
-    except CutShort as cut:
-        print(f"\ncut short by signal {cut.number}; what was measured until then:", flush=True)
-        code = 128 + cut.number
-    conclude(results, words.out)
-    return code
+    with heard(cut_short):
+        try:
+            measure_all(words, results)
+        except CutShort as cut:
+            print(f"\ncut short by signal {cut.number}; what was measured until then:", flush=True)
+            return 128 + cut.number
+        except PlaitError as error:
+            print(f"\nended: {error}; what was measured until then:", flush=True)
+            return 1
+        finally:
+            with heard(lambda number, frame: None):  # the table is printed whole
+                conclude(results, words.out)
+    return 0
+
+
+def measure_all(words: argparse.Namespace, into: Results) -> None:
+    """What the words of the command ask for."""
+    if words.long:
+        endure(words.plans[0], words.every, words.kills, into)
+        return
+    for number, plan in enumerate(words.plans):
+        rates = PICTURE_RATES if number == 0 else PICTURE_RATES[:1]
+        measure(plan, words.seconds, tuple(words.every / rate for rate in rates), into)
+    lose_half(words.seconds, into)
+    weigh_doctor(words.seconds, into)
 
 
 if __name__ == "__main__":

@@ -38,11 +38,17 @@ MODEL: dict[str, Any] = {
 
 
 class CutShort(Exception):
-    """A signal has ended a run before its last step."""
+    """A signal has ended a run before its last step, or came between two runs."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
+
+
+def cut_short(number: int, frame: object) -> None:
+    """Raise `CutShort` for a signal. It is ignored from then on: `timeout` sends it twice."""
+    signal.signal(number, signal.SIG_IGN)
+    raise CutShort(number)
 
 
 @dataclass(frozen=True)
@@ -187,14 +193,18 @@ def trained(
         layout = LaunchPlan(str(plan), plan.world_size)
         policy = replanning.policy(config, plan)
         with job.supervision.outside():
-            result: dict[str, Any] = keep(main, (job,), layout, policy).results[0]
+            end = keep(main, (job,), layout, policy)
+    except KeyboardInterrupt as error:
+        raise CutShort(signal.SIGINT) from error
+    except SystemExit as error:  # of a second signal
+        raise CutShort(int(error.code or 0) - 128) from error
     finally:
         ended.set()
         for thread in threads:
             thread.join()
-    if "stopped" in result:
-        raise CutShort(result["signal"])
-    return Trained(folder, time.perf_counter() - began, result)
+    if end.signal:
+        raise CutShort(end.signal)
+    return Trained(folder, time.perf_counter() - began, end.results[0])
 
 
 def without_doctor(seat: Seat, job: TrainingRun) -> None:

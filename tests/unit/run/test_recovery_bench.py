@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from benchmarks.recovery import bench, doctor, runs
 
+from plait.errors import RankFailed
 from plait.launcher.keeper import RunResults
 
 COST = doctor.DoctorCost(
@@ -25,6 +29,66 @@ def test_a_run_that_a_signal_ended_is_cut_short(
     with pytest.raises(runs.CutShort) as caught:
         runs.trained(runs.config_of("dp2", 4, 1), tmp_path / "run")
     assert caught.value.number == signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("end", "number"),
+    [(SystemExit(143), signal.SIGTERM), (KeyboardInterrupt(), signal.SIGINT)],
+)
+def test_a_second_signal_cuts_a_run_short_too(
+    end: BaseException, number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def kept(*_: object) -> None:
+        raise end
+
+    monkeypatch.setattr(runs, "keep", kept)
+    with pytest.raises(runs.CutShort) as caught:
+        runs.trained(runs.config_of("dp2", 4, 1), tmp_path / "run")
+    assert caught.value.number == number
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_between_two_runs_ends_with_the_table(
+    number: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def measured(plan: str, seconds: float, rates: object, into: bench.Results) -> None:
+        into.rows.append(ROW)
+        os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr(bench, "measure", measured)
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path)])
+    assert bench.main() == 128 + number
+    assert f"cut short by signal {number}" in (shown := capsys.readouterr().out)
+    assert "| disturbed runs with equal bits | all | 1 of 1 |" in shown
+    assert signal.getsignal(number) == before
+
+
+def test_a_run_that_fails_ends_with_the_table_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failed(seconds: float, into: bench.Results) -> None:
+        raise RankFailed("rank 1 was killed by SIGKILL")
+
+    monkeypatch.setattr(bench, "measure", lambda *words: words[-1].rows.append(ROW))
+    monkeypatch.setattr(bench, "lose_half", failed)
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path)])
+    assert bench.main() == 1
+    shown = capsys.readouterr().out
+    assert "ended: rank 1 was killed by SIGKILL; what was measured until then:" in shown
+    assert "| disturbed runs with equal bits | all | 2 of 2 |" in shown
+
+
+def test_a_row_whose_bits_are_not_compared_counts_as_neither(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    row = replace(ROW, is_equal=None)
+    bench.conclude(bench.Results([ROW, row]), tmp_path)
+    assert "| disturbed runs with equal bits | all | 1 of 1 |" in capsys.readouterr().out
+    assert row.cells()[-1] == "not compared"
 
 
 def test_the_table_has_the_aims_and_the_picture_is_drawn(
