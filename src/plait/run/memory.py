@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 _PAGES: Final = Path("/proc/self/statm")
+_MACHINE: Final = Path("/proc/meminfo")
 
 
 def peak_memory_bytes() -> int:
@@ -40,3 +41,15 @@ def held_memory_bytes(device: torch.device) -> int | None:
     except OSError:
         return None
     return int(resident) * resource.getpagesize()
+
+
+def free_memory_bytes() -> int | None:
+    """The host memory of this machine that is there to be taken; None where the system does not
+    say.
+    """
+    try:
+        lines = _MACHINE.read_text().splitlines()
+    except OSError:
+        return None
+    free = next((line for line in lines if line.startswith("MemAvailable:")), None)
+    return None if free is None else int(free.split()[1]) << 10

@@ -3,7 +3,8 @@
 Of two replicas that differ none is the odd one. A bit that an update itself gets wrong changes
 nothing between two updates either. So each rank keeps the last state whose replicas were equal, and
 the marks of every update since. The steps are done again from there. A rank whose marks are others
-this time was wrong the first time.
+this time was wrong the first time. A state lies in its rank's own machine; other machines are sent
+it when a replay begins, and not before.
 """
 
 from __future__ import annotations
@@ -18,16 +19,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from plait.checkpoint.memory import MemoryCopy
 from plait.doctor.flight import Phase
 from plait.launcher.board import Files
 from plait.launcher.leftovers import namespace
 from plait.run.bit_sums import Marks, Place, marks_of
 from plait.run.copier import Copier
+from plait.run.memory import free_memory_bytes
 
 if TYPE_CHECKING:
+    from plait.comm import World
     from plait.run.hooks import RunStart
 
 TWO = 2
+BLOCK_BYTES = 64 << 20
 
 
 @dataclass
@@ -68,15 +76,16 @@ class Verdict:
 class ReplicaReplay:
     """Keeps what a replay needs, in host memory: two states of this rank, which take turns."""
 
-    def __init__(self, start: RunStart, marks: Marks) -> None:
-        """Keep the state that the run starts from. Collective."""
+    def __init__(self, start: RunStart, marks: Marks, machines: Sequence[str]) -> None:
+        """Keep the state that the run starts from. `machines` has a name by rank. Collective."""
         from plait.engine.state.snapshots import Snapshots
 
         self._engine = start.engine
         self._loader = start.loader
-        files = Files(Path(tempfile.gettempdir()))
-        weakref.finalize(self, files.close)
-        own = tuple(files.make() for _ in range(TWO))
+        self._machines = machines
+        self._files = Files(Path(tempfile.gettempdir()))
+        weakref.finalize(self, self._files.close)
+        own = tuple(self._files.make() for _ in range(TWO))
         self._paths: list[tuple[Path, ...]] = start.engine.world.axis("world").gather_objects(own)
         self._snapshots = Snapshots(own, start.engine)
         self._copier = Copier()
@@ -128,16 +137,22 @@ class ReplicaReplay:
         found = first_difference(histories)
         if found is None or found.step <= self._kept:
             return None
-        odd: list[bool] = world.gather_objects(self._is_other_now(found.step))
+        paths = self._paths_here()
+        if not paths:
+            return None
+        odd: list[bool] = world.gather_objects(self._is_other_now(found.step, paths))
         return judged(found, odd, self._kept)
 
-    def _is_other_now(self, last: int) -> bool:
-        """Whether this rank's updates up to a step have other marks than the first time."""
+    def _is_other_now(self, last: int, paths: Sequence[Path]) -> bool:
+        """Whether this rank's updates up to a step have other marks than the first time.
+
+        `paths` has a file of the kept state by rank.
+        """
         from plait.engine.state.snapshots import restore
 
         engine = self._engine
         with engine.world.recorder.flight.during(Phase.STARTING):
-            meta = restore(engine, [paths[self._turn % TWO] for paths in self._paths])
+            meta = restore(engine, paths)
         self._loader.load_state_dict(meta["loader"], self._kept)
         engine.guard.rolled_back(self._kept)
         batches = iter(self._loader)
@@ -148,23 +163,76 @@ class ReplicaReplay:
             is_other |= now != self._history.steps[step]
         return is_other
 
+    def _paths_here(self) -> list[Path]:
+        """By rank, a file of the kept state on this machine. Collective.
+
+        The first rank of a machine keeps what the ranks of others send. Empty where a machine
+        has no memory for it.
+        """
+        paths = [of_rank[self._turn % TWO] for of_rank in self._paths]
+        machines = self._machines
+        if len(set(machines)) == 1:
+            return paths
+        world = self._engine.world
+        here = machines[world.rank]
+        first = machines.index(here)
+        content = self._snapshots.content(self._turn)
+        facts = world.axis("world").gather_objects((content.numel(), free_memory_bytes()))
+        sizes: list[int] = [size for size, _ in facts]
+        if not have_room(machines, sizes, [free for _, free in facts]):
+            return []
+        come = {}
+        for rank, size in enumerate(sizes):
+            is_own = rank == world.rank
+            sent = content if is_own else torch.empty(size, dtype=torch.uint8)
+            _send_to_all(world, sent, rank)
+            if world.rank == first and machines[rank] != here:
+                come[rank] = self._files.make()
+                MemoryCopy(come[rank]).write(sent)
+        brought: dict[int, Path] = world.axis("world").gather_objects(come)[first]
+        return [brought.get(rank, path) for rank, path in enumerate(paths)]
+
     def _wait(self) -> None:
         self._copier.wait()
+
+
+def have_room(machines: Sequence[str], sizes: Sequence[int], free: Sequence[int | None]) -> bool:
+    """Whether each machine has room for the parts of the others. All in bytes, by rank.
+
+    A part that is on its way takes the memory of one more on each rank. None: unknown.
+    """
+    for name, room in zip(machines, free, strict=True):
+        others = sum(size for size, other in zip(sizes, machines, strict=True) if other != name)
+        if room is not None and others + machines.count(name) * max(sizes) > room:
+            return False
+    return True
+
+
+def _send_to_all(world: World, content: Tensor, root: int) -> None:
+    """Have the bytes (num_bytes,) uint8 of a rank on every rank, in place, in blocks."""
+    for block in content.split(BLOCK_BYTES):
+        sent = block.to(world.device)
+        world.axis("world").broadcast(sent, root).wait()
+        if world.rank != root:
+            block.copy_(sent)
+
+
+def machine() -> str:
+    """The name of this machine, and of the processes that its ranks see."""
+    return f"{socket.gethostname()}/{namespace()}"
 
 
 def replica_replay(start: RunStart, marks: Marks) -> ReplicaReplay | None:
     """The states for a replay, where one may be needed and can be made. Collective.
 
-    That is where two ranks hold the same elements, on one machine, and the loader can go back.
+    That is where two ranks hold the same elements, and the loader can go back.
     """
     able = hasattr(start.loader, "state_dict") and hasattr(start.loader, "load_state_dict")
-    own = (tuple(marks), able, f"{socket.gethostname()}/{namespace()}")
-    told = start.engine.world.axis("world").gather_objects(own)
+    told = start.engine.world.axis("world").gather_objects((tuple(marks), able, machine()))
     holders = Counter(place for places, _, _ in told for place in places)
-    is_possible = all(one[1] for one in told) and len({one[2] for one in told}) == 1
-    if not is_possible or TWO not in holders.values():
+    if not all(is_able for _, is_able, _ in told) or TWO not in holders.values():
         return None
-    return ReplicaReplay(start, marks)
+    return ReplicaReplay(start, marks, [name for _, _, name in told])
 
 
 def first_difference(histories: Sequence[MarksByStep]) -> FirstDifference | None:

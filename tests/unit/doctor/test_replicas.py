@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,10 @@ from torch import Tensor, nn
 from plait.comm import World
 from plait.doctor.findings import Symptom
 from plait.engine.build import build
+from plait.engine.state import snapshots
 from plait.errors import RunError
+from plait.launcher.board import Files
+from plait.run import replica_replay
 from plait.run.bit_sums import Marks, mark
 from plait.run.loop import fit
 from plait.run.replica_replay import FirstDifference, MarksByStep, first_difference, judged
@@ -90,8 +96,9 @@ def train_with_a_wrong_update(
     world: World, plan: str, wrong: dict[int, set[int]], every: int
 ) -> tuple[list[Symptom], str]:
     """The updates of these steps get a bit wrong on a rank, once; with 0 among them, each time."""
-    net = nn.Linear(4, 4)
-    net.load_state_dict(NET.state_dict())
+    net: nn.Module = copy.deepcopy(NET)
+    if "pp" in plan:
+        net = nn.Sequential(net, copy.deepcopy(NET))
     left = wrong.get(world.rank, set()).copy()
     lasts = 0 in left
 
@@ -128,6 +135,60 @@ def test_a_wrong_update_of_two_is_told_by_a_replay(step: int, every: int) -> Non
         assert found.details["replayed_from"] == last_equal(step, every)
         assert f"gives other bits, and that of ranks [{1 - rank}] the same again" in message
         assert (nothing, same) == ([], message)
+
+
+@pytest.mark.parametrize("plan", ["dp2", "pp2:gpipe dp2 mb2"])
+def test_a_replay_reads_nothing_of_another_machine(
+    plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the ranks are a machine of their own. What it restores was made there."""
+    size = 2 if plan == "dp2" else 4
+    made: dict[Path, str] = {}
+    read: list[str] = []
+    make, restore = Files.make, snapshots.restore
+
+    def machine() -> str:
+        rank = int(threading.current_thread().name.removeprefix("rank "))
+        return f"machine {rank * 2 // size}"
+
+    def made_here(files: Files) -> Path:
+        path = make(files)
+        made[path] = machine()
+        return path
+
+    def restored(engine: Any, paths: Sequence[Path]) -> Any:
+        read.extend(f"{machine()} reads {made[path]}" for path in paths)
+        return restore(engine, paths)
+
+    monkeypatch.setattr(replica_replay, "machine", machine)
+    monkeypatch.setattr(replica_replay, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(Files, "make", made_here)
+    monkeypatch.setattr(snapshots, "restore", restored)
+    wrong = size // 2
+    told = threaded(size, train_with_a_wrong_update, plan, {wrong: {4}}, 2, plan=plan)
+    ((found,), message), *_ = told
+    assert (found.rank, found.step) == (wrong, 4)
+    assert "gives other bits" in message
+    each = size * size // 2
+    assert (
+        sorted(read) == ["machine 0 reads machine 0"] * each + ["machine 1 reads machine 1"] * each
+    )
+
+
+def test_a_machine_without_room_for_the_others_has_no_replay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replica_replay, "machine", lambda: threading.current_thread().name)
+    monkeypatch.setattr(replica_replay, "free_memory_bytes", lambda: 100)
+    told = threaded(2, train_with_a_wrong_update, "dp2", {1: {4}}, 2, plan="dp2")
+    ((found,), message), *_ = told
+    assert found.rank is None
+    assert "none is the odd one" in message
+    assert "replay" not in message
+    assert replica_replay.have_room("aab", [3, 4, 5], [15, 15, 12])
+    assert not replica_replay.have_room("aab", [3, 4, 5], [15, 15, 11])
+    assert not replica_replay.have_room("aab", [3, 4, 5], [14, None, 12])
+    assert replica_replay.have_room("aab", [3, 4, 5], [None, 15, None])
 
 
 def last_equal(step: int, every: int) -> int:
