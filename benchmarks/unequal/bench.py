@@ -151,15 +151,17 @@ def main() -> None:
     if plan.startswith("pp"):
         few = round(arguments.layers / (ratio + 1))
         key, parts = ("counts", tuple(arguments.counts or (arguments.layers - few, few)))
-    rows = {
-        "fast rank alone": fast,
-        "slow rank alone": slow,
-        f"{plan}, equal parts": rate(plan, measure, both),
-        f"{plan}, {key} {list(map(int, parts))}": rate(plan, measure, both, **{key: parts}),
-    }
+    together = fast + slow
+
+    def show(name: str, samples: float) -> None:
+        print(f"{name:28} {samples:9.1f}   {samples / together:.2f}", flush=True)
+
     print(f"{'':28} samples/s   of both together")
-    for name, samples in rows.items():
-        print(f"{name:28} {samples:9.1f}   {samples / (fast + slow):.2f}")
+    show("fast rank alone", fast)
+    show("slow rank alone", slow)
+    show(f"{plan}, equal parts", rate(plan, measure, both))
+    shared = {key: parts}
+    show(f"{plan}, {key} {list(map(int, parts))}", rate(plan, measure, both, **shared))
 
 
 if __name__ == "__main__":
