@@ -3,7 +3,8 @@
 So ranks can be lost and return in the middle of a short run, or at its end.
 
 `PACE` is the file; `PACE_SECONDS` the least time of a step until it is there. `PACE_END`, where it
-is given, is a file for which ranks wait once their last checkpoint is saved.
+is given, is a file for which ranks wait once their last checkpoint is saved. With `MACHINE_OF_RANK`
+every rank takes itself for a machine of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from plait.cli import command
 from plait.engine.engine import Engine
+from plait.run import replica_replay
 from plait.run.checkpoints import Checkpoints
 from tests.fault.stacks import answer_signals
 
@@ -38,4 +40,6 @@ if __name__ == "__main__":
 
     Engine.step = slow  # type: ignore[method-assign]
     Checkpoints.on_end = waits  # type: ignore[method-assign]
+    if "MACHINE_OF_RANK" in os.environ:
+        replica_replay.machine = lambda: f"machine {os.environ['RANK']}"
     command()
