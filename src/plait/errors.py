@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Final
+
+WRITE_ELSEWHERE: Final = "name a place that you may write to"
+"""The cure where a file or a folder cannot be written."""
 
 
 class PlaitError(Exception):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 
 from plait.errors import PlaitError
@@ -19,6 +21,11 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+MOST_BESIDE = 1000
+"""Files of a folder that are looked at for the one that was meant."""
+FEW = 5
+NOT_READABLE = "you may not read this file or its folder; ls -l shows who may, chmod u+r lets you"
+
 
 def read_toml(path: str | Path, error: type[PlaitError]) -> JsonObject:
     """The tables of a TOML file; raises `error` for a file that is missing, unreadable or no TOML
@@ -28,12 +35,35 @@ def read_toml(path: str | Path, error: type[PlaitError]) -> JsonObject:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise error(f"{path}: there is no such file") from None
+        raise error(f"{path}: there is no such file; {files_near(path)}") from None
     except IsADirectoryError:
-        raise error(f"{path}: this is a directory, not a TOML file") from None
+        inside = files_near(path / f"{path.name}.toml")
+        raise error(f"{path}: this is a directory, not a TOML file; {inside}") from None
+    except PermissionError:
+        raise error(f"{path}: {NOT_READABLE}") from None
     except (OSError, ValueError) as cause:  # ValueError: no text, or a path with a null character
         raise error(f"{path}: cannot be read as text: {cause}") from None
     return parse_toml(text, error, str(path))
+
+
+def files_near(path: Path) -> str:
+    """The clause that helps who named a file that is not there: the files beside it, of its kind.
+
+    Its folder may be the one that is not there. Then the clause says from where it was looked for.
+    """
+    folder = path.parent
+    try:
+        beside = [one.name for one in islice(folder.iterdir(), MOST_BESIDE) if one.is_file()]
+    except OSError:
+        where = "" if path.is_absolute() else f" in {Path.cwd()}"
+        return f"there is no folder {folder}{where} either"
+    names = sorted(name for name in beside if name.endswith(path.suffix))
+    close = get_close_matches(path.name, names, n=1)
+    if close:
+        return f"did you mean '{folder / close[0]}'?"
+    if not names:
+        return f"there is no {path.suffix} file in {folder.absolute()}".replace("  ", " ")
+    return f"{folder}/ has {', '.join(names[:FEW])}{' ...' if len(names) > FEW else ''}"
 
 
 def parse_toml(text: str, error: type[PlaitError], name: str) -> JsonObject:

@@ -64,7 +64,7 @@ def test_it_is_said_and_does_not_run_on_the_page_of_plans(
         assert "alert(1)" in page.inner_text("#error")
         page.goto("about:blank")
         page.goto(f"{server.url}#{urlencode({'plan': text, 'tokens': text, 'price': text})}")
-        page.wait_for_selector("#plans tbody tr", timeout=60_000)
+        page.wait_for_selector("#plans tbody tr")
         expect(page.locator("#notes")).to_contain_text(text)
         assert page.locator("img, svg, a:not(.skip)").count() == 0
         assert not dialogs

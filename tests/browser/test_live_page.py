@@ -30,7 +30,7 @@ def test_it_follows_the_run(browser: Any, tmp_path: Path) -> None:
                     metrics.write(step(number))
                     metrics.flush()
                     now = page.locator("#cards .card").first
-                    expect(now).to_contain_text(f"{number} of", timeout=20_000)
+                    expect(now).to_contain_text(f"{number} of")
             assert page.locator("#charts canvas").count() >= 5
             assert "predicted" in page.inner_text("#cards")
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -4,14 +4,13 @@ every width, without a word on the console. Pictures go where `PLAIT_PICTURES` n
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from plait.cli import main
-from tests.browser.chromium import SCREENS, opened
+from tests.browser.chromium import SCREENS, draw, opened, stop_the_clock
 
 
 @pytest.mark.parametrize("screen", SCREENS)
@@ -34,10 +33,9 @@ def test_a_page_draws_itself(
             curves = page.inner_text("#charts")
             assert curves.count("predicted") == 3
             assert "40" in curves  # without a pointer the legends tell the last step
-        folder = os.environ.get("PLAIT_PICTURES")
-        if folder and (name, screen) == ("schedule", "light"):
+        if (name, screen) == ("schedule", "light"):
             page.mouse.move(0, 0)
-            page.screenshot(path=Path(folder) / "schedule-light.png", full_page=True)
+            draw(page, "schedule-light", full_page=True)
         first.drag_to(
             first, source_position={"x": 100, "y": 10}, target_position={"x": 200, "y": 10}
         )
@@ -61,12 +59,14 @@ def test_a_strategy_is_stepped_through(browser: Any, tmp_path: Path) -> None:
             assert page.locator("#panels .panel").count() == 4
             assert "rank 0, from rank 1" in page.inner_text("#panels")
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-            folder = os.environ.get("PLAIT_PICTURES")
-            if folder and screen == "light":
-                page.screenshot(path=Path(folder) / "explain-light.png", full_page=True)
+            if screen == "light":
+                draw(page, "explain-light", full_page=True)
             page.click("#back")
+            stop_the_clock(page)
             page.click("#play-steps")
             assert page.inner_text("#play-steps") == "Stop"
+            page.clock.run_for(1700)
             page.click("#play-steps")
-            assert page.inner_text("#where").startswith("step 2 of ")
+            page.clock.run_for(10_000)
+            assert page.inner_text("#where").startswith("step 3 of ")
         assert not said

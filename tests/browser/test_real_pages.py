@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.chromium import SCREENS, opened
+from tests.browser.chromium import SCREENS, draw, opened
 
 pytestmark = pytest.mark.long
 
@@ -80,7 +80,6 @@ def test_its_pages_draw_themselves(name: str, screen: str, browser: Any, runs: P
         assert "predicted" in page.inner_text("#charts")
         if name == "compare":
             assert all(plan in page.inner_text("#charts") for plan in PLANS)
-        folder = os.environ.get("PLAIT_PICTURES")
-        if folder and (name == "report" or screen == "light"):
-            page.screenshot(path=Path(folder) / f"{name}-{screen}.png", full_page=True)
+        if name == "report" or screen == "light":
+            draw(page, f"{name}-{screen}", full_page=True)
     assert not said

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from plait.cli.answer import Json
 from plait.cli.parser import UsageError
-from plait.errors import ClusterError, ConfigError, PlanError
+from plait.errors import WRITE_ELSEWHERE, ClusterError, ConfigError, PlanError
 from plait.launcher import joined_world
 from plait.launcher.main_process import say
 from plait.plan import (
@@ -262,10 +262,10 @@ def check_writable(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot write {path}: {error.strerror}; {WRITE_ELSEWHERE}") from error
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         reason = "it is a folder" if path.is_dir() else "its folder takes no files"
-        raise ConfigError(f"cannot write {path}: {reason}")
+        raise ConfigError(f"cannot write {path}: {reason}; {WRITE_ELSEWHERE}")
 
 
 def check_folder(path: Path) -> None:
@@ -273,7 +273,9 @@ def check_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot make the folder {path}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot make the folder {path}: {error.strerror}; {WRITE_ELSEWHERE}"
+        ) from error
 
 
 def choose(config: Config, num_ranks: int | None) -> tuple[Config, Plan]:

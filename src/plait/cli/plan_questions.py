@@ -14,7 +14,7 @@ from plait.cli.answer import Answer, Json
 from plait.cli.estimate import size
 from plait.cli.layout import PlanTable, Prose
 from plait.cli.parser import UsageError
-from plait.errors import ConfigError
+from plait.errors import WRITE_ELSEWHERE, ConfigError
 from plait.values import JsonMapping
 
 if TYPE_CHECKING:
@@ -102,7 +102,9 @@ def sweep_answer(tables: JsonMapping, cluster: Cluster, arguments: argparse.Name
         try:
             arguments.svg.write_text(drawn(points), encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"cannot write {arguments.svg}: {error.strerror}") from error
+            raise ConfigError(
+                f"cannot write {arguments.svg}: {error.strerror}; {WRITE_ELSEWHERE}"
+            ) from error
     fits = any(point.best is not None for point in points)
     return Answer(data, partial(_sweep_view, rows), ok=fits)
 

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     try:
         out.write_text(report.page, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot write {out}: {error.strerror}") from error
+        raise ConfigError(f"cannot write {out}: {error.strerror}; --out names another") from error
     result = {"out": str(out), **report.numbers}
     return Answer(result, f"{report}\nwritten to {out}")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from plait.cli import schedule_page
 from plait.cli.answer import Answer, Json
 from plait.cli.layout import Prose
-from plait.errors import ScheduleError
+from plait.errors import WRITE_ELSEWHERE, ScheduleError
 from plait.parallel.pipeline import render, text
 from plait.parallel.pipeline.actions import Action, Kind, Schedule
 from plait.parallel.pipeline.clock import unit
@@ -84,7 +84,9 @@ def run(arguments: argparse.Namespace) -> Answer:
         try:
             path.write_text(drawn_page(), encoding="utf-8")
         except OSError as error:
-            raise ScheduleError(f"cannot write {path}: {error.strerror}") from error
+            raise ScheduleError(
+                f"cannot write {path}: {error.strerror}; {WRITE_ELSEWHERE}"
+            ) from error
     return Answer(as_dict(drawn, result), partial(_view, drawn, result))
 
 

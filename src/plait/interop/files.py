@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from plait.errors import ConfigError
-from plait.toml import parse_json
+from plait.toml import NOT_READABLE, files_near, parse_json
 from plait.values import JsonObject, JsonValue
 
 if sys.version_info >= (3, 11):
@@ -29,9 +29,11 @@ def read_text(path: Path) -> str:
             raise ConfigError(f"{path} has {path.stat().st_size:,} bytes, which is no config")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file") from None
+        raise ConfigError(f"{path}: there is no such file; {files_near(path)}") from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: this is a directory, not a config") from None
+    except PermissionError:
+        raise ConfigError(f"{path}: {NOT_READABLE}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as text: {error}") from None
 

@@ -48,6 +48,21 @@ _RECORDS: Final[dict[str, Callable[..., object]]] = {
 }
 _COUNTS: Final = {"ep": "ep", "mb": "micro_batches"}
 _CHOICES: Final = {"remat": axes.REMAT_WORDS, "precision": axes.PRECISIONS}
+_ELSEWHERE: Final = {
+    "ddp": "dp2",
+    "fsdp": "dp2:zero3",
+    "hsdp": "dp4:zero3,replicate2",
+    "zero": "dp2:zero1, dp2:zero2 or dp2:zero3",
+    "data": "dp2",
+    "tensor": "tp2",
+    "pipeline": "pp2",
+    "expert": "ep2",
+    "context": "cp2",
+    "fp16": "precision:bf16",
+    "fp32": "precision:float32",
+    "fp64": "precision:float64",
+}
+"""Words of other libraries, and the terms that they mean."""
 _TERMS: Final = ("pp", "tp", "dp", "ep", "cp", "mb", "remat", "precision", "compile")
 
 
@@ -199,7 +214,20 @@ def _hint(term: str) -> str:
             return f"write {choice}:{head}"
     if term != term.lower():
         return f"terms are lower case; did you mean '{term.lower()}'?"
-    return nearest(re.split("[^a-z]", head)[0] or head, _TERMS)
+    return _nearest_term(head)
+
+
+def _nearest_term(head: str) -> str:
+    """The term that a word of another library means, or the nearest one."""
+    word = re.split("[^a-z]", head)[0] or head
+    for meant in (head, word):
+        if meant in _ELSEWHERE:
+            return f"{meant} of other libraries is written {_ELSEWHERE[meant]}"
+    found = nearest(word, _TERMS)
+    counted = next((name for name in (*_WORDS, *_COUNTS) if f"'{name}'" in found), None)
+    if counted:
+        return f"{found} It stands with its number, as in {counted}2"
+    return found if found.endswith("?") else f"{found}; a plan is text such as 'dp2:zero3 tp2 mb4'"
 
 
 def plan_text(plan: Terms) -> str:

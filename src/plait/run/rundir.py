@@ -28,7 +28,7 @@ from pathlib import Path
 from plait.checkpoint.folder import LATEST, newest_whole, resolve
 from plait.doctor.findings import FILE as FINDINGS
 from plait.engine.runlock import LOCK
-from plait.errors import CheckpointError, ConfigError
+from plait.errors import WRITE_ELSEWHERE, CheckpointError, ConfigError
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,8 @@ def _make_writable(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"the run's folder {path} cannot be made: {error.strerror or error}"
+            f"the run's folder {path} cannot be made: {error.strerror or error}; "
+            f"{WRITE_ELSEWHERE}, with --out"
         ) from error
     if not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigError(f"the run's folder {path} cannot be written to")
+        raise ConfigError(f"the run's folder {path} takes no files; {WRITE_ELSEWHERE}, with --out")

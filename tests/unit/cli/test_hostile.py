@@ -96,7 +96,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_any_plan_runs(
     page = config / "folder" / "page.html"
     words = ["compare", str(config), "--plans", "dp1", "--html"]
     assert f"cannot write {page}" in refused([*words, str(page)], capsys)
-    assert "it is a folder" in refused([*words, str(tmp_path)], capsys)
+    assert "it is a folder; name a place" in refused([*words, str(tmp_path)], capsys)
 
 
 @pytest.mark.parametrize(

@@ -224,8 +224,11 @@ def test_overrides_that_cannot_be(path: Path, override: str, message: str) -> No
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    assert refused(tmp_path / "none.toml") == f"{tmp_path}/none.toml: there is no such file"
-    assert refused(tmp_path) == f"{tmp_path}: this is a directory, not a TOML file"
+    beside = f"there is no .toml file in {tmp_path}"
+    missing = f"{tmp_path}/none.toml: there is no such file; {beside}"
+    assert refused(tmp_path / "none.toml") == missing
+    assert refused(tmp_path) == f"{tmp_path}: this is a directory, not a TOML file; {beside}"
+    assert f"there is no folder {tmp_path}/no either" in refused(tmp_path / "no" / "none.toml")
     file = tmp_path / "bad.toml"
     file.write_text("[model]\nname = gpt\n")
     assert refused(file).startswith(f"{file}: this is not valid TOML: ") and "line 2" in refused(
@@ -233,3 +236,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     )
     file.write_bytes(b"\xff\xfe")
     assert "cannot be read as text" in refused(file)
+    assert f"did you mean '{file}'?" in refused(tmp_path / "bda.toml")
+    assert f"{tmp_path}/ has bad.toml" in refused(tmp_path / "quite_another.toml")
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert "you may not read this file or its folder" in refused(tmp_path / "mine.toml")

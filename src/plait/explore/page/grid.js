@@ -41,7 +41,9 @@ class Grid {
     this.cells = cellsOf(answer.grid);
     this.slots = Math.max(1, ...this.cells.map((cell) => cell.start + cell.width));
     this.until = Infinity;
-    this.at = null;
+    this.at = null; // what was told is of the grid before
+    this.hint.hidden = true;
+    this.said.textContent = "";
     const kinds = ["F", "B", "I", "W"].filter((kind) => this.cells.some((cell) => cell.kind === kind));
     this.note.textContent = `${kinds.map((kind) => `${kind} ${MEANING[kind]}`).join(", ")}; the number is the micro-batch. ` +
       `Cells in a ${dark() ? "darker" : "paler"} shade belong to later stages of a rank; a red edge is an update.`;

@@ -49,12 +49,14 @@ let timer = null;
 // A question that changes follows the best plan, unless another one was selected.
 function soon() {
   if (answer && state.plan === answer.plans[0]?.plan) state.plan = "";
+  byId("results").classList.add("waiting");
   clearTimeout(timer);
   timer = setTimeout(look, 180);
 }
 
 async function look() {
   clearTimeout(timer);
+  timer = null;
   running?.abort();
   const own = new AbortController();
   running = own;
@@ -83,7 +85,7 @@ async function look() {
     render();
   } finally {
     clearInterval(clock);
-    if (running === own) byId("results").classList.remove("waiting");
+    if (running === own && timer === null) byId("results").classList.remove("waiting");
   }
 }
 
@@ -519,6 +521,7 @@ function prepareButtons() {
   byId("reset-grid").addEventListener("click", () => chosenPlan() && planGrid(chosenPlan()));
   byId("play").addEventListener("click", () => {
     if (byId("play").textContent === "Stop") { grid.stopped = true; return; }
+    if (!grid.answer) return;
     byId("play").textContent = "Stop";
     grid.play(() => { byId("play").textContent = "Play"; });
   });
