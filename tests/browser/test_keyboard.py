@@ -115,10 +115,14 @@ def test_keys_walk_the_timeline_and_the_grid(browser: Any, server: PageServer) -
 
 def test_a_new_grid_tells_nothing_of_the_one_before(browser: Any, server: PageServer) -> None:
     held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        held.append(route)
+
     with opened(browser, server.url, "light") as (page, said):
         page.wait_for_selector("#grid[aria-label]")
         told = page.locator("#grid-scroll .tip")
-        page.route("**/schedule.json", held.append)
+        page.route("**/schedule.json", hold)
         page.focus("#stages")
         pressed(page, "ArrowRight")
         ranks = int(page.locator("#grid-choices output").first.inner_text())
