@@ -124,7 +124,7 @@ def _nothing_to_split(problem: OnThreads, plan: Plan) -> str:
     words = [f"{name} {type(one).__name__}".lower() for name, one in problem.start.named_modules()]
     if plan.ep > 1 and not any("experts" in word for word in words):
         return "it has no experts"
-    if plan.cp.size > 1 and not any("att" in word for word in words):
+    if plan.cp.size > 1 and not any("att" in word.replace("flatten", "") for word in words):
         return "it has no attention"
     return ""
 

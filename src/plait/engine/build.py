@@ -191,6 +191,7 @@ def compose(
         strategy=strategy,
         driver=driver,
         split=split.layers,
+        measure=split.measure,
         update=updater,
         splitter=make_splitter(model, plan, precision, split, world),
         balance=balance,

@@ -59,6 +59,7 @@ class Engine:
         self.update = parts.update
         self.holding = parts.holding
         self.split = parts.split
+        self._measured = parts.measure
         self.pipeline = parts.pipeline
         self.balance = parts.balance
         self._training_step = TrainingStep(parts, self.copies.wait, self._observe)
@@ -168,9 +169,7 @@ class Engine:
         does. It sees whole outputs (samples, ...). Nothing is updated. Collective.
         """
         training_step = self.training_step(batch)
-        if self.split is not None:
-            functions = [self.split.loss(function, None) for function in functions]
-        return training_step.measure(batch, functions)
+        return training_step.measure(batch, [self._measured(one) for one in functions])
 
     def save(self, path: str | Path, **meta: object) -> None:
         """Save parameters, optimizer state, step and random state, by slices; `meta` is stored

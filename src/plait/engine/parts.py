@@ -11,6 +11,7 @@ from plait.comm import World
 from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter
 from plait.engine.guard import Guard
+from plait.engine.loss import LossFunction
 from plait.engine.precision import LossScale, NoLossScale
 from plait.engine.stages.pipeline import Pipeline
 from plait.engine.stages.timing import UpdateTiming
@@ -31,6 +32,7 @@ class EngineParts:
         reductions: the sums over ranks between the last backward and the update, in their order.
         timing: when the gradients of a step become an update.
         split: the layers that a tensor axis has split, if any.
+        measure: makes a function of whole outputs one of this rank's.
         balance: the routers of a model with experts, if it has any.
         scale: the scale of the loss in backward.
         mean_of_workers: gradients are the mean of the workers' means.
@@ -53,6 +55,7 @@ class EngineParts:
     mean_of_workers: bool
     guard: Guard
     split: TensorSplit | None
+    measure: Callable[[LossFunction], LossFunction]
     balance: Balance | None
 
 

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from plait import models
 from plait.comm import World
 from plait.engine import compiling, recompute
+from plait.engine.balance import routers_of
 from plait.engine.batch import accepted, arguments, call
 from plait.engine.loss import LossFunction
 from plait.engine.options import Options
@@ -62,9 +63,34 @@ class SplitModel:
 
     def loss(self, function: LossFunction) -> LossFunction:
         """The loss function on this rank's outputs."""
-        if self.layers is None:
+        return self._on_outputs(function, IGNORE if function is cross_entropy else None)
+
+    def measure(self, function: LossFunction) -> LossFunction:
+        """Another function of whole outputs, on this rank's."""
+        return self._on_outputs(function, None)
+
+    def _on_outputs(self, function: LossFunction, ignore_index: int | None) -> LossFunction:
+        if self.layers is not None:
+            function = self.layers.loss(function, ignore_index)
+        if self.sequence is None or not self.sequence.whole_outputs:
             return function
-        return self.layers.loss(function, IGNORE if function is cross_entropy else None)
+        return partial(_shared_loss, function, self.sequence.axis.size)
+
+
+def _shared_loss(
+    function: LossFunction, size: int, output: PyTree, targets: PyTree
+) -> Tensor | tuple[Tensor, Tensor]:
+    """A rank's part of a loss that all `size` ranks compute of equal outputs: their sum is one.
+
+    A mean needs no division: each rank counts its part of the samples.
+    """
+    loss = function(output, targets)
+    if not isinstance(loss, tuple) or len(loss) != 2:
+        return loss
+    total, count = loss
+    if not isinstance(count, int | float | Tensor):
+        return loss
+    return total / size, torch.as_tensor(count, dtype=torch.float64) / size
 
 
 def split_model(model: nn.Module, plan: Plan, options: Options, world: World) -> SplitModel:
@@ -84,13 +110,19 @@ def _split_sequences(
         return None
     if not has_attention_roles(model, options):
         _check_tensor_mode(model, plan)
-        return context.apply_to_trunk(
+        group = context.apply_to_trunk(
             model,
             block_names(model, options.blocks),
             world.axis("cp"),
             plan.cp.strategy,
             partial(call_without_values, model, example_inputs(model, options.cutting)),
         )
+        if group.whole_outputs and routers_of(model):
+            raise PlanError(
+                f"routers count tokens of sequences, and those of a {type(model).__name__} begin "
+                f"inside it under {plan.cp}; leave cp out"
+            )
+        return group
     roles = _roles(model, options)
     named = {}
     for name, _ in model.named_modules():

@@ -1,4 +1,4 @@
-"""A sample of the census: classes without a table of roles equal one device under tensor plans."""
+"""A sample of the census: classes without a table of roles equal one device."""
 
 from __future__ import annotations
 
@@ -19,12 +19,20 @@ pytest.importorskip("transformers")
         ("mixtral", "causal", "tp4:2d"),  # a router of all tokens
         ("cohere", "causal", "tp8:3d"),  # norms that know no parts of features
         ("nemotron", "causal", "tp4:2d"),  # norms that add one to their weight
+        ("vit", "image", "cp2:ring"),  # patches and a class token, which two ranks do not divide
     ],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_a_class_equals_one_device(family: str, task: str, plan: str) -> None:
     cell = judge(task, tiny(task, family), plan)
     assert cell.verdict == "equal", cell.reason
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_backward_of_a_models_own_is_refused_under_cp_by_its_block() -> None:
+    cell = judge("masked", tiny("masked", "reformer"), "cp2:ring")
+    assert cell.verdict == "refused"
+    assert "is called without autograd although" in cell.reason
 
 
 def test_every_class_is_counted_once_under_its_namesake() -> None:

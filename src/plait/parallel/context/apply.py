@@ -68,7 +68,7 @@ def apply_to_trunk(
 
     Args:
         model: takes whole inputs [batch, sequence, ...], and gives outputs [batch, sequence / cp,
-            ...] from then on.
+            ...] from then on. One of pictures gives the outputs of one device.
         blocks: names of the repeated blocks, in which activations are [batch, sequence / cp, ...].
         axis: the cp ranks.
         strategy: `ring` or `ulysses`.
@@ -82,7 +82,7 @@ def apply_to_trunk(
     """
     _refuse_dropout(model, axis.size)
     trunk = rehearse(model, blocks, run, strategy, axis.size)
-    group = ContextGroup(axis, strategy, whole_inputs=True)
+    group = ContextGroup(axis, strategy, whole_inputs=True, inside=trunk.closed)
     install(model, trunk, group, partial(shared_attention, group), Handing(group))
     group.cut_head_by(partial(cut_at_head, model, trunk, group))
     return group

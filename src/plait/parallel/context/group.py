@@ -8,6 +8,9 @@ many. So each rank has equal work in every step of the ring.
     n = 2, 8 positions      rank 0: 0 1 . . . . 6 7      rank 1: . . 2 3 4 5 . .
 
 For Ulysses the parts are contiguous: every rank sees whole sequences where it matters.
+
+The patches of a picture and their class token seldom divide. Behind the last position stand
+copies of it then. Attention hides them, and what gathers leaves them out.
 """
 
 from __future__ import annotations
@@ -33,26 +36,38 @@ class ContextGroup:
     """The context axis of cp ranks, and the length of the current sequences.
 
     `cut` reads the length off a batch. With `whole_inputs` the model's inputs stay whole: it takes
-    this rank's positions by itself.
+    this rank's positions by itself. `inside` says that sequences begin inside the model, and how
+    long they are. It gathers them again then: `whole_outputs`. The length is that at its blocks.
     """
 
     learns = False  # from what it meets: see `rehearsal`
 
-    def __init__(self, axis: Axis, strategy: str, *, whole_inputs: bool = False) -> None:
+    def __init__(
+        self,
+        axis: Axis,
+        strategy: str,
+        *,
+        whole_inputs: bool = False,
+        inside: int = 0,
+    ) -> None:
         self.axis = axis
         self.strategy = strategy
         self.whole_inputs = whole_inputs
+        self.whole_outputs = inside > 0
         self._after_layers: Callable[[], None] = _nothing
-        self.seq_len = 0
+        self.seq_len = inside
         self._gathered: tuple[Tensor, Tensor] | None = None
 
     def cut_head_by(self, cut: Callable[[], None]) -> None:
         """Have `cut` called once the layers of the model are split."""
         self._after_layers = cut
 
-    def take_length(self, whole: Tensor) -> None:
-        """Take the length of the sequences from a tensor of whole ones [batch, sequence, ...]."""
-        self.seq_len = whole.shape[1]
+    def take_length(self, whole: Tensor, dim: int = 1) -> None:
+        """Take the length of the sequences from dim `dim` of a tensor of whole ones.
+
+        By default it is [batch, sequence, ...].
+        """
+        self.seq_len = whole.shape[dim]
 
     def after_layers(self) -> None:
         """The layers of the model are split."""
@@ -69,9 +84,9 @@ class ContextGroup:
 
     def positions(self, rank: int | None = None) -> Tensor:
         """The positions [sequence / cp] in the whole sequence of a rank's tokens; this rank's by
-        default.
+        default. Those of filling are `seq_len` and more.
         """
-        length = self.seq_len // self.num_chunks
+        length = -(-self.seq_len // self.num_chunks)
         rank = self.axis.rank if rank is None else rank
         return torch.cat(
             [torch.arange(chunk * length, (chunk + 1) * length) for chunk in self.chunks(rank)]
@@ -80,7 +95,7 @@ class ContextGroup:
     def order(self) -> Tensor:
         """The index [sequence] of each position in the concatenated parts of all ranks."""
         parts = torch.cat([self.positions(rank) for rank in range(self.axis.size)])
-        return parts.argsort()
+        return parts.argsort()[: self.seq_len]
 
     def whole(self, part: Tensor) -> Tensor:
         """[batch, sequence / cp] of every rank -> [batch, sequence] in the order of positions.
@@ -97,8 +112,13 @@ class ContextGroup:
 
     @property
     def length(self) -> int:
-        """The positions of a sequence that a rank holds."""
-        return self.seq_len // self.axis.size
+        """The positions of a sequence that a rank holds, with those of filling."""
+        return -(-self.seq_len // self.num_chunks) * self.num_chunks // self.axis.size
+
+    @property
+    def filling(self) -> int:
+        """How many positions all ranks hold beyond the last of the sequence."""
+        return self.length * self.axis.size - self.seq_len
 
     def is_part(self, x: Tensor, dim: int) -> bool:
         """Whether dimension `dim` of `x`, of any shape, is as long as sequence / cp."""
@@ -114,7 +134,8 @@ class ContextGroup:
         `whole` has any shape, with the sequence as dimension `dim`; the result has sequence / cp.
         The gradient of `whole` is a partial sum.
         """
-        return whole.index_select(dim, self.positions().to(whole.device))
+        positions = self.positions().clamp(max=self.seq_len - 1)
+        return whole.index_select(dim, positions.to(whole.device))
 
     def gather(self, part: Tensor, dim: int) -> Tensor:
         """All positions in their order, from every rank's part. Collective and differentiable.
@@ -131,11 +152,14 @@ class ContextGroup:
 
         Args:
             batch: (inputs, targets); tensors [batch, sequence, ...] become [batch, sequence / cp,
-                ...], those of one dim stay. With `whole_inputs` targets alone are cut.
+                ...], those of one dim stay. With `whole_inputs` targets alone are cut, with
+                `whole_outputs` nothing.
 
         Raises:
             DataError: tensors that disagree on the length, or a length that does not divide.
         """
+        if self.whole_outputs:
+            return batch
         if self.whole_inputs:
             inputs, targets = batch
             return inputs, self._cut(targets)

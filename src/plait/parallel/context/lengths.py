@@ -27,8 +27,11 @@ class LengthsOnly(ContextGroup):
 
     learns = True
 
-    def __init__(self, strategy: str, part: int, whole: int, size: int) -> None:
+    def __init__(
+        self, strategy: str, part: int, whole: int, size: int, *, closed: bool = False
+    ) -> None:
         self.strategy = strategy
+        self.whole_outputs = closed
         self.seq_len = whole
         self.size = size  # of the axis that is meant
         self._part = part
@@ -74,13 +77,14 @@ class LengthsOnly(ContextGroup):
             return zeros_of(q, v)
 
 
-def inputs_like(example: PyTree, length: int, device: str) -> PyTree:
+def inputs_like(example: PyTree, length: int | None, device: str) -> PyTree:
     """Inputs like the example's, of another length and without values.
 
     Args:
         example: tensors [batch, sequence, ...]; every dim behind the first that is as long as the
             sequence is one of it.
-        length: of the sequences of the result, which has `SAMPLES` samples.
+        length: of the sequences of the result, which has `SAMPLES` samples. None: every dim behind
+            the first stays, as that of pictures.
         device: `meta`, or `cpu` where the model reads values; they are zeros.
     """
     lengths = [x.shape[1] for x in tree_leaves(example) if isinstance(x, Tensor) and x.dim() > 1]
@@ -88,7 +92,7 @@ def inputs_like(example: PyTree, length: int, device: str) -> PyTree:
     def make(leaf: Tensor) -> Tensor:
         shape = [SAMPLES, *leaf.shape[1:]]
         for dim in range(1, leaf.dim()):
-            if leaf.shape[dim] == lengths[0]:
+            if length is not None and leaf.shape[dim] == lengths[0]:
                 shape[dim] = length
         return torch.zeros(shape, dtype=leaf.dtype, device=device)
 
@@ -101,11 +105,16 @@ def unlike_sizes(model: nn.Module) -> list[int]:
     Raises:
         ModelError: every length is a size of the model.
     """
-    sizes = _sizes(model)
-    parts = [part for part in PARTS if not sizes & {part, SAMPLES * part, RANKS * part}]
+    parts = [part for part in parts_unlike(model, set()) if RANKS * part not in _sizes(model)]
     if not parts:
         raise ModelError(f"every length of {PARTS} is a size of the model; leave cp out")
     return parts[:LENGTHS_TRIED]
+
+
+def parts_unlike(model: nn.Module, others: set[int]) -> list[int]:
+    """Lengths of parts that no dim of the model has, and none of `others`."""
+    sizes = _sizes(model) | others
+    return [part for part in PARTS if not sizes & {part, SAMPLES * part}]
 
 
 def short_lengths(model: nn.Module) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, is_dataclass
 from functools import partial
 
@@ -21,12 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from plait.errors import ModelError, PlanError
+from plait.parallel.context.doors import Doors
 from plait.parallel.context.handing import noted
 from plait.parallel.context.lengths import (
     RANKS,
     SAMPLES,
     LengthsOnly,
     inputs_like,
+    parts_unlike,
     short_lengths,
     unlike_sizes,
 )
@@ -34,6 +36,7 @@ from plait.parallel.context.mixing import draws, mixes
 from plait.parallel.context.scans import Carrier, Dims, adopt, handing
 from plait.parallel.context.shared import Interception
 from plait.parallel.context.trunk import Trunk, WholeForm, cut_at_head, install
+from plait.parallel.context.untraced import calls_with_autograd, refuse_untraced
 from plait.regions import dissolved
 from plait.torch_internals import no_dispatch_modes
 from plait.values import PyTree
@@ -52,6 +55,7 @@ class _Found:
     scans: dict[str, Dims] = field(default_factory=dict)
     mixing: dict[str, str] = field(default_factory=dict)
     drawing: dict[str, str] = field(default_factory=dict)
+    sizes: set[int] = field(default_factory=set)
 
 
 class _Watch(TorchDispatchMode):
@@ -74,6 +78,9 @@ class _Watch(TorchDispatchMode):
         if self._lengths and draws(name, args):
             self._found.drawing.setdefault(self._stack[-1], name)
         result = func(*args, **kwargs)
+        if not self._lengths:
+            tensors = (leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+            self._found.sizes.update(size for tensor in tensors for size in tensor.shape)
         if mixes(func, args, kwargs, result, self._lengths):
             self._found.mixing.setdefault(self._stack[-1], name)
         return result
@@ -95,8 +102,49 @@ def rehearse(model: nn.Module, blocks: Sequence[str], run: Run, strategy: str, s
         ModelError: no cut is found.
         PlanError: an attention that parts of a sequence cannot make, as with dropout.
     """
-    stage, calls = _first_that_runs(model, run, strategy, size)
+    try:
+        with calls_with_autograd(model, blocks) as traced:
+            stage, calls = _first_that_runs(model, run, strategy, size)
+    except ModelError as why:
+        return _between_doors(model, blocks, run, strategy, size, why=why)
     trunk = _trunk_of(model, blocks, calls)
+    refuse_untraced(model, [name for name in trunk.blocks if name in {*blocks} - traced], size)
+    return _settled(model, stage, trunk, size)
+
+
+def _between_doors(
+    model: nn.Module, blocks: Sequence[str], run: Run, strategy: str, size: int, *, why: ModelError
+) -> Trunk:
+    """The trunk of a model whose inputs are no sequences, as pictures are.
+
+    Its sequences begin at the door of the first block, and are gathered behind the last. `why`
+    tells what is wrong with the inputs; it is raised where no list of blocks will do.
+    """
+    doors = Doors(model, blocks)
+    sizes: set[int] = set()
+    with doors.watched(), suppress(ModelError):
+        whole = LengthsOnly(strategy, 0, 0, size, closed=True)
+        _Stage(model, whole, run, set()).calls(sizes)
+    reason = ""
+    for names, length in doors.lists():
+        part = next(iter(parts_unlike(model, sizes | {length})), 0)
+        group = LengthsOnly(strategy, part, length, size, closed=True)
+        stage = _Stage(model, group, run, {part, SAMPLES * part})
+        trunk = Trunk({name: {} for name in names}, (names[-1], ""), WholeForm(), closed=length)
+        try:
+            _settled(model, stage, trunk, size)
+        except ModelError as failure:
+            reason = reason or str(failure)
+            continue
+        if not trunk.blocks.keys() <= trunk.whole.keys():
+            return trunk
+        reason = reason or f"each of {names[0]} .. needs all {length} positions; no part is shared"
+    reason = reason or "no list of its blocks gets and gives hidden states [B, positions, width]"
+    raise ModelError(f"{reason}; and {why}")
+
+
+def _settled(model: nn.Module, stage: _Stage, trunk: Trunk, size: int) -> Trunk:
+    """The trunk, once a rehearsal of it meets nothing more that mixes positions."""
     adopt(model.modules())
     for _ in range(ROUNDS):
         trunk.forget()
@@ -181,17 +229,19 @@ class _Stage:
         self._lengths = lengths
         self._device = "meta"
 
-    def calls(self) -> list[str]:
+    def calls(self, sizes: set[int] | None = None) -> list[str]:
         """The names of the modules in the order in which they are called, on whole sequences.
 
+        `sizes` gets those of all tensors that are made.
         A forward that reads values runs on the host, all of whose parameters are zero.
         """
         for device in ("meta", "cpu"):
             self._device = device
             calls: list[str] = []
-            with named_calls(self._model, [""], calls), torch.no_grad():
+            found = _Found(sizes=set() if sizes is None else sizes)
+            with named_calls(self._model, [""], calls), torch.enable_grad():
                 try:
-                    with _Watch([""], _Found(), set()):
+                    with _Watch([""], found, set()):
                         self._call()
                 except Exception as failure:
                     reason = f"{type(failure).__name__}: {failure}"
@@ -208,7 +258,9 @@ class _Stage:
         stack = [""]
 
         def attend(*args: PyTree, **kwargs: PyTree) -> Tensor:
-            outcome.attention.add(stack[-1])
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            if any(self._group.is_part(x, -2) for x in tensors[:2]):
+                outcome.attention.add(stack[-1])
             return self._group.attend(*args, **kwargs)
 
         def carry(learned: Dims, carrier: Carrier, args: PyTree, kwargs: PyTree) -> PyTree:
@@ -235,14 +287,15 @@ class _Stage:
             if why := _uncut(list(_leaves(result)), self._group):
                 outcome.mixing.setdefault("", why)
         finally:
-            if trunk.tail is not None:
+            if trunk.cuts_head:
                 del self._model.get_submodule(trunk.last[1]).forward
             undo()
         return outcome
 
     def _call(self) -> PyTree:
         with dissolved():  # torch warns where code recomputes what has no gradients
-            return self._run(partial(inputs_like, length=self._group.seq_len, device=self._device))
+            length = None if self._group.whole_outputs else self._group.seq_len
+            return self._run(partial(inputs_like, length=length, device=self._device))
 
 
 def _leaves(result: PyTree) -> Iterator[PyTree]:
@@ -254,6 +307,9 @@ def _leaves(result: PyTree) -> Iterator[PyTree]:
 def _uncut(leaves: Sequence[PyTree], group: LengthsOnly) -> str:
     """Why an output is not one of a rank's part; empty where it is."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 1]
+    if group.whole_outputs:
+        parts = any(group.length in tensor.shape for tensor in tensors)
+        return "one of its outputs is a part" if parts else ""
     if not any(group.is_part(tensor, 1) for tensor in tensors):
         return "its output is no part of a sequence"
     whole = any(group.is_whole(tensor, 1) for tensor in tensors)

@@ -131,7 +131,7 @@ class RingSchedule:
         self._visibility = visibility
         self._rank = group.axis.rank
         self._size = group.axis.size
-        self._length = group.seq_len // self._size
+        self._length = group.length
 
     def local(self) -> AttentionBlock:
         """The block of this rank's own keys, which comes first."""
@@ -174,7 +174,18 @@ class RingSchedule:
             theirs = torch.cat([self._group.positions(rank)[cols] for rank in ranks])
             mask = self._mask(self._group.positions()[rows], theirs)
             causal = False
+        elif not visibility.causal and self._group.filling:
+            mask = self._without_filling(ranks, cols)
         return AttentionBlock(ranks, rows, cols, self._repeats, causal=causal, mask=mask)
+
+    def _without_filling(self, ranks: range, cols: slice) -> Tensor | None:
+        """A mask [1, 1, 1, keys] that hides the filling; None where the ranks have none there.
+
+        A causal schedule needs none: filling stands behind every query of the sequence.
+        """
+        theirs = torch.cat([self._group.positions(rank)[cols] for rank in ranks])
+        seen = theirs < self._group.seq_len
+        return None if bool(seen.all()) else seen[None, None, None]
 
     def _mask(self, mine: Tensor, theirs: Tensor) -> Tensor:
         """The mask of a block, by the positions of its queries and keys."""

@@ -96,6 +96,7 @@ def shared_attention(  # as torch's function  # noqa: PLR0917
         return F.scaled_dot_product_attention(
             q, keys, values, mask, scale=scale, enable_gqa=enable_gqa
         )
+    mask = _with_filling(group, mask)
     visibility = Visibility(causal=is_causal and mask is None, mask=mask)
     return _by_ring(group, (q, k, v), visibility, scale)
 
@@ -151,10 +152,13 @@ def _by_heads(
     if k.shape[1] % axis.size:
         k, v = (x.repeat_interleave(axis.size // x.shape[1], dim=1) for x in (k, v))
     q, k, v = (transition(x, axis, SEQUENCE, HEADS) for x in (q, k, v))
+    if group.filling:
+        q, k, v = (x[:, :, : group.seq_len].contiguous() for x in (q, k, v))
     if mask is not None and mask.dim() == 4 and mask.shape[1] == num_heads:
         mask = mask.tensor_split(axis.size, dim=1)[axis.rank]
     how["enable_gqa"] = q.shape[1] != k.shape[1]
     out = F.scaled_dot_product_attention(q, k, v, mask, **how)
+    out = F.pad(out, (0, 0, 0, group.filling)) if group.filling else out
     return transition(out, axis, HEADS, SEQUENCE)
 
 
@@ -168,12 +172,21 @@ def _own_rows(group: ContextGroup, mask: Tensor | None) -> Tensor | None:
     return mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
 
 
+def _with_filling(group: ContextGroup, mask: Tensor | None) -> Tensor | None:
+    """A mask of all keys, and columns that hide the filling behind them."""
+    if mask is None or not group.filling:
+        return mask
+    hidden = False if mask.dtype == torch.bool else -math.inf
+    return F.pad(mask, (0, group.filling), value=hidden)
+
+
 def _whole_rows(group: ContextGroup, mask: Tensor | None) -> Tensor | None:
     """The rows and columns of the whole sequence."""
     if mask is None:
         return None
     mask = _all_columns(group, mask)
-    return group.gather(mask, -2) if group.is_part(mask, -2) else mask
+    mask = group.gather(mask, -2) if group.is_part(mask, -2) else mask
+    return mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
 
 
 def masks_fit(group: ContextGroup, mask: Tensor | None) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
-from torch.utils._pytree import KeyPath, keystr, tree_map_with_path
+from torch.utils._pytree import KeyPath, keystr, tree_leaves_with_path, tree_map_with_path
 
 from plait.errors import ModelError
 from plait.parallel.context.group import ContextGroup
@@ -56,6 +56,8 @@ class Trunk:
         behind the block, `outputs` are cut at the door of the module.
         joined: the dims of what each block gives, gathered behind it. Empty but where the code
         between the blocks sees whole sequences.
+        closed: the length of sequences that no input has. They begin at the first block and end
+        behind the last, as the patches of a picture do. 0 where inputs are sequences.
     """
 
     blocks: dict[str, Dims]
@@ -65,6 +67,12 @@ class Trunk:
     scans: dict[str, Dims] = field(default_factory=dict)
     whole: dict[str, WholeForm] = field(default_factory=dict)
     joined: dict[str, Dims] = field(default_factory=dict)
+    closed: int = 0
+
+    @property
+    def cuts_head(self) -> bool:
+        """Whether this rank's positions are taken again at the door of the last module."""
+        return self.tail is not None and not self.closed
 
     def forget(self) -> None:
         """Drop every dim that a rehearsal has found."""
@@ -110,7 +118,7 @@ def install(
         wrap(name, functools.partial(_cutting, group, dims))
     for name, dims in trunk.joined.items():
         wrap(name, functools.partial(_gathered, group, dims))
-    if trunk.tail is not None:
+    if trunk.tail is not None and not (trunk.closed and trunk.joined):
         wrap(trunk.last[0], functools.partial(_gathered, group, trunk.tail.inputs))
     return functools.partial(_unwrap, wrapped)
 
@@ -120,7 +128,7 @@ def cut_at_head(model: nn.Module, trunk: Trunk, group: ContextGroup) -> None:
 
     Layers are split between `install` and this: the head may be another module since.
     """
-    if trunk.tail is not None:
+    if trunk.tail is not None and trunk.cuts_head:
         head = model.get_submodule(trunk.last[1])
         head.forward = _cutting(group, trunk.tail.outputs, head.forward)
 
@@ -157,6 +165,8 @@ def _cutting(
 ) -> Callable[..., PyTree]:
     @functools.wraps(forward)
     def cutting(*args: object, **kwargs: object) -> PyTree:
+        if group.whole_outputs and not group.learns:
+            _measure((args, kwargs), group, dims)
         args, kwargs = cut((args, kwargs), group, dims)
         return forward(*args, **kwargs)
 
@@ -182,9 +192,32 @@ def _gathered(
 ) -> Callable[..., PyTree]:
     @functools.wraps(forward)
     def gathered(*args: object, **kwargs: object) -> PyTree:
-        return gather(forward(*args, **kwargs), group, dims)
+        outputs = forward(*args, **kwargs)
+        measured = group.whole_outputs and not group.learns
+        if measured and not _has_part(outputs, group, dims):
+            raise ModelError(
+                f"a block has given no part of {group.seq_len} positions, which each rank of "
+                f"cp{group.axis.size} has {group.length} of; give all pictures one size"
+            )
+        return gather(outputs, group, dims)
 
     return gathered
+
+
+def _measure(values: PyTree, group: ContextGroup, dims: Dims) -> None:
+    """Take the length of the sequences that come whole to a block's door, if they do."""
+    for path, leaf in tree_leaves_with_path(values):
+        dim = dims.get(keystr(path), STAYS)
+        if isinstance(leaf, Tensor) and dim < leaf.dim():
+            group.take_length(leaf, dim)
+            return
+
+
+def _has_part(values: PyTree, group: ContextGroup, dims: Dims) -> bool:
+    return any(
+        isinstance(leaf, Tensor) and group.is_part(leaf, dims.get(keystr(path), STAYS))
+        for path, leaf in tree_leaves_with_path(values)
+    )
 
 
 def cut(values: PyTree, group: ContextGroup, dims: Dims) -> PyTree:
@@ -228,6 +261,8 @@ def _dim_of(leaf: Tensor, group: ContextGroup, length: int, known: Dims, path: s
     dim = known.get(path, 1)
     if group.learns and path not in known:
         fitting = [dim for dim, size in enumerate(leaf.shape) if size == length]
+        if group.whole_outputs and leaf.dim() == 3 and leaf.shape[1] == length:
+            fitting = [1]  # as many patches as features
         dim = fitting[0] if len(fitting) == 1 else STAYS
         known[path] = dim
     return dim if dim < leaf.dim() and leaf.shape[dim] == length else None
