@@ -180,6 +180,11 @@ class RoughPlan:
         """The state of each kind of rank. Errors: `PlanError` for too many stages."""
         return self.family.states(self.question.plan.dp)
 
+    @property
+    def kept_bytes(self) -> float:
+        """The part of `memory_bytes` that no data strategy changes: what the fullest rank keeps."""
+        return max(sum(kept) for kept in self.family.activations(self.question))
+
     @cached_property
     def memory_bytes(self) -> float:
         """The fullest rank's memory; more than there is where the host of a node is too full."""

@@ -191,7 +191,10 @@ def fits_somehow(job: Job, machine: Machine, num_devices: int, settings: SearchS
         key=lambda combination: states_floor(job, combination, settings),
     )
     for combination in combinations:
-        count = _counts(job, combination, settings)[-1]
+        if states_floor(job, combination, settings) > machine.memory_bytes:
+            return False
+        plan = _plan(combination, settings, _counts(job, combination, settings)[-1])
+        family = RoughFamily(job, plan, machine)
         for data in data_axes(
             combination.dp,
             combination.cp.size,
@@ -199,11 +202,9 @@ def fits_somehow(job: Job, machine: Machine, num_devices: int, settings: SearchS
             0,
             offloads=settings.offloads,
         ):
-            plan = replace(_plan(combination, settings, count), dp=data, remat="full")
-            if states_floor(job, combination, settings) > machine.memory_bytes:
-                return False
-            needed = RoughPlan(job, plan, machine).memory_bytes
-            if needed <= machine.memory.usable_bytes(plan):
+            rough = family.member(data, "full")
+            room = machine.memory.usable_bytes(rough.asked)
+            if rough.kept_bytes <= room and rough.memory_bytes <= room:
                 return True
     return False
 

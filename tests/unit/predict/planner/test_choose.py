@@ -6,6 +6,7 @@ import plait
 from plait.errors import ConfigError, PlanError
 from plait.plan import PipelineAxis, Plan
 from plait.plan.axes import REMATS
+from plait.predict.cost import rough
 from plait.predict.cost.api import described, machine
 from plait.predict.cost.frameworks import PLAIT
 from plait.predict.cost.records import Job
@@ -75,6 +76,21 @@ def test_a_model_that_fits_nowhere_says_by_how_much_and_from_where_on():
     assert caught.value.exit_code == 1
     size = int(str(caught.value).split("fits from ")[1].split()[0])
     assert plait.choose(config(MIXTRAL, global_batch=max(64, size)), cluster=f"rtx4090x{size}")
+
+
+def test_a_sequence_that_fits_nowhere_is_refused_soon(monkeypatch):
+    """Where activations alone are too large, the states of a plan are not computed."""
+    real = rough.rank_state
+    counted = []
+
+    def counting(*given):
+        counted.append(None)
+        assert len(counted) < 4000  # the search itself has about 3,000
+        return real(*given)
+
+    monkeypatch.setattr(rough, "rank_state", counting)
+    with pytest.raises(NothingFits, match="no number of devices up to 1048576 fits it"):
+        plait.choose(config(LLAMA_8B, seq_len=10**9, global_batch=4), cluster="h100x8")
 
 
 def test_objectives():
