@@ -40,7 +40,7 @@ th:first-child,td:first-child,.words{text-align:left}
 td.words{white-space:normal;min-width:9rem;max-width:46rem}
 td{vertical-align:top}
 th{border-bottom:1px solid var(--line);color:var(--faint);font-weight:500}
-@media (max-width:520px){th{white-space:normal;vertical-align:bottom}
+@media (max-width:520px){th{white-space:normal;overflow-wrap:normal;vertical-align:bottom}
 th,td{padding-right:.5rem}.words{min-width:6rem!important}
 .wide thead{position:absolute;left:-999px}
 .wide tr{display:grid;grid-template-columns:repeat(3,1fr);padding:.35rem 0;
