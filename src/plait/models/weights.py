@@ -219,8 +219,10 @@ def start_of(model: nn.Module) -> MakeStart | None:
 
 
 def wholly_on_meta(model: nn.Module) -> nn.Module:
-    """Some families make parameters by calls that take no default device. Their values come with
-    the others, when the model makes its start or its weights are read.
+    """The model, with all of its parameters and buffers on the meta device.
+
+    Some families make them by calls that take no default device. Their values come with the others,
+    when the model makes its start or its weights are read.
     """
     moved: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -228,4 +230,7 @@ def wholly_on_meta(model: nn.Module) -> nn.Module:
             if not param.is_meta:
                 on_meta = nn.Parameter(param.detach().to("meta"), param.requires_grad)
                 module._parameters[name] = moved.setdefault(id(param), on_meta)
+        for name, buffer in module.named_buffers(recurse=False):
+            if not buffer.is_meta:
+                module._buffers[name] = buffer.to("meta")
     return model
