@@ -208,9 +208,15 @@ def origin_of(suspect: Suspect) -> tuple[int, Origin]:
 def loudest(suspect: Suspect, size: float, middle: float) -> tuple[int, Origin]:
     """The rank and the micro-batch whose loss stands out most, else the rank whose gradient does.
     Collective.
+
+    Backward carries a large gradient on to earlier stages, where it may be larger still. So of
+    the stages whose gradient stands out the last one is named.
     """
     losses = [float(loss) for loss in suspect.pipeline.loss.means()]
-    own = float(suspect.strategy.squared_norm(None)) ** 0.5
+    own = {
+        stage: float(part.strategy.squared_norm(None)) ** 0.5
+        for stage, part in suspect.pipeline.parts.items()
+    }
     of_ranks = suspect.world.axis("world").gather_objects((losses, own))
     cause = f"the gradient norm is {size:.4g}, {size / middle:.1f} times the median"
     ranked = [(max(each), rank) for rank, (each, _) in enumerate(of_ranks) if each]
@@ -220,8 +226,13 @@ def loudest(suspect: Suspect, size: float, middle: float) -> tuple[int, Origin]:
         index = of_ranks[rank][0].index(largest)
         where = f"micro-batch {index}, whose loss is {largest:.4g}"
         return rank, Origin(0, where, cause, largest, index)
-    rank = max(range(len(of_ranks)), key=lambda one: (of_ranks[one][1], -one))
-    return rank, Origin(0, "the gradient of this rank's parameters", cause, of_ranks[rank][1])
+    norms = [
+        (stage if norm > SPIKE_FACTOR * middle else -1, norm, -rank)
+        for rank, (_, of_stages) in enumerate(of_ranks)
+        for stage, norm in of_stages.items()
+    ]
+    _, largest, rank = max(norms)
+    return -rank, Origin(0, "the gradient of this rank's parameters", cause, largest)
 
 
 def _finding(kind: str, step: int, found: tuple[int, Origin]) -> Symptom:

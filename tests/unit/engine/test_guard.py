@@ -154,6 +154,23 @@ def test_a_spike_is_named_and_dropped_where_that_is_asked_for(factor: float | No
         assert finding.details["micro_batch"] == 1
 
 
+def with_a_loud_head(world: World, schedule: str) -> list[Symptom]:
+    engine, said = engine_of(world, f"pp2:{schedule} mb2")
+    for _ in range(4):
+        engine.step(batch_of(world))
+    if world.rank == 1:
+        with torch.no_grad():
+            list(engine.model.parameters())[-2].mul_(1e3)
+    engine.step(batch_of(world))
+    return said
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_spike_of_the_last_stage_is_not_that_of_the_one_before(schedule: str) -> None:
+    for (finding,) in threaded(2, with_a_loud_head, schedule, plan=f"pp2:{schedule} mb2"):
+        assert (finding.kind, finding.rank, finding.step) == ("spike", 1, 5)
+
+
 def test_ranks_that_do_not_step_together_cannot_skip() -> None:
     with pytest.raises(NotAvailable, match="do not step together"):
         build(
