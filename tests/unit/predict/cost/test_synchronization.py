@@ -59,7 +59,9 @@ def test_a_ring_is_as_many_steps_as_the_engine_makes(size: int, length: int) -> 
 
 def group(rank: int, size: int, length: int) -> Any:
     return SimpleNamespace(
-        axis=SimpleNamespace(rank=rank, size=size, paths=Paths()), seq_len=size * length
+        axis=SimpleNamespace(rank=rank, size=size, paths=Paths()),
+        seq_len=size * length,
+        length=length,
     )
 
 
