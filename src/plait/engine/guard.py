@@ -213,11 +213,11 @@ def loudest(suspect: Suspect, size: float, middle: float) -> tuple[int, Origin]:
     the stages whose gradient stands out the last one is named.
     """
     losses = [float(loss) for loss in suspect.pipeline.loss.means()]
-    own = {
+    stage_norms = {
         stage: float(part.strategy.squared_norm(None)) ** 0.5
         for stage, part in suspect.pipeline.parts.items()
     }
-    of_ranks = suspect.world.axis("world").gather_objects((losses, own))
+    of_ranks = suspect.world.axis("world").gather_objects((losses, stage_norms))
     cause = f"the gradient norm is {size:.4g}, {size / middle:.1f} times the median"
     ranked = [(max(each), rank) for rank, (each, _) in enumerate(of_ranks) if each]
     spread = max(ranked)[0] > 1.2 * min(ranked)[0] if ranked else False

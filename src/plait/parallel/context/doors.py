@@ -1,8 +1,8 @@
-"""The lists of blocks between whose doors a sequence is that no input of the model has.
+"""Lists of blocks inside a model whose hidden states are sequences, although its inputs are not.
 
-A picture has no dim of positions: its patches stand beside each other from the first block on. So
-each block of such a list is called once, with hidden states [batch, positions, width], and gives
-their like. A block that is none, as a stage of a pyramid, may hold such a list of its own.
+A picture has no dim of positions. Its patches become a sequence before the first block. Each block
+of such a list is called once. It gets hidden states [batch, positions, width] and returns others
+of equal shape. A stage of a pyramid is no such block, but may hold a list of them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from plait.values import PyTree
 
 @dataclass
 class Doors:
-    """The hidden states that come to the blocks of a model and leave them, seen in one forward.
+    """The shapes of hidden states that blocks get and return, recorded in one forward.
 
-    `shapes`: of the first hidden states at the door of each block, one a call.
+    `shapes`: by the name of a block, one shape a call, empty where the block changes it.
     """
 
     model: nn.Module

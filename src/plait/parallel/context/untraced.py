@@ -1,6 +1,6 @@
 """Blocks that a model calls without autograd, as inside a function with a backward of its own.
 
-Such a backward returns gradients of what it was given, whole. Inside the blocks are parts.
+Such a backward returns gradients of whole sequences. The blocks have seen parts of them only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from plait.errors import ModelError
 
 @contextmanager
 def calls_with_autograd(model: nn.Module, names: Iterable[str]) -> Iterator[set[str]]:
-    """The modules of these names that are called where gradients are recorded, once they are."""
+    """The names of modules that were called with gradients on; the set grows during the calls."""
     traced: set[str] = set()
 
     def note(name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ def of_pictures(model: nn.Module, size: int = 8) -> Trunk:
     example = torch.zeros(1, 3, size, size)
     blocks = [name for name, _ in model.named_modules() if name.startswith("blocks.")]
     blocks = [name for name in blocks if name.count(".") == 1]
-    run = lambda make: call_without_values(model, example, make)  # noqa: E731
+    run = partial(call_without_values, model, example)
     return rehearse(model, blocks, run, "ring", 2)
 
 

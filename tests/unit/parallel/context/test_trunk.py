@@ -5,6 +5,7 @@ refused.
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -116,7 +117,7 @@ class Series(Language):
 def trunk_of(model: nn.Module, strategy: str = "ring") -> Trunk:
     example = torch.zeros(1, 8, dtype=torch.int64)
     blocks = [name for name, module in model.named_modules() if isinstance(module, Block)]
-    run = lambda make: call_without_values(model, example, make)  # noqa: E731
+    run = partial(call_without_values, model, example)
     return rehearse(model, blocks, run, strategy, 2)
 
 
