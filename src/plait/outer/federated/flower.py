@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -225,12 +226,22 @@ class NodeFleet:
         while waiting and time.monotonic() < limit:
             for answer in self._grid.pull_messages(waiting):
                 waiting.discard(answer.metadata.reply_to_message_id)
-                if not answer.has_error():
-                    answers[answer.metadata.src_node_id] = unpack(answer.content)
-                    if len(answers) == needed:
-                        limit = min(limit, time.monotonic() + self._patience_seconds)
+                node = answer.metadata.src_node_id
+                if answer.has_error():
+                    self._tell(node, answer)
+                    continue
+                answers[node] = unpack(answer.content)
+                if len(answers) == needed:
+                    limit = min(limit, time.monotonic() + self._patience_seconds)
             time.sleep(POLL_SECONDS if waiting else 0)
         return answers
+
+    def _tell(self, node: int, answer: Message) -> None:
+        """Say on stderr why a client is missing from a round."""
+        client = self._clients.get(node)
+        name = f"node {node}" if client is None else f"client {client}"
+        reason = answer.error.reason or f"Flower's error {answer.error.code}"
+        print(f"plait: {name} has no answer: {reason}", file=sys.stderr, flush=True)
 
 
 def server_app(config: str | Path, out: str | Path | None = None) -> ServerApp:
