@@ -5,10 +5,12 @@
 
 The second rank is throttled: another process stops and continues it, so that it runs one part in
 `ratio` of the time. A row has the samples a second, and their fraction of what both ranks reach
-alone, added up. A busy machine makes all of it noise. `--processor` throttles nothing and counts
-each rank's processor time instead, the slow rank's `ratio` times; a step lasts as long as the
-slowest rank. That is the division of work alone, without waiting for messages. A pipeline's step
-is longer by the work of one micro-batch on every other rank, which fills and empties it.
+alone, added up. Alone, a rank trains the whole model with as many samples as its share of a step,
+or in the micro-batches of the pipeline: fewer samples at a time are faster by their caches. A busy
+machine makes all of it noise. `--processor` throttles nothing and counts each rank's processor time
+instead, the slow rank's `ratio` times; a step lasts as long as the slowest rank. That is the
+division of work alone, without waiting for messages. A pipeline's step is longer by the work of one
+micro-batch on every other rank, which fills and empties it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.machine import announce
@@ -143,14 +145,21 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     ratio = float(arguments.ratio)
     measure = Measure(arguments.steps, arguments.batch, arguments.layers, arguments.processor)
-    fast = rate("dp1", measure, (1.0,))
-    slow = rate("dp1", measure, (ratio,))
     both = (1.0, ratio)
     plan = arguments.plan
-    key, parts = ("shares", (ratio, 1.0))
     if plan.startswith("pp"):
         few = round(arguments.layers / (ratio + 1))
         key, parts = ("counts", tuple(arguments.counts or (arguments.layers - few, few)))
+        alone = f"dp1 mb{Plan.parse(plan).micro_batches}"
+        fast, slow = (rate(alone, measure, (throttle,)) for throttle in both)
+    else:
+        key, parts = ("shares", (ratio, 1.0))
+        fast, slow = (
+            rate(
+                "dp1", replace(measure, batch=round(measure.batch * part / sum(parts))), (throttle,)
+            )
+            for part, throttle in zip(parts, both, strict=True)
+        )
     together = fast + slow
 
     def show(name: str, samples: float) -> None:
