@@ -1,28 +1,31 @@
 """Whether shares reach the rate of all ranks together, where one rank is slower.
 
     python -m benchmarks.unequal.bench [--steps 30] [--ratio 3] [--plan dp2] [--processor]
-        [--batch 64] [--layers 16] [--counts 12 4]
+        [--batch 64] [--layers 16] [--counts 12 4] [--cycle 0.01]
 
 The second rank is throttled: another process stops and continues it, so that it runs one part in
-`ratio` of the time. A row has the samples a second, and their fraction of what both ranks reach
-alone, added up. Alone, a rank trains the whole model with as many samples as its share of a step,
-or in the micro-batches of the pipeline: fewer samples at a time are faster by their caches. A busy
-machine makes all of it noise. `--processor` throttles nothing and counts each rank's processor time
-instead, the slow rank's `ratio` times; a step lasts as long as the slowest rank. That is the
-division of work alone, without waiting for messages. A pipeline's step is longer by the work of one
-micro-batch on every other rank, which fills and empties it.
+`ratio` of the time, once in `--cycle` seconds. A row has the samples a second, and their fraction
+of what both ranks reach without a message, added up. For that each trains the whole model at the
+same time as the other, with as many samples as its share of a step, or in the micro-batches of the
+pipeline: two busy cores share their memory, and fewer samples at a time are faster by their caches.
+A busy machine makes all of it noise. `--processor` throttles nothing and counts each rank's
+processor time instead, the slow rank's `ratio` times; a step lasts as long as the slowest rank.
+That is the division of work alone, without waiting for messages. A pipeline's step is longer by the
+work of one micro-batch on every other rank, which fills and empties it.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,17 +42,19 @@ MODEL: dict[str, Any] = {
     "intermediate_size": 1024,
     "vocab_size": 256,
 }
-CYCLE_SECONDS = 0.01
 WARMUP_STEPS = 3
 
 THROTTLE = """
 import os, signal, sys, time
-rank, running, stopped = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+rank, running, cycle = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+begin = time.monotonic()
+wait = lambda until: time.sleep(max(0.0, until - time.monotonic()))
 try:
     while True:
-        time.sleep(running)
+        wait(begin + running)
         os.kill(rank, signal.SIGSTOP)
-        time.sleep(stopped)
+        begin += cycle
+        wait(begin)
         os.kill(rank, signal.SIGCONT)
 except ProcessLookupError:
     pass
@@ -57,13 +62,12 @@ except ProcessLookupError:
 
 
 @contextlib.contextmanager
-def throttled(ratio: float) -> Iterator[None]:
-    """This process runs one part in `ratio` of the time."""
+def throttled(ratio: float, cycle: float) -> Iterator[None]:
+    """This process runs one part in `ratio` of every `cycle` seconds."""
     if ratio == 1.0:
         yield
         return
-    running = CYCLE_SECONDS / ratio
-    times = (str(running), str(CYCLE_SECONDS - running))
+    times = (str(cycle / ratio), str(cycle))
     throttle = subprocess.Popen([sys.executable, "-c", THROTTLE, str(os.getpid()), *times])
     try:
         yield
@@ -77,17 +81,18 @@ def train(
     plan: str,
     steps: int,
     ratios: tuple[float, ...],
+    cycle: float,
     processor: bool = False,
 ) -> float:
-    """The median seconds of a step, where this rank is throttled by its ratio. `processor`: its
-    processor time, times its ratio.
+    """The median seconds of a step, where this rank is throttled by its ratio in every `cycle`
+    seconds. `processor`: its processor time, times its ratio.
     """
     clock = time.process_time if processor else time.perf_counter
     world = join_world(Plan.parse(plan))
     training = assemble(load(config), Plan.parse(plan), world)
     seconds = []
     ratio = ratios[world.rank]
-    with throttled(1.0 if processor else ratio):
+    with throttled(1.0 if processor else ratio, cycle):
         for _ in range(steps + WARMUP_STEPS):
             began = clock()
             training.engine.step(next(training.loader), trace=False)
@@ -98,11 +103,14 @@ def train(
 
 @dataclass(frozen=True)
 class Measure:
-    """How rates are measured: steps, samples of one, layers, and whether by processor time."""
+    """How rates are measured: steps, samples of one, layers, seconds of the throttle's cycle, and
+    whether by processor time.
+    """
 
     steps: int
     batch: int
     layers: int
+    cycle: float
     processor: bool
 
     def step_seconds(self, ranks: list[float], micro_batches: int) -> float:
@@ -123,7 +131,8 @@ def rate(
         "train": {"global_batch": measure.batch},
         "plan": {key: list(numbers) for key, numbers in keys.items()},
     }
-    found = launch(train, config, plan, measure.steps, ratios, measure.processor, nproc=len(ratios))
+    how = (measure.steps, ratios, measure.cycle, measure.processor)
+    found = launch(train, config, plan, *how, nproc=len(ratios))
     asked = Plan.parse(plan)
     return measure.batch / measure.step_seconds(
         found, asked.micro_batches if asked.pp.size > 1 else 0
@@ -139,35 +148,41 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--counts", type=int, nargs=2, help="layers of each stage under pp2")
+    parser.add_argument("--cycle", type=float, default=0.01, help="seconds of the throttle")
     parser.add_argument("--processor", action="store_true")
     arguments = parser.parse_args()
     announce()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     ratio = float(arguments.ratio)
-    measure = Measure(arguments.steps, arguments.batch, arguments.layers, arguments.processor)
+    measure = Measure(
+        arguments.steps,
+        arguments.batch,
+        arguments.layers,
+        arguments.cycle,
+        arguments.processor,
+    )
     both = (1.0, ratio)
     plan = arguments.plan
+    alone = "dp1"
+    batches = [arguments.batch, arguments.batch]
     if plan.startswith("pp"):
         few = round(arguments.layers / (ratio + 1))
         key, parts = ("counts", tuple(arguments.counts or (arguments.layers - few, few)))
         alone = f"dp1 mb{Plan.parse(plan).micro_batches}"
-        fast, slow = (rate(alone, measure, (throttle,)) for throttle in both)
     else:
         key, parts = ("shares", (ratio, 1.0))
-        fast, slow = (
-            rate(
-                "dp1", replace(measure, batch=round(measure.batch * part / sum(parts))), (throttle,)
-            )
-            for part, throttle in zip(parts, both, strict=True)
-        )
+        batches = [round(arguments.batch * part / sum(parts)) for part in parts]
+    measures = [replace(measure, batch=batch) for batch in batches]
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        fast, slow = pool.map(rate, (alone, alone), measures, ((1.0,), (ratio,)))
     together = fast + slow
 
     def show(name: str, samples: float) -> None:
         print(f"{name:28} {samples:9.1f}   {samples / together:.2f}", flush=True)
 
     print(f"{'':28} samples/s   of both together")
-    show("fast rank alone", fast)
-    show("slow rank alone", slow)
+    show("fast rank, no messages", fast)
+    show("slow rank, no messages", slow)
     show(f"{plan}, equal parts", rate(plan, measure, both))
     shared = {key: parts}
     show(f"{plan}, {key} {list(map(int, parts))}", rate(plan, measure, both, **shared))
