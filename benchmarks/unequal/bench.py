@@ -8,10 +8,11 @@ The second rank is throttled: another process stops and continues it, so that it
 of what both ranks reach without a message, added up. For that each trains the whole model at the
 same time as the other, with as many samples as its share of a step, or in the micro-batches of the
 pipeline: two busy cores share their memory, and fewer samples at a time are faster by their caches.
-A busy machine makes all of it noise. `--processor` throttles nothing and counts each rank's
-processor time instead, the slow rank's `ratio` times; a step lasts as long as the slowest rank.
-That is the division of work alone, without waiting for messages. A pipeline's step is longer by the
-work of one micro-batch on every other rank, which fills and empties it.
+Shares and layers are dealt by those two rates. A busy machine makes all of it noise. `--processor`
+throttles nothing and counts each rank's processor time instead, the slow rank's `ratio` times; a
+step lasts as long as the slowest rank. That is the division of work alone, without waiting for
+messages. A pipeline's step is longer by the work of one micro-batch on every other rank, which
+fills and empties it.
 """
 
 from __future__ import annotations
@@ -139,6 +140,23 @@ def rate(
     )
 
 
+def without_messages(plan: str, measure: Measure, ratio: float) -> tuple[float, float]:
+    """Samples a second of the fast and of the slow rank, each of which trains the whole model at
+    the same time as the other, in parts of a step as `plan` has them.
+    """
+    alone = "dp1"
+    batches = [measure.batch, measure.batch]
+    if plan.startswith("pp"):
+        alone = f"dp1 mb{Plan.parse(plan).micro_batches}"
+    else:
+        few = round(measure.batch / (ratio + 1))
+        batches = [measure.batch - few, few]
+    measures = [replace(measure, batch=batch) for batch in batches]
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        fast, slow = pool.map(rate, (alone, alone), measures, ((1.0,), (ratio,)))
+    return fast, slow
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -163,19 +181,14 @@ def main() -> None:
     )
     both = (1.0, ratio)
     plan = arguments.plan
-    alone = "dp1"
-    batches = [arguments.batch, arguments.batch]
-    if plan.startswith("pp"):
-        few = round(arguments.layers / (ratio + 1))
-        key, parts = ("counts", tuple(arguments.counts or (arguments.layers - few, few)))
-        alone = f"dp1 mb{Plan.parse(plan).micro_batches}"
-    else:
-        key, parts = ("shares", (ratio, 1.0))
-        batches = [round(arguments.batch * part / sum(parts)) for part in parts]
-    measures = [replace(measure, batch=batch) for batch in batches]
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        fast, slow = pool.map(rate, (alone, alone), measures, ((1.0,), (ratio,)))
+    fast, slow = without_messages(plan, measure, ratio)
     together = fast + slow
+    if plan.startswith("pp"):
+        few = max(1, round(arguments.layers * slow / together))
+        key, parts = "counts", tuple(arguments.counts or (arguments.layers - few, few))
+    else:
+        few = max(1, round(arguments.batch * slow / together))
+        key, parts = "shares", (arguments.batch - few, few)
 
     def show(name: str, samples: float) -> None:
         print(f"{name:28} {samples:9.1f}   {samples / together:.2f}", flush=True)
@@ -184,8 +197,7 @@ def main() -> None:
     show("fast rank, no messages", fast)
     show("slow rank, no messages", slow)
     show(f"{plan}, equal parts", rate(plan, measure, both))
-    shared = {key: parts}
-    show(f"{plan}, {key} {list(map(int, parts))}", rate(plan, measure, both, **shared))
+    show(f"{plan}, {key} {list(parts)}", rate(plan, measure, both, **{key: parts}))
 
 
 if __name__ == "__main__":
