@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from plait.checkpoint import Checkpoint
 from tests.cli.command import CONFIG, plait, write_config
 from tests.fault.processes import children, wait_until_gone
 
@@ -79,12 +81,51 @@ def test_a_run_that_is_asked_to_end_saves_and_says_how_to_go_on(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("timeout") is None, reason="needs coreutils")
+def test_a_run_whose_time_is_over_saves(tmp_path: Path) -> None:
+    """`timeout` sends SIGTERM to the launcher and then to all processes, so twice to that one.
+
+    Its own alarm goes off early here, once the first step is done.
+    """
+    timeout = ("timeout", "--preserve-status", "1000", sys.executable, "-m", "plait")
+    run = begun(tmp_path, python=timeout)
+    everyone = children(run.pid)
+    os.kill(run.pid, signal.SIGALRM)
+    _, err = run.communicate(timeout=LIMIT_SECONDS)
+    assert run.returncode == 143, err
+    wait_until_gone(everyone)
+    (saved,) = (tmp_path / "run" / "checkpoints").glob("step-*")
+    steps = int(saved.name.removeprefix("step-"))
+    assert f"SIGTERM: ended after step {steps} of {ENDLESS}" in err
+    assert "go on with: plait train tiny.toml --resume run" in err
+    Checkpoint.open(saved)
+
+
+@pytest.mark.slow
+def test_an_echo_of_a_signal_leaves_a_run_its_time_to_save(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    everyone = children(run.pid)
+    rank = a_rank(run.pid)
+    os.kill(rank, signal.SIGSTOP)  # so that no step ends between the two
+    run.send_signal(signal.SIGTERM)
+    time.sleep(0.02)
+    run.send_signal(signal.SIGTERM)
+    time.sleep(1.0)
+    assert run.poll() is None
+    os.kill(rank, signal.SIGCONT)
+    _, err = run.communicate(timeout=LIMIT_SECONDS)
+    assert run.returncode == 143, err
+    wait_until_gone(everyone)
+    assert "go on with: plait train tiny.toml --resume run" in err
+
+
+@pytest.mark.slow
 def test_a_second_signal_ends_a_run_at_once(tmp_path: Path) -> None:
     run = begun(tmp_path)
     everyone = children(run.pid)
     os.kill(a_rank(run.pid), signal.SIGSTOP)  # so that no step ends
     run.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    time.sleep(1.0)  # as a person does, who sees that the run goes on
     assert run.poll() is None
     run.send_signal(signal.SIGTERM)
     run.communicate(timeout=LIMIT_SECONDS)

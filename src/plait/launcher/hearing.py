@@ -1,23 +1,58 @@
-"""Signals of the launcher's process, heard by a run while it goes on."""
+"""Signals by which a run is asked to end, and which of them count.
+
+`timeout` sends its signal to the command, and then to the command's whole process group. So the
+launcher gets it twice within a millisecond, though it was meant once.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from plait.launcher.seat import SIGNALS
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+ECHO_SECONDS = 0.2
+"""Equal signals to one process within this time are one. A person takes longer to ask again."""
+
+
+class Echoes:
+    """Tells a second signal, which ends a process at once, from an echo of the first."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._moment = 0.0
+
+    def has(self, number: int) -> bool:
+        """Whether this signal is an echo of the last one that was none.
+
+        It may interrupt itself while it reads the clock. Then the inner call counts.
+        """
+        now = time.monotonic()
+        if number == self._number and now - self._moment < ECHO_SECONDS:
+            return True
+        self._number, self._moment = number, now
+        return False
 
 
 @contextmanager
 def heard(hear: Callable[[int, object], None]) -> Iterator[None]:
-    """Have signals of this process call `hear`, where this is the thread that gets them."""
+    """Have signals of this process call `hear`, where this is the thread that gets them.
+
+    An echo of a signal calls nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    echoes = Echoes()
+
+    def arrive(number: int, frame: object) -> None:
+        if not echoes.has(number):
+            hear(number, frame)
+
     numbers = (*SIGNALS, signal.SIGHUP)
-    before = {number: signal.signal(number, hear) for number in numbers}
+    before = {number: signal.signal(number, arrive) for number in numbers}
     try:
         yield
     finally:

@@ -26,12 +26,12 @@ from plait.comm.network import LOOPBACK
 from plait.errors import PlaitError, RankFailed
 from plait.launcher.board import NOTHING, Board, Files
 from plait.launcher.failure import died_silently, ended, read_failures
-from plait.launcher.hearing import heard
+from plait.launcher.hearing import SIGNALS, heard
 from plait.launcher.kept_process import KeptProcess, RunFacts, start_process
 from plait.launcher.leftovers import leftovers
 from plait.launcher.main_process import say
 from plait.launcher.policy import Layouts, Policy, deadline_passed
-from plait.launcher.seat import SIGNALS, Assignment, LaunchPlan, Note, RankLoss
+from plait.launcher.seat import Assignment, LaunchPlan, Note, RankLoss
 from plait.launcher.snapshot_files import SnapshotFiles
 from plait.launcher.stalled import Stalled
 

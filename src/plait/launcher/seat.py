@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.comm.network import listening_store
 from plait.launcher.board import NOTHING, Board
+from plait.launcher.hearing import SIGNALS, Echoes
 from plait.values import JsonObject
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.02
 POLITE_SECONDS = 0.001
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,7 @@ class Seat:
         self._generation = NOTHING
         self._members: tuple[int, ...] = ()
         self._has_heard = False
+        self._echoes = Echoes()
         self._store: TCPStore | None = None
 
     def meet(self, note: Note) -> Assignment | None:
@@ -152,6 +153,8 @@ class Seat:
 
     def _hear(self, number: int, frame: object) -> None:
         """Ask for the end. A second signal ends this process, and so the run, at once."""
+        if self._echoes.has(number):
+            return
         if self._has_heard:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

@@ -29,6 +29,7 @@ from plait.errors import PlaitError, RankFailed
 from plait.launcher.agent import free_environment, num_threads, start_server
 from plait.launcher.board import NOTHING, Board, Files, Page
 from plait.launcher.failure import died_silently, read_failures
+from plait.launcher.hearing import Echoes
 from plait.launcher.leftovers import leftovers
 from plait.launcher.policy import deadline_passed
 from plait.launcher.rank import RankSettings, run_rank
@@ -189,11 +190,14 @@ class _Signals:
 
     def __init__(self, board: Board | None = None) -> None:
         self._board = board
+        self._echoes = Echoes()
         self._is_held = False
         self._waiting: int | None = None
 
     def arrive(self, number: int, frame: object) -> None:
-        """The handler. A signal after the first changes nothing: the run is ending."""
+        """The handler. Where the run ends at once, a signal after the first changes nothing."""
+        if self._echoes.has(number):
+            return
         if self._board is not None and number != signal.SIGHUP:
             self._board.ask_to_end(number)
             self._board = None

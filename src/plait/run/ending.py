@@ -20,7 +20,8 @@ import torch
 from plait.comm import World
 from plait.comm.network import on_one_machine
 from plait.launcher.board import GONE, Page
-from plait.launcher.seat import POLITE_SECONDS, SIGNALS
+from plait.launcher.hearing import SIGNALS, Echoes
+from plait.launcher.seat import POLITE_SECONDS
 
 LINGER_SECONDS = 5.0
 
@@ -52,6 +53,7 @@ class EndByPeers:
     def __init__(self, deadline_seconds: float) -> None:
         self.signal = 0
         self._is_heard = False
+        self._echoes = Echoes()
         self._deadline_seconds = deadline_seconds
         self._world: World | None = None
         for number in SIGNALS:
@@ -89,6 +91,8 @@ class EndByPeers:
             time.sleep(POLITE_SECONDS)
 
     def _hear(self, number: int, frame: object) -> None:
+        if self._echoes.has(number):
+            return
         if self._is_heard:
             os._exit(128 + number)
         self._is_heard = True

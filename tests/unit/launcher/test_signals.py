@@ -1,11 +1,17 @@
-"""A run with restarts ends by a signal, also one that whoever started it has ignored."""
+"""A signal ends a run, also one that whoever started it has ignored; an echo of it ends nothing."""
 
 from __future__ import annotations
 
+import os
 import signal
+import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from plait.launcher.hearing import ECHO_SECONDS, SIGNALS, heard
+from plait.launcher.seat import Seat
 from plait.launcher.supervisor import _ended_by_signals
 
 
@@ -30,3 +36,57 @@ def test_a_signal_waits_for_the_end_of_what_is_held_and_counts_once() -> None:
         done.append("never")
     assert ended.value.code == 128 + signal.SIGTERM
     assert done == ["held"]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_an_equal_signal_that_follows_at_once_is_an_echo(number: int) -> None:
+    """As `timeout` sends it: to the command, and then to its whole process group."""
+    came = []
+    with heard(lambda number, frame: came.append(number)):
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+        assert came == [number]
+        time.sleep(ECHO_SECONDS)
+        signal.raise_signal(number)
+        assert came == [number, number]
+
+
+def test_another_signal_that_follows_at_once_is_no_echo() -> None:
+    came = []
+    with heard(lambda number, frame: came.append(number)):
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGTERM)
+    assert came == [signal.SIGUSR1, signal.SIGTERM]
+
+
+def test_an_echo_does_not_end_a_rank_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    killed = []
+    board: Any = SimpleNamespace(ask_to_end=asked.append)
+    unused: Any = None
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(number))
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        Seat(0, board, unused, goes_on=True).listen()
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert (asked, killed) == ([signal.SIGTERM], [])
+        time.sleep(ECHO_SECONDS)
+        signal.raise_signal(signal.SIGTERM)
+        assert killed == [signal.SIGTERM]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_an_echo_does_not_end_a_run_with_restarts_at_once() -> None:
+    asked: list[int] = []
+    board: Any = SimpleNamespace(ask_to_end=asked.append)
+    with pytest.raises(SystemExit) as ended, _ended_by_signals(board):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        asked.append(0)  # it is reached
+        time.sleep(ECHO_SECONDS)
+        signal.raise_signal(signal.SIGTERM)
+    assert asked == [signal.SIGTERM, 0]
+    assert ended.value.code == 128 + signal.SIGTERM

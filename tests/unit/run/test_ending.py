@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from plait.comm import World
 from plait.comm.simulated import simulate
-from plait.launcher.seat import SIGNALS
+from plait.launcher.hearing import ECHO_SECONDS, SIGNALS
 from plait.mesh import Mesh
 from plait.run.ending import EndByPeers
 
@@ -44,6 +45,7 @@ def test_the_word_of_a_peer_is_no_signal_of_its_own(ending: EndByPeers) -> None:
     signal.raise_signal(signal.SIGTERM)
     assert ending.signal == signal.SIGTERM
     ending.linger()
+    time.sleep(ECHO_SECONDS)
     with pytest.raises(Ended, match="143"):
         signal.raise_signal(signal.SIGTERM)
 
