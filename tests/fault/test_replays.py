@@ -1,16 +1,19 @@
-"""Replays with two agents on loopback addresses, each of which stands for a machine."""
+"""Replays under torchrun: by one agent, and by two, each of which stands for a machine."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.command import CONFIG
-from tests.fault.agents import Agents
+from tests.cli.command import CONFIG, plait
+from tests.fault.agents import ROOT, Agents
+from tests.fault.kills import differences
 
 STEPS = 12
 DATA = CONFIG.replace('name = "random"\nseq_len = 8', 'python = "tests.fault.faulty:data"')
@@ -71,3 +74,35 @@ def test_a_passing_fault_is_told_by_the_replay_of_two_machines(start: Start) -> 
     (found,) = [one for one in findings(agents) if one["kind"] == "nan"]
     assert (found["rank"], found["step"], found["replayed_from"]) == (1, 7, 6), agents.logs()
     assert found["cause"].startswith("passing")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plan", ["dp2", "dp2:zero3", "tp2"])
+def test_ranks_of_one_agent_go_back_to_their_snapshots(
+    plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They end with the bits of an undisturbed run of plait's own launcher, and as it goes back."""
+    (tmp_path / "tiny.toml").write_text(DATA)
+    paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    command = ("train", "tiny.toml", "--plan", plan, "--steps", str(STEPS), "--json", "--set")
+    back = ("recovery.on_nan=back", "recovery.snapshot_every=1")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    calm = plait(*command, "train.checkpoint_every=2", "--out", "calm", cwd=tmp_path)
+    assert calm.code == 0, calm.err
+    fault = {"kind": "NaN weight", "rank": 1, "step": 8}
+    monkeypatch.setenv("PLANTED", json.dumps(fault))
+    own = plait(*command, *back, "--out", "own", cwd=tmp_path)
+    assert own.code == 0, own.err
+    agent = (*torchrun, "-m", "plait")
+    theirs = plait(*command, *back, "--out", "theirs", cwd=tmp_path, python=agent)
+    assert theirs.code == 0, theirs.err
+    told = []
+    for name in ("own", "theirs"):
+        assert differences(tmp_path / name, tmp_path / "calm") == []
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        (recovery,) = summary["recoveries"]
+        told.append({**recovery, "seconds": 0, "moment": 0})
+        assert summary["snapshots"]["count"] > STEPS
+    assert told[0] == told[1]
+    assert (told[0]["source"], told[0]["steps_repeated"]) == ("snapshot", 0)

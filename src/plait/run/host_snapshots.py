@@ -69,12 +69,26 @@ class HostSnapshots(Hook):
     """Takes snapshots every `every` steps, and goes on from those of an earlier start. For all
     ranks of a run that torchrun has started.
 
+    A run that goes back to them (`goes_back`) has one before its first step. It waits for each, so
+    that what a step does to its weights is in none.
+
     Attributes:
         source: what the run went on from: `snapshot`, `replica`, or empty for none of these.
+        parts: by rank, the files of this start's snapshots, where the ranks share one machine.
     """
 
-    def __init__(self, world: World, memory: HostMemory, every: int, checkpoint_step: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        memory: HostMemory,
+        every: int,
+        checkpoint_step: int,
+        *,
+        goes_back: bool = False,
+    ) -> None:
         self.source = ""
+        self.parts: tuple[tuple[Path, ...], ...] = ()
+        self._goes_back = goes_back
         self._world = world
         self._memory = memory
         self._every = every
@@ -129,6 +143,13 @@ class HostSnapshots(Hook):
         self._snapshots = Snapshots(paths, start.engine)
         self._world.axis("world").barrier()  # everybody can keep replicas
         self._connect()
+        if self._goes_back:
+            self.parts = self._parts_here()
+            self._take(start.first_step - 1)
+
+    def _parts_here(self) -> tuple[tuple[Path, ...], ...]:
+        """By rank, the files of this start, all of which lie on this machine."""
+        return tuple(tuple(self._made(rank, OWN)) for rank in range(self._world.size))
 
     def _exchanged(self, checkpoint_step: int) -> list[_Word]:
         """The words of all ranks. The first of a machine tells what that holds. Collective."""
@@ -269,7 +290,10 @@ class HostSnapshots(Hook):
         copy = self._snapshots.begin(turn, {"loader": self._loader.state_dict()})
         self._copier.begin(partial(self._copy_and_send, copy, turn))
         self._waited.add(time.perf_counter() - began)
-        self._engine.copies.add(self._wait_for_copy)
+        if self._goes_back:
+            self._wait_for_copy()
+        else:
+            self._engine.copies.add(self._wait_for_copy)
 
     def _copy_and_send(self, copy: Callable[[], None], turn: int) -> None:
         """Copy the state into this machine's memory, then into another's. In a thread."""
@@ -299,7 +323,7 @@ class HostSnapshots(Hook):
 
 
 def host_snapshots(
-    world: World, every: int, checkpoint_step: Callable[[], int]
+    world: World, every: int, checkpoint_step: Callable[[], int], *, goes_back: bool = False
 ) -> HostSnapshots | None:
     """The snapshots of a run in a world of torchrun; None where machines have no such memory.
 
@@ -311,7 +335,7 @@ def host_snapshots(
     told: Sequence[bool] = world.axis("world").gather_objects(memory is not None)
     if memory is None or not all(told):
         return None
-    return HostSnapshots(world, memory, every, checkpoint_step())
+    return HostSnapshots(world, memory, every, checkpoint_step(), goes_back=goes_back)
 
 
 def _address() -> str:

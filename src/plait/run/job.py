@@ -166,7 +166,7 @@ def _trained(
     ]
     progress = [] if place is None else [place.hook(job.config.recovery)]
     ending = next(iter(progress), ending)
-    rollback = Rollback(job.folder, place)
+    rollback = Rollback(job.folder, place, memory)
     hooks += [*progress, *again, rollback, *filter(None, [memory])]
 
     def ends_before(step: int) -> bool:

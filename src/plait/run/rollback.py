@@ -1,8 +1,8 @@
 """Rollback: a step that is no number is done again from the last state that was kept.
 
-`[recovery] on_nan = "back"`. The replay begins at the newest snapshot in memory, where a launcher
-holds one. Else it begins at the newest checkpoint of the run. It tells a passing fault from a
-lasting one (`plait.engine.guard`).
+`[recovery] on_nan = "back"`. The replay begins at the newest snapshot in memory, where the launcher
+or this machine holds one. Else it begins at the newest checkpoint of the run. It tells a passing
+fault from a lasting one (`plait.engine.guard`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from plait.run.hooks import Hook, RunStart, StepDone
 from plait.values import JsonObject
 
 if TYPE_CHECKING:
+    from plait.run.host_snapshots import HostSnapshots
     from plait.run.place import RankContext
 
 
@@ -29,10 +30,13 @@ class Rollback(Hook):
         recoveries: each rollback, in the form of the recoveries of a summary.
     """
 
-    def __init__(self, folder: Path | None, place: RankContext | None) -> None:
+    def __init__(
+        self, folder: Path | None, place: RankContext | None, memory: HostSnapshots | None = None
+    ) -> None:
         self.recoveries: list[JsonObject] = []
         self._folder = folder
         self._place = place
+        self._memory = memory
         self._began: float | None = None
 
     def on_start(self, start: RunStart) -> None:
@@ -53,7 +57,7 @@ class Rollback(Hook):
         moment = time.time()
         self._began = time.monotonic()
         with engine.world.recorder.flight.during(Phase.STARTING):
-            files = () if self._place is None else newest_whole(self._place.assignment.parts)
+            files = self._newest_snapshot()
             meta = self._load(files)
         step = int(meta["step"])
         self._loader.load_state_dict(meta.get("loader", {}), step)
@@ -76,6 +80,12 @@ class Rollback(Hook):
         if engine.world.rank == 0:
             say(f"{cause}; it is replayed from the state of step {step}")
         return step
+
+    def _newest_snapshot(self) -> tuple[Path, ...]:
+        """By rank, the files of the newest snapshot in memory; empty for none."""
+        if self._place is not None:
+            return newest_whole(self._place.assignment.parts)
+        return () if self._memory is None else newest_whole(self._memory.parts)
 
     def _load(self, files: tuple[Path, ...]) -> JsonObject:
         """Fill the engine from the files of a snapshot, else a checkpoint; its meta data."""

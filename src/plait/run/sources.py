@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from plait.comm.network import on_one_machine
 
 if TYPE_CHECKING:
     from plait.comm import World
@@ -41,14 +44,16 @@ def snapshots_of_host(
 ) -> HostSnapshots | None:
     """The snapshots of a run whose ranks torchrun starts again; None where none are taken.
 
-    A run that goes back to its checkpoints (`on_nan = "back"`) has none. Collective.
+    A run of several machines that goes back (`on_nan = "back"`) has none: it goes back to its
+    checkpoints. Collective.
     """
     from plait.run.host_snapshots import host_snapshots
 
     every = recovery.steps_between_snapshots
-    if not every or recovery.on_nan == "back":
+    goes_back = recovery.on_nan == "back"
+    if not every or (goes_back and not on_one_machine(os.environ)):
         return None
-    return host_snapshots(world, every, lambda: _step_of(checkpoint))
+    return host_snapshots(world, every, lambda: _step_of(checkpoint), goes_back=goes_back)
 
 
 def _step_of(checkpoint: Path | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from plait.engine.state.snapshots import Snapshots
 from plait.errors import NonFiniteLoss, NotAvailable
 from plait.run.checkpoints import Checkpoints
 from plait.run.hooks import Hook, RunStart, StepDone
+from plait.run.host_snapshots import HostSnapshots
 from plait.run.loop import fit
 from plait.run.metrics import MetricsFile, Tally
 from plait.run.replicas import CompareReplicas
@@ -55,6 +57,22 @@ class InMemory(Hook):
         self._snapshots.take(step // 2, meta)
 
 
+class HeldHere:
+    """The files of a machine, as its process holds them: by name, in a folder."""
+
+    host = "here"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def ask(self, make: Sequence[str] = (), drop: Sequence[str] = ()) -> dict[str, Path]:
+        for name in make:
+            (self._folder / name.replace("/", "~")).touch()
+        for name in drop:
+            (self._folder / name.replace("/", "~")).unlink()
+        return {path.name.replace("~", "/"): path for path in self._folder.glob("*~*")}
+
+
 def damage(engine: Engine, rank: int, step: int, times: int) -> None:
     """Have a weight of one rank be no number in a step, so many times; only a load mends it."""
     left = [times]
@@ -69,7 +87,7 @@ def damage(engine: Engine, rank: int, step: int, times: int) -> None:
 
 
 def trained(
-    world: World, plan: str, folder: Path, in_memory: bool, times: int
+    world: World, plan: str, folder: Path, where: str, times: int
 ) -> tuple[list[Tensor], list[Symptom], list[dict[str, Any]], Tally]:
     engine = build(
         copy.deepcopy(NET),
@@ -87,36 +105,43 @@ def trained(
     tally = Tally()
     hooks: list[Hook] = [CompareReplicas(1, said.append), tally]
     place: Any = None
-    if in_memory:
+    held: Any = HeldHere(folder)
+    memory = None
+    if where == "launcher":
         files = tuple(
             tuple(folder / f"{rank}-{turn}" for turn in (0, 1)) for rank in range(world.size)
         )
         for path in files[world.rank]:
             path.touch()
-        memory = InMemory(files, world.rank)
-        place = memory.place
+        in_memory = InMemory(files, world.rank)
+        place = in_memory.place
+        hooks.append(in_memory)
+    elif where == "machine":
+        memory = HostSnapshots(world, held, 2, -1, goes_back=True)
         hooks.append(memory)
     else:
         hooks.append(Checkpoints(run, every=2, saves_start=True))
     if world.rank == 0:
         hooks.append(MetricsFile(run.metrics))
-    rollback = Rollback(folder, place)
+    rollback = Rollback(folder, place, memory)
     try:
         fit(engine, loader, STEPS, [*hooks, rollback], rollback=rollback)
     except NonFiniteLoss as error:
         assert "lasting: a replay from step 2 gives it again" in str(error)
         if world.rank == 0:
             hooks[-1].on_end()
+    if memory is not None:
+        memory.close()
     values = [shard.values.clone() for shard in engine.local_parameters()]
     return values, said, rollback.recoveries, tally
 
 
 @pytest.mark.parametrize("plan", ["dp2 mb2", "dp2:zero1", "dp2:zero3"])
-@pytest.mark.parametrize("in_memory", [True, False], ids=["snapshots", "checkpoints"])
-def test_a_passing_fault_leaves_no_trace(plan: str, in_memory: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["launcher", "machine", "checkpoints"])
+def test_a_passing_fault_leaves_no_trace(plan: str, where: str, tmp_path: Path) -> None:
     (tmp_path / "calm").mkdir()
-    calm = threaded(2, trained, plan, tmp_path / "calm", in_memory, 0)
-    found = threaded(2, trained, plan, tmp_path, in_memory, 1)
+    calm = threaded(2, trained, plan, tmp_path / "calm", where, 0)
+    found = threaded(2, trained, plan, tmp_path, where, 1)
     for (values, said, recoveries, tally), (expected, nothing, none, undisturbed) in zip(
         found, calm, strict=True
     ):
@@ -127,6 +152,7 @@ def test_a_passing_fault_leaves_no_trace(plan: str, in_memory: bool, tmp_path: P
         assert finding.cause.startswith("passing: a replay from step 2 is finite; ")
         (recovery,) = recoveries
         assert (recovery["step"], recovery["steps_repeated"]) == (3, 1)
+        assert recovery["source"] == ("checkpoint" if where == "checkpoints" else "snapshot")
         assert recovery["lost_ranks"] == [] and recovery["seconds"] > 0
         assert tally.losses == undisturbed.losses
         assert tally.traffic() == undisturbed.traffic()
@@ -135,7 +161,7 @@ def test_a_passing_fault_leaves_no_trace(plan: str, in_memory: bool, tmp_path: P
 
 
 def test_a_lasting_fault_ends_the_run_at_its_second_time(tmp_path: Path) -> None:
-    for _, said, recoveries, tally in threaded(2, trained, "dp2", tmp_path, True, STEPS):
+    for _, said, recoveries, tally in threaded(2, trained, "dp2", tmp_path, "launcher", STEPS):
         (finding,) = said
         assert finding.cause.startswith("lasting: a replay from step 2 gives it again; weight")
         assert finding.details["replayed_from"] == 2
