@@ -127,7 +127,7 @@ def endure(plan: str, every: float, num_kills: int, into: Results) -> None:
 
     The undisturbed seconds are those of a tenth of the steps, with the rest at its mean step.
     The whole undisturbed run comes last: its bits are compared, and its seconds are not used, so
-    that the machine may do other work by then.
+    that the machine may do other work by then. A signal leaves the row of what has run until then.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -135,14 +135,25 @@ def endure(plan: str, every: float, num_kills: int, into: Results) -> None:
         steps = max(PROBE_STEPS, round(num_kills * every / probe.step_seconds))
         tenth = trained(config_of(plan, max(PROBE_STEPS, steps // 10), 1), folder / "tenth")
         killer = KillEvery(every, 1, num_kills)
-        shaken = trained(config_of(plan, steps, 10_000), folder / "shaken", killer)
-        fraction = tenth.seconds_of(steps) / shaken.seconds
-        row = replace(row_of(plan, tenth, shaken, is_equal=None), useful_fraction=fraction)
+        try:
+            shaken = trained(config_of(plan, steps, 10_000), folder / "shaken", killer)
+        except CutShort as cut:
+            if cut.run is not None and cut.run.result["recoveries"]:
+                into.rows.append(endured(plan, tenth, cut.run))
+                print(line(into.rows[-1].cells()), flush=True)
+            raise
+        row = endured(plan, tenth, shaken)
         into.rows.append(row)
         print(line(row.cells()) + "\nthe undisturbed run for the bits begins", flush=True)
         calm = trained(config_of(plan, steps, 1), folder / "calm")
         into.rows[-1] = replace(row, is_equal=not differences(calm.folder, shaken.folder))
         print(line(into.rows[-1].cells()), flush=True)
+
+
+def endured(plan: str, tenth: Trained, shaken: Trained) -> Row:
+    """The row of a long run beside a tenth of it, also of what a signal has left of it."""
+    fraction = tenth.seconds_of(shaken.num_steps) / shaken.seconds
+    return replace(row_of(plan, tenth, shaken, is_equal=None), useful_fraction=fraction)
 
 
 def row_of(plan: str, calm: Trained, shaken: Trained, *, is_equal: bool | None) -> Row:

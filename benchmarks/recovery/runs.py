@@ -38,11 +38,16 @@ MODEL: dict[str, Any] = {
 
 
 class CutShort(Exception):
-    """A signal has ended a run before its last step, or came between two runs."""
+    """A signal has ended a run before its last step, or came between two runs.
 
-    def __init__(self, number: int) -> None:
+    Attributes:
+        run: what was trained until then, where the run ended after a save.
+    """
+
+    def __init__(self, number: int, run: Trained | None = None) -> None:
         super().__init__(number)
         self.number = number
+        self.run = run
 
 
 def cut_short(number: int, frame: object) -> None:
@@ -53,7 +58,7 @@ def cut_short(number: int, frame: object) -> None:
 
 @dataclass(frozen=True)
 class Trained:
-    """A run that came to its end."""
+    """A run that came to its end, or to that of a signal."""
 
     folder: Path
     seconds: float
@@ -93,8 +98,8 @@ class Trained:
 
     @property
     def num_steps(self) -> int:
-        """The steps of the run."""
-        return int(self.result["steps"])
+        """The steps of the run that are done."""
+        return int(self.result["stopped"] if "stopped" in self.result else self.result["steps"])
 
     def waited(self, what: str) -> float:
         """The wait of a step for one of its snapshots or checkpoints, as a share of the step."""
@@ -202,9 +207,10 @@ def trained(
         ended.set()
         for thread in threads:
             thread.join()
+    run = Trained(folder, time.perf_counter() - began, end.results[0])
     if end.signal:
-        raise CutShort(end.signal)
-    return Trained(folder, time.perf_counter() - began, end.results[0])
+        raise CutShort(end.signal, run)
+    return run
 
 
 def without_doctor(seat: Seat, job: TrainingRun) -> None:

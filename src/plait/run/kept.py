@@ -68,6 +68,8 @@ def _live_through(seat: Seat, assignment: Assignment, job: jobs.TrainingRun) -> 
     if result.get("signal") == 0:
         place.meet()
         return Note(reason=RANKS_ARE_BACK)
+    if "stopped" in result:
+        result = {**result, "recoveries": place.recoveries()}
     return Note(result=result, is_done=True)
 
 

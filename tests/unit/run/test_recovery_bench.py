@@ -24,11 +24,13 @@ ROW = bench.Row("dp4:zero1", 0.875, 2, 240.0, (1.5, 2.5), 1, 0.021, 0.004, 0.07,
 def test_a_run_that_a_signal_ended_is_cut_short(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    ended = RunResults([{"stopped": 3, "signal": signal.SIGTERM}], signal.SIGTERM)
+    stopped = {"stopped": 3, "signal": signal.SIGTERM, "recoveries": []}
+    ended = RunResults([stopped], signal.SIGTERM)
     monkeypatch.setattr(runs, "keep", lambda *_: ended)
     with pytest.raises(runs.CutShort) as caught:
         runs.trained(runs.config_of("dp2", 4, 1), tmp_path / "run")
     assert caught.value.number == signal.SIGTERM
+    assert caught.value.run is not None and caught.value.run.num_steps == 3
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,29 @@ def test_a_second_signal_cuts_a_run_short_too(
     with pytest.raises(runs.CutShort) as caught:
         runs.trained(runs.config_of("dp2", 4, 1), tmp_path / "run")
     assert caught.value.number == number
+
+
+def test_a_signal_in_the_midst_of_a_long_run_leaves_the_row_of_what_has_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tenth of the steps took 4 s, at 0.1 s each; the run was ended after 50, which took 8 s."""
+    steps = [f'{{"step": {step}, "seconds": 0.1}}\n' for step in range(1, 41)]
+    (tmp_path / "metrics.jsonl").write_text("".join(steps))
+    tenth = runs.Trained(tmp_path, 4.0, {"steps": 40, "step_seconds_median": 0.1})
+    lost = {"seconds": 1.5, "steps_repeated": 1}
+    shaken = runs.Trained(tmp_path, 8.0, {"stopped": 50, "recoveries": [lost, lost]})
+
+    def trained(config: object, folder: Path, killer: object = None) -> runs.Trained:
+        if killer is not None:
+            raise runs.CutShort(signal.SIGTERM, shaken)
+        return tenth
+
+    monkeypatch.setattr(bench, "trained", trained)
+    monkeypatch.setattr(sys, "argv", ["bench", "--long", "--out", str(tmp_path)])
+    assert bench.main() == 128 + signal.SIGTERM
+    shown = capsys.readouterr().out
+    assert "| dp4:zero1 | 0.62 | 2 | 900 | 1.50 | 1 |" in shown
+    assert "| not compared |" in shown
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
