@@ -50,8 +50,8 @@ def train(
     options: dict[str, Any],
     slow: float = 0.0,
 ) -> Any:
-    """What the rank holds in the end, the record of its server, and what each step told; rank 0 is
-    slower by `slow` s.
+    """What the rank holds in the end, the record of its server, what each step told, and the bytes
+    that its server sent after its last step; rank 0 is slower by `slow` s.
     """
     family = FAMILIES[family_name]
     axis = world.axis("dp")
@@ -71,6 +71,8 @@ def train(
     engine.before_update.append(lambda e: time.sleep(slow if axis.rank == 0 else 0.0))
     results = [engine.step(batch, trace=False) for batch in shares(family, axis.size)[axis.rank]]
     driver.synchronize()
+    # Every worker has left: one thread answers each, and has counted all before it let it go.
+    late = _bytes_sent_late(driver)
     parts = [
         (p.name, p.global_shape, p.index(), p.values.clone()) for p in engine.local_parameters()
     ]
@@ -81,7 +83,14 @@ def train(
             tuple(server.log or ()),
             axis.rank,
         )
-    return parts, record, [(r.loss, r.tokens, r.details, r.ledger.by_axis()) for r in results]
+    told = [(r.loss, r.tokens, r.details, r.ledger.by_axis()) for r in results]
+    return parts, record, told, late
+
+
+def _bytes_sent_late(driver: Any) -> int:
+    """The bytes of answers that no step has counted."""
+    service = driver._service if isinstance(driver, AsyncServerDriver) else None
+    return 0 if service is None else service.take_sent_bytes()
 
 
 @pytest.mark.parametrize("optimizer", [sgd, adamw])
@@ -96,7 +105,7 @@ def test_a_replay_of_the_record_is_exact(
     results = ranks(
         size, train, plan, family, optimizer, {"num_servers": num_servers}, 0.003, plan=plan
     )
-    records = [record for _, record, _ in results if record is not None]
+    records = [record for _, record, *_ in results if record is not None]
     assert len(records) == num_servers
     expected = replay(FAMILIES[family], shares(FAMILIES[family], size), records, optimizer)
     params = join([parts for parts, *_ in results])
@@ -114,7 +123,7 @@ def test_each_worker_clips_by_its_own_norm(ranks: Run) -> None:
     plan = "dp2:async-server,stale2 precision:float64"
     results = ranks(2, train, plan, "gpt", sgd, {"clip_grad_norm": 0.05}, plan=plan)
     expected = replay(
-        FAMILIES["gpt"], shares(FAMILIES["gpt"], 2), [r for _, r, _ in results], sgd, clip=0.05
+        FAMILIES["gpt"], shares(FAMILIES["gpt"], 2), [r for _, r, *_ in results], sgd, clip=0.05
     )
     params = join([parts for parts, *_ in results])
     for name, value in expected.items():
@@ -149,14 +158,17 @@ def test_no_staleness_is_the_synchronous_server_to_the_last_bit(
     assert all(torch.equal(one[name], other[name]) for name in other)
 
 
-def test_a_rank_sends_what_a_rank_of_the_synchronous_server_sends(ranks: Run) -> None:
+@pytest.mark.parametrize("seconds", [0.0, 0.02])
+def test_a_rank_sends_what_a_rank_of_the_synchronous_server_sends(
+    ranks: Run, seconds: float
+) -> None:
+    """The same bytes, whoever is faster: what a server answers after its own last step counts."""
     counts = []
     for plan in ("dp2:async-server,stale16 precision:float64", "dp2:server precision:float64"):
-        results = ranks(2, train, plan, "mlp", sgd, {}, plan=plan)
-        counts.append(sum(step[3].get("dp", 0) for _, _, steps in results for step in steps))
-    assert (
-        abs(counts[0] - counts[1]) <= counts[1] / STEPS
-    )  # the last answers are counted a step later
+        results = ranks(2, train, plan, "mlp", sgd, {}, seconds, plan=plan)
+        in_steps = sum(step[3].get("dp", 0) for _, _, steps, _ in results for step in steps)
+        counts.append(in_steps + sum(late for *_, late in results))
+    assert counts[0] == counts[1] > 0
 
 
 def test_what_steps_tell_covers_all_workers(ranks: Run) -> None:
@@ -165,9 +177,9 @@ def test_what_steps_tell_covers_all_workers(ranks: Run) -> None:
     )
     family = shares(FAMILIES["gpt"], 2)
     everything = sum(int((y != -100).sum()) for rank in family for _, y in rank)
-    told = [sum(tokens for _, tokens, *_ in steps) for _, _, steps in results]
+    told = [sum(tokens for _, tokens, *_ in steps) for _, _, steps, _ in results]
     assert max(told) == everything
-    assert all(step[2]["staleness"] >= 0 for _, _, steps in results for step in steps)
+    assert all(step[2]["staleness"] >= 0 for _, _, steps, _ in results for step in steps)
 
 
 def test_a_slow_worker_does_not_hold_up_others_within_the_bound(ranks: Run) -> None:
@@ -185,6 +197,6 @@ def test_a_slow_worker_does_not_hold_up_others_within_the_bound(ranks: Run) -> N
         0.05,
         plan=plan,
     )
-    (record,) = [record for _, record, _ in results if record is not None]
+    (record,) = [record for _, record, *_ in results if record is not None]
     assert max(age for applied in record.log for age in applied.staleness) >= 2
     assert all(len(applied.pushes) == 1 for applied in record.log)
