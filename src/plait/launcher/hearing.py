@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-ECHO_SECONDS = 0.2
+ECHO_SECONDS = 0.1
 """Equal signals to one process within this time are one. A person takes longer to ask again."""
 
 
