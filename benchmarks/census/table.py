@@ -22,6 +22,8 @@ PLANS = (
 BEGIN = "<!-- census: written by python -m benchmarks.census -->"
 END = "<!-- end of census -->"
 LETTER = {"equal": "=", "refused": "r", "wrong": "w", "crashed": "c", "none": ""}
+FOLDERS = re.compile(r"(?<![\w./])/(?:[\w.+@~-]+/)+")
+"""The folders of an absolute path, which are those of one machine."""
 
 Cells = Mapping[str, Mapping[str, Any]]
 Rows = Mapping[tuple[str, str], Cells]
@@ -111,7 +113,8 @@ def _by_families(plans: Mapping[str, set[str]]) -> dict[str, set[str]]:
 
 def _general(reason: str) -> str:
     """A reason without what differs from class to class, cut to one line."""
-    words = re.sub(r"'[\w.*]+'", "'...'", reason)
+    words = FOLDERS.sub("", reason)
+    words = re.sub(r"'[\w.*]+'", "'...'", words)
     words = re.sub(r"\b\d+(\.\d+)?(e[-+]\d+)?\b", "N", words)
     words = words.replace("|", "/").replace("<", "(").replace(">", ")")
     return words if len(words) < 160 else f"{words[:160]} ..."

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from benchmarks.census import table
 from benchmarks.census.cell import judge
 from benchmarks.census.configs import classes, tiny
 
@@ -41,3 +44,26 @@ def test_every_class_is_counted_once_under_its_namesake() -> None:
     assert {("causal", "llama"), ("seq2seq", "t5"), ("masked", "bert"), ("image", "vit")} <= set(
         found
     )
+
+
+@pytest.mark.parametrize(
+    ("reason", "written"),
+    [
+        ("no loop in /home/me/.venv/lib/models/a_b.py:12 runs", "no loop in a_b.py:N runs"),
+        ("File '/opt/x-1/y/z.py', line 3", "File '...', line N"),
+        (
+            "https://pytorch.org/docs/a tells q/k of 1/2",
+            "https://pytorch.org/docs/a tells q/k of N/N",
+        ),
+    ],
+)
+def test_reasons_in_the_page_name_no_folder_of_a_machine(
+    reason: str, written: str, tmp_path: Path
+) -> None:
+    page = tmp_path / "models.md"
+    page.write_text(f"before {table.BEGIN} old {table.END} after")
+    cell = {"task": "causal", "family": "gpt", "plan": "tp2", "verdict": "crashed", "seconds": 1.0}
+    table.write(page, [cell | {"reason": reason}])
+    text = page.read_text()
+    assert f"- crashed: {written} (`tp2`: gpt)" in text
+    assert text.startswith("before ") and text.endswith(" after") and " old " not in text
