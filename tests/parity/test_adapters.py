@@ -40,6 +40,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "moe": {**OWN, "num_local_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1},
     "llama": {"name": "hf", "config": HUGGING_FACE["hf-llama"]},
     "gpt2": {"name": "hf", "config": HUGGING_FACE["hf-gpt2"]},
+    "qwen2": {"name": "hf", "config": HUGGING_FACE["hf-qwen2"]},
     "phi3": {"name": "hf", "config": {**HUGGING_FACE["hf-qwen2"], "model_type": "phi3"}},
 }
 TARGETS = {
@@ -47,11 +48,13 @@ TARGETS = {
     "moe": ("q", "o", "shared.up", "shared.down"),
     "llama": ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"),
     "gpt2": ("c_attn", "c_proj", "c_fc"),
+    "qwen2": ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"),
     "phi3": ("o_proj", "gate_up_proj", "down_proj"),
 }
 SEED = 5
 ALL = ["dp2", "dp2:zero1", "dp2:zero2", "dp2:zero3", "tp2", "tp2:1d,sp", "tp4:2d", "tp8:3d"]
 PRODUCTS = ["tp2 dp2:zero3", "pp2:1f1b tp2:1d,sp mb2", "pp2:zb-h1 dp2:zero1 mb2 remat:full"]
+AXES = ["dp2", "dp2:zero3", "tp2", "pp2:1f1b mb2", "cp2:ring", "cp2:ulysses tp2 dp2:zero3"]
 CASES = [
     *[("own", "lora", plan) for plan in [*ALL, "tp8:2.5d,depth2", "pp2:1f1b mb2", "cp2:ring"]],
     *[("own", "lora", plan) for plan in [*PRODUCTS, "cp2:ulysses tp2 dp2:zero3"]],
@@ -59,6 +62,7 @@ CASES = [
     *[("moe", "lora", plan) for plan in ["dp2 ep2", "dp2:zero3 ep2", "tp2 dp2:zero1 ep2"]],
     *[("llama", "lora", plan) for plan in ["dp2:zero3", "tp2:1d,sp", "tp4:2d", "pp2 mb2"]],
     *[("llama", "dora", plan) for plan in ["tp2:1d,sp", *PRODUCTS[:1]]],
+    *[("qwen2", "lora", plan) for plan in [*AXES, "pp2:1f1b tp2 dp2:zero1 mb2"]],
     *[("phi3", "lora", plan) for plan in ("tp4:2d", "tp8:3d")],
     ("phi3", "dora", "tp8:2.5d,depth2"),
     *[("gpt2", kind, plan) for kind in ("lora", "dora") for plan in ("tp2", "tp4:2d", "tp8:3d")],
