@@ -66,8 +66,14 @@ def apply(
                 "cannot be in a graph (it draws "
                 "or chooses by values); take remat:full, or leave compile out"
             )
-        forward: Any = torch.compile(block.forward, backend=backend)
-        block.forward = forward
+        block.forward = _compiled(block.forward, backend)
+
+
+def _compiled(forward: Any, backend: str) -> Any:
+    """A forward as a graph; wraps that talk to other ranks, as one of sequences, are around it."""
+    if getattr(forward, "stays_outside", False):
+        return forward.wrapped_by(_compiled(forward.__wrapped__, backend))
+    return torch.compile(forward, backend=backend)
 
 
 def _is_alone(module: nn.Module) -> bool:

@@ -116,6 +116,7 @@ def _split_sequences(
             world.axis("cp"),
             plan.cp.strategy,
             partial(call_without_values, model, example_inputs(model, options.cutting)),
+            in_stages=plan.pp.size > 1,
         )
         if group.whole_outputs and routers_of(model):
             raise PlanError(

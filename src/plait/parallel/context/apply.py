@@ -62,7 +62,13 @@ def apply(model: nn.Module, roles: Mapping[str, str], axis: Axis, strategy: str)
 
 
 def apply_to_trunk(
-    model: nn.Module, blocks: Sequence[str], axis: Axis, strategy: str, run: Run
+    model: nn.Module,
+    blocks: Sequence[str],
+    axis: Axis,
+    strategy: str,
+    run: Run,
+    *,
+    in_stages: bool = False,
 ) -> ContextGroup:
     """Have the repeated blocks of any model hold parts of the sequence; wraps forwards in place.
 
@@ -73,6 +79,7 @@ def apply_to_trunk(
         axis: the cp ranks.
         strategy: `ring` or `ulysses`.
         run: calls the model, whose parameters have no values then; see `rehearse`.
+        in_stages: the model is one of a pipeline, so all pictures have the size of the example.
 
     Returns:
         The group, which cuts targets alone.
@@ -82,7 +89,9 @@ def apply_to_trunk(
     """
     _refuse_dropout(model, axis.size)
     trunk = rehearse(model, blocks, run, strategy, axis.size)
-    group = ContextGroup(axis, strategy, whole_inputs=True, inside=trunk.closed)
+    group = ContextGroup(
+        axis, strategy, whole_inputs=True, inside=trunk.closed, one_length=in_stages
+    )
     install(model, trunk, group, partial(shared_attention, group), Handing(group))
     group.cut_head_by(partial(cut_at_head, model, trunk, group))
     return group

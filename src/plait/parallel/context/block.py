@@ -30,8 +30,8 @@ def attend(
             numbers that are added to the scores.
 
     Returns:
-        out [batch, heads, queries, head_size] and lse [batch, heads, queries]. A query that sees
-        nothing has out 0 and lse -inf.
+        out [batch, heads, queries, head_size] and lse [batch, heads, queries], which the caller may
+        write into. A query that sees nothing has out 0 and lse -inf.
     """
     q, k, v = (_rows(x) for x in (q, k, v))
     if mask is None and q.device.type == "cpu":
@@ -43,7 +43,11 @@ def attend(
     scores = _scores(q, k, causal, mask)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp()
-    return (weights.to(v.dtype) @ v), lse
+    out = weights.to(v.dtype) @ v
+    return (
+        out.clone(),
+        lse,
+    )  # selective recomputation keeps the product itself, and may see it again
 
 
 def attend_backward(

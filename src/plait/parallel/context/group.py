@@ -38,6 +38,7 @@ class ContextGroup:
     `cut` reads the length off a batch. With `whole_inputs` the model's inputs stay whole: it takes
     this rank's positions by itself. `inside` says that sequences begin inside the model, and how
     long they are. It gathers them again then: `whole_outputs`. The length is that at its blocks.
+    With `one_length` it is `inside` for ever: a later stage of a pipeline sees parts alone.
     """
 
     learns = False  # from what it meets: see `rehearsal`
@@ -49,11 +50,13 @@ class ContextGroup:
         *,
         whole_inputs: bool = False,
         inside: int = 0,
+        one_length: bool = False,
     ) -> None:
         self.axis = axis
         self.strategy = strategy
         self.whole_inputs = whole_inputs
         self.whole_outputs = inside > 0
+        self._one_length = one_length
         self._after_layers: Callable[[], None] = _nothing
         self.seq_len = inside
         self._gathered: tuple[Tensor, Tensor] | None = None
@@ -65,9 +68,16 @@ class ContextGroup:
     def take_length(self, whole: Tensor, dim: int = 1) -> None:
         """Take the length of the sequences from dim `dim` of a tensor of whole ones.
 
-        By default it is [batch, sequence, ...].
+        By default it is [batch, sequence, ...]. Raises `DataError` for another than the one length.
         """
-        self.seq_len = whole.shape[dim]
+        length = whole.shape[dim]
+        if self._one_length and length != self.seq_len:
+            raise DataError(
+                f"a batch has {length} positions at the door of the blocks, and the example "
+                f"{self.seq_len}; later stages of a pipeline know of the example's alone under "
+                f"cp{self.axis.size}: give all pictures one size, or leave pp out"
+            )
+        self.seq_len = length
 
     def after_layers(self) -> None:
         """The layers of the model are split."""

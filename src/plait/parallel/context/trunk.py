@@ -26,6 +26,7 @@ from plait.parallel.context.shared import Interception
 from plait.values import PyTree
 
 STAYS = 99  # the dim of what is not cut: no tensor has it
+Wrap = Callable[[Callable[..., PyTree]], Callable[..., PyTree]]
 Carry = Callable[[Dims, Carrier, PyTree, PyTree], PyTree]
 
 
@@ -103,15 +104,15 @@ def install(
     """
     wrapped: list[tuple[nn.Module, Callable[..., PyTree] | None]] = []
 
-    def wrap(name: str, make: Callable[[Callable[..., PyTree]], Callable[..., PyTree]]) -> None:
+    def wrap(name: str, make: Wrap, *, talks: bool = True) -> None:
         module = model.get_submodule(name)
         wrapped.append((module, vars(module).get("forward")))
-        module.forward = make(module.forward)
+        module.forward = _wrapped(make, talks, module.forward)
 
     for name in sorted(trunk.attention):
-        wrap(name, functools.partial(_intercepting, attend))
+        wrap(name, functools.partial(_intercepting, attend), talks=False)
     for name, dims in trunk.scans.items():
-        wrap(name, functools.partial(_carrying, functools.partial(carry, dims)))
+        wrap(name, functools.partial(_carrying, functools.partial(carry, dims)), talks=False)
     for name, form in trunk.whole.items():
         wrap(name, functools.partial(_gathering, group, form, name))
     for name, dims in trunk.blocks.items():
@@ -121,6 +122,16 @@ def install(
     if trunk.tail is not None and not (trunk.closed and trunk.joined):
         wrap(trunk.last[0], functools.partial(_gathered, group, trunk.tail.inputs))
     return functools.partial(_unwrap, wrapped)
+
+
+def _wrapped(make: Wrap, talks: bool, forward: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """A wrap that says how to make it again, and whether it stays outside of a block's graph.
+
+    See `shallow_copy` and `compiling`.
+    """
+    outer = make(forward)
+    vars(outer).update(wrapped_by=functools.partial(_wrapped, make, talks), stays_outside=talks)
+    return outer
 
 
 def cut_at_head(model: nn.Module, trunk: Trunk, group: ContextGroup) -> None:

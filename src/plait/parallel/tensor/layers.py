@@ -5,7 +5,9 @@ Each computes what its original does, on this rank's parts, under the same param
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -297,10 +299,13 @@ def give_child(module: nn.Module, key: str, child: nn.Module) -> None:
 def shallow_copy(module: nn.Module) -> nn.Module:
     """A module with tables of parameters and hooks of its own, and the same entries in them.
 
-    Without `copy`, which torch refuses for a module with parametrizations.
+    Without `copy`, which torch refuses for a module with parametrizations. A forward that the
+    module has of its own, as one that cuts sequences, reads the parameters of the copy.
     """
     twin: nn.Module = object.__new__(type(module))
     vars(twin).update(vars(module))
+    if "forward" in vars(module):
+        twin.forward = _of_twin(module.forward, module, twin)
     for table in (
         "_parameters",
         "_forward_hooks",
@@ -309,6 +314,14 @@ def shallow_copy(module: nn.Module) -> nn.Module:
     ):
         setattr(twin, table, type(getattr(module, table))(getattr(module, table)))
     return twin
+
+
+def _of_twin(forward: Any, module: nn.Module, twin: nn.Module) -> Any:
+    """A module's forward for its copy: what is bound to the module, and what wraps that, anew."""
+    if getattr(forward, "__self__", None) is module:
+        return types.MethodType(forward.__func__, twin)
+    wrap = getattr(forward, "wrapped_by", None)
+    return forward if wrap is None else wrap(_of_twin(forward.__wrapped__, module, twin))
 
 
 def weight_of(name: str, module: nn.Module) -> nn.Parameter:
