@@ -49,7 +49,7 @@ def test_every_class_is_counted_once_under_its_namesake() -> None:
 @pytest.mark.parametrize(
     ("reason", "written"),
     [
-        ("no loop in /home/me/.venv/lib/models/a_b.py:12 runs", "no loop in a_b.py:N runs"),
+        ("no loop in /srv/me/.venv/lib/models/a_b.py:12 runs", "no loop in a_b.py:N runs"),
         ("File '/opt/x-1/y/z.py', line 3", "File '...', line N"),
         (
             "https://pytorch.org/docs/a tells q/k of 1/2",
