@@ -31,7 +31,7 @@ from plait.plan import (
     remat_text,
     shares_text,
 )
-from plait.plan.fit import check_config, check_fixed_order
+from plait.plan.fit import check_config, check_fixed_order, check_messages, rounds_messages
 from plait.run.preflight import check_code
 
 if TYPE_CHECKING:
@@ -216,6 +216,7 @@ def planned(config: Config, text: str | None, num_ranks: int | None = None) -> t
     check_makeable(plan)
     _tell_unused(config, plan)
     check_code(config, plan)
+    check_messages(plan, config.train.messages)
     if config.train.fixed_order:
         check_fixed_order(plan)
     if config.train.restarts:
@@ -235,6 +236,12 @@ def _tell_unused(config: Config, plan: Plan) -> None:
         say(
             f"plait: plan '{plan}' has one data rank, so plan.shares {shares_text(shares or ())} "
             "does nothing"
+        )
+    messages = config.train.messages
+    if messages != "whole" and not rounds_messages(plan, messages):
+        say(
+            f"plait: plan '{plan}' sends no activations of more than two bytes a number between "
+            f"stages or tensor ranks, so train.messages '{messages}' does nothing"
         )
     interface = config.cluster.interface
     if interface is not None and joined_world() is None:

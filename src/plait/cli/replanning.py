@@ -9,7 +9,7 @@ from plait.errors import PlaitError, PlanError
 from plait.launcher import joined_world
 from plait.plan import Plan, check_batch, check_runnable, check_shares
 from plait.plan.facts import SCHEDULES, STRATEGIES
-from plait.plan.fit import check_config, check_fixed_order
+from plait.plan.fit import check_config, check_fixed_order, check_messages
 
 if TYPE_CHECKING:
     from plait.config import Config
@@ -79,6 +79,7 @@ def fitting(config: Config, plan: Plan, first: Plan) -> Plan:
     check_shares(plan, config.plan.shares, config.train.global_batch)
     check_config(plan, common.sizes(config))
     common.check_makeable(plan)
+    check_messages(plan, config.train.messages)
     if config.train.fixed_order:
         check_fixed_order(plan)
     if plan.remat == "auto" and plan != first:

@@ -38,6 +38,7 @@ class Axis:
         ranks: the global ranks of the line, by coordinate.
         rank: this rank's coordinate: `ranks[rank]` is this process.
         size: the number of ranks.
+        wire: the type in which transitions send wider numbers; None as they are.
     """
 
     def __init__(
@@ -47,13 +48,20 @@ class Axis:
         rank: int,
         backend: Backend | None,
         recorder: Recorder,
+        *,
+        wire: torch.dtype | None = None,
     ) -> None:
         self.name = name
         self.ranks = ranks
         self.rank = rank
         self.size = len(ranks)
+        self.wire = wire
         self._backend = backend
         self._recorder = recorder
+
+    def rounding(self, wire: torch.dtype | None) -> Axis:
+        """An axis of these ranks whose transitions send wider numbers in the type `wire`."""
+        return Axis(self.name, self.ranks, self.rank, self._backend, self._recorder, wire=wire)
 
     def __repr__(self) -> str:
         return f"Axis({self.name!r}, rank {self.rank} of {self.size}, ranks {list(self.ranks)})"
@@ -161,8 +169,7 @@ class Axis:
         `source` (sum of source_splits, ...) and `out` (sum of out_splits, ...) are contiguous.
         Without splits, equal parts. Empty splits are allowed.
         """
-        out = contiguous(self, out)
-        source = contiguous(self, source)
+        out, source = contiguous(self, out), contiguous(self, source)
         sent_splits = splits_of(self, source, source_splits, "source")
         taken = splits_of(self, out, out_splits, "out")
         row_bytes = num_bytes(source) // source.shape[0] if source.shape[0] else 0
@@ -206,8 +213,7 @@ class Axis:
         """Round the ring: send `tensor` to coordinate `rank + by`, receive `out` from `rank - by`
         (modulo size). Both are [...] of one shape, and contiguous.
         """
-        out = contiguous(self, out)
-        tensor = contiguous(self, tensor)
+        out, tensor = contiguous(self, out), contiguous(self, tensor)
         if by % self.size == 0:
             return self._local("shift", lambda: _copy(out, tensor))
         to = (self.rank + by) % self.size
@@ -231,11 +237,7 @@ class Axis:
                 f"shift on axis {self.name} of size {self.size}: "
                 f"by {list(by)} leads back to this rank"
             )
-        peers = []
-        for distance in by:
-            to = (self.rank + distance) % self.size
-            source = (self.rank - distance) % self.size
-            peers.append((to, source))
+        peers = [((self.rank + far) % self.size, (self.rank - far) % self.size) for far in by]
         return self._issue(
             "shift",
             MessageSize.of(parts),
@@ -328,8 +330,7 @@ class Axis:
     def _borrow(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """A staging buffer, uninitialised, for the operand of one operation, which gives it back.
 
-        Peers read the operand there without a copy. A local call; of the type and device of
-        `like`.
+        Peers read the operand there without a copy. A local call; type and device of `like`.
         """
         numel = math.prod(shape)
         if self._backend is None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from plait.comm.axis import Axis
-from plait.comm.transitions import backward, operation
+from plait.comm.transitions import COLLECTIVES, backward, operation
 from plait.comm.work import Work
 from plait.errors import PlanError
 from plait.mesh.layouts import Layout, Sharded
@@ -68,6 +68,9 @@ def reduced(tensor: Tensor, axis: Axis, target: Layout) -> Tensor:
 
     Not differentiable: the forward of the rows of P. Collective.
     """
+    wire = wire_of(tensor.dtype, axis)
+    if wire is not None:
+        return reduced(tensor.to(wire), axis, target).to(tensor.dtype)
     if isinstance(target, Sharded):
         return _reduce_scatter(tensor, axis, _dim(tensor, target))
     total = torch.empty_like(tensor, memory_format=torch.contiguous_format)
@@ -75,10 +78,20 @@ def reduced(tensor: Tensor, axis: Axis, target: Layout) -> Tensor:
     return total
 
 
+def wire_of(dtype: torch.dtype, axis: Axis) -> torch.dtype | None:
+    """The narrower type in which numbers of `dtype` travel over an axis; None as they are."""
+    wire = axis.wire
+    narrower = wire is not None and dtype.is_floating_point and dtype.itemsize > wire.itemsize
+    return wire if narrower and axis.size > 1 else None
+
+
 def _run(tensor: Tensor, axis: Axis, source: Layout, target: Layout) -> Tensor:
     op = operation(source, target)
     if op == "none" or axis.size == 1:
         return tensor.view_as(tensor)
+    wire = wire_of(tensor.dtype, axis)
+    if wire is not None and op in COLLECTIVES:
+        return _run(tensor.to(wire), axis, source, target).to(tensor.dtype)
     if op == "all_reduce":
         return reduced(tensor, axis, target)
     if op == "keep":
@@ -178,7 +191,8 @@ def compute_and_reduce(
         like: a tensor of the type and device of the operand; of any shape.
         compute: writes the operand, into a contiguous tensor of that shape.
     """
-    buffer = axis._borrow(shape, like)
+    rounds = wire_of(like.dtype, axis) is not None
+    buffer = like.new_empty(tuple(shape)) if rounds else axis._borrow(shape, like)
     compute(buffer)
     return reduced(buffer, axis, target)
 

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from plait.config.model import Count, ModelSection, PathText, Positive, Reference, Section
 from plait.plan.axes import BlockRemat
+from plait.plan.precisions import Messages
 
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -162,6 +163,8 @@ class Train(Section):
     """`local`: Nesterov momentum of the outer step (DiLoCo: 0.9)."""
     compress: Literal["none", "int8"] = "none"
     """`local`: the form in which differences travel."""
+    messages: Messages = "whole"
+    """`bf16` rounds activations that travel between pipeline stages and tensor ranks."""
     staleness_rate: Literal["constant", "inverse"] = "constant"
     """`async-server`: factor on old gradients: 1, or 1 / (1 + updates missed)."""
     restarts: Annotated[int, Field(ge=0)] = 0

@@ -54,7 +54,7 @@ from plait.models.parameters import Parameters
 from plait.outer import make_driver
 from plait.parallel import data
 from plait.plan import Plan, check_restarts, check_runnable
-from plait.plan.fit import check_fixed_order
+from plait.plan.fit import check_fixed_order, check_messages
 from plait.values import PyTree
 
 __all__ = ["Options", "build", "compose", "join_world"]
@@ -96,6 +96,7 @@ def build(
     plan = _checked(plan)
     refuse_complex(model)
     recompute.check_chosen(plan, options.remat)
+    check_messages(plan, options.messages)
     if options.fixed_order:
         check_fixed_order(plan)
     if isinstance(optimizer, torch.optim.Optimizer):
@@ -178,7 +179,8 @@ def compose(
     )
     driver = make_driver(plan.dp.strategy, strategy, updater.make, asynchrony_of(plan, options))
     world.at_close(driver.leave, driver.close)
-    pipeline = make_pipeline(parts, schedule, split.loss(loss), contexts_of(split, balance), world)
+    contexts = contexts_of(split, balance)
+    pipeline = make_pipeline(parts, schedule, split.loss(loss), contexts, world, wire=options.wire)
     reductions = [
         strategy.reduce,
         *tied_sums(world.axis("pp"), schedule.placement, cut.tied, strategies),

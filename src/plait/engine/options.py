@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
+
 from plait.cluster.products import ProductTable
 from plait.engine.stages.cut import Cutting
 from plait.engine.update import LearningRate
@@ -12,6 +14,7 @@ from plait.outer import Asynchrony
 from plait.parallel.expert import Placing
 from plait.parallel.pipeline.actions import Schedule
 from plait.plan.axes import BlockRemat
+from plait.plan.precisions import Messages
 from plait.products import MEASURED
 
 
@@ -48,6 +51,8 @@ class Options:
         spike_factor: the multiple of the median gradient norm from which a step is such a one too.
         fixed_order: sums over micro-batches and data ranks follow one tree, for equal bits under
             any number of ranks.
+        messages: `whole`, or `bf16`: activations and their gradients travel between stages and
+            tensor ranks in two bytes a number.
         remat: recomputation of each block in the model's order, where the plan says `remat:auto`;
             `plait.estimate(config, plan, cluster).remat` has it.
     """
@@ -71,4 +76,10 @@ class Options:
     on_nan: str = "stop"
     spike_factor: float | None = None
     fixed_order: bool = False
+    messages: Messages = "whole"
     remat: tuple[BlockRemat, ...] | None = None
+
+    @property
+    def wire(self) -> torch.dtype | None:
+        """The type in which wider activations travel; None sends them as they are."""
+        return torch.bfloat16 if self.messages == "bf16" else None

@@ -238,7 +238,12 @@ def _split_layers(
         )
     products = Products("torch" if plan.compile else options.linear_product, world.paths)
     group = TensorGroup(
-        world, plan.tp.mode, plan.tp.sequence_parallel, str(plan.tp), products=products
+        world,
+        plan.tp.mode,
+        plan.tp.sequence_parallel,
+        str(plan.tp),
+        products=products,
+        wire=options.wire,
     )
     return tensor.apply(model, _roles(model, options, plan.tp), group)
 

@@ -9,11 +9,12 @@ once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import get_args
 
 from plait.errors import NotAvailable, PlanError, WorldSizeError
 from plait.plan.facts import SCHEDULES, STRATEGIES
 from plait.plan.plan import Plan
-from plait.plan.precisions import PREDICTED
+from plait.plan.precisions import PREDICTED, Messages
 
 
 def world_text(plan: Plan) -> str:
@@ -171,6 +172,26 @@ def check_config(plan: Plan, sizes: Mapping[str, int | None]) -> None:
     )
     known = {name: sizes.get(name) for name in names}
     check_model(plan, num_layers=sizes.get("num_layers", sizes.get("num_hidden_layers")), **known)
+
+
+def check_messages(plan: Plan, messages: str) -> None:
+    """Raises `PlanError` for another word than those of `Messages`, and for a plan whose tensor
+    ranks would round weights too.
+    """
+    words = get_args(Messages)
+    if messages not in words:
+        raise PlanError(f"train.messages '{messages}' is none of {', '.join(words)}")
+    if messages != "whole" and plan.tp.mode != "1d":
+        raise PlanError(
+            f"plan '{plan}': train.messages '{messages}' rounds activations, and {plan.tp} also "
+            f"moves weights between its ranks; use tp{plan.tp.size}:1d, or messages 'whole'"
+        )
+
+
+def rounds_messages(plan: Plan, messages: str) -> bool:
+    """Whether any message of a plan travels in fewer bytes than it has on its rank."""
+    travel = plan.pp.size > 1 or plan.tp.size > 1
+    return messages != "whole" and travel and plan.precision in ("float32", "float64")
 
 
 def check_fixed_order(plan: Plan) -> None:

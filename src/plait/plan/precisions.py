@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal, get_args
 
+Messages = Literal["whole", "bf16"]
+"""Whether activations travel as they are, or in two bytes a number."""
 Precision = Literal["float32", "bf16", "float64", "fp8", "mxfp8", "nvfp4"]
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
 

@@ -231,6 +231,7 @@ def make_options(config: ConfigSource, plan: Plan | None = None) -> Options:
         grouped_product=train.grouped_product,
         linear_product=product_of(train),
         fixed_order=train.fixed_order,
+        messages=train.messages,
         weight_grad_group=config.plan.weight_grad_group,
         remat=config.plan.remat,
         cutting=cutting,

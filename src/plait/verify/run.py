@@ -21,6 +21,8 @@ from plait.launcher import joined_world
 from plait.parallel.pipeline.schedules import adopt
 from plait.paths import not_walked
 from plait.plan import Plan, check_runnable, check_shares, facts
+from plait.plan.fit import check_messages
+from plait.plan.precisions import Messages
 from plait.run import assemble
 from plait.values import JsonMapping
 from plait.verify.asynchronous import SKIPPED, is_asynchronous, record_stream
@@ -31,7 +33,7 @@ from plait.verify.diagnosis.outputs import locate
 from plait.verify.drift import DriftReport, drift
 from plait.verify.judging import Asked, judge_steps, judge_stream
 from plait.verify.probes import PROBES
-from plait.verify.problem import Problem, plan_dtype
+from plait.verify.problem import Problem, plan_dtype, with_keys
 from plait.verify.progress import Clock, predicted_seconds, step_seconds
 from plait.verify.ranks import by_first, in_new_world, make_engine
 from plait.verify.record.compare import TOLERANCE
@@ -59,6 +61,7 @@ class VerifyTask:
     probes: tuple[str, ...]
     final: bool = False
     training: str = ""  # the precision that training will use; empty for none beside the plan's
+    messages: Messages = "whole"  # of training alone: no proof of equality rounds what travels
     clock: Clock = field(default_factory=Clock)
 
 
@@ -122,6 +125,9 @@ def run(
         adopt(own, parsed.pp.size, parsed.micro_batches)
     if dtype == "bf16":
         return drift(problem, parsed, steps)
+    messages = problem.train.messages
+    check_messages(parsed, messages)
+    problem = replace(problem, train=with_keys(problem.train, messages="whole"))
     training = (
         own_precision if dtype == "float64" and own_precision != dtype and probes is None else ""
     )
@@ -130,18 +136,35 @@ def run(
             step_seconds(problem), parsed, steps, len(names) + 2 * bool(training)
         )
         clock.say(f"about {seconds:.0f} s, predicted from one step of one device")
-    task = VerifyTask(problem, str(parsed), steps, tolerance, names, training=training, clock=clock)
+    task = VerifyTask(
+        problem,
+        str(parsed),
+        steps,
+        tolerance,
+        names,
+        training=training,
+        messages=messages,
+        clock=clock,
+    )
     report = verify(task)
     if steps_after_resume and report.ok:
         plans = tuple(resume_plans) or (str(parsed),)
         both = (steps, steps_after_resume)
         report = resumed(report, problem, parsed, plans, steps=both, clock=clock)
-    if own_precision in ("float32", dtype):
-        return report
-    return replace(
-        report,
-        notes=[*report.notes, f"compared in {dtype}; the plan's own precision is {own_precision}"],
-    )
+    notes = list(report.notes)
+    if messages != "whole":
+        notes.append(_of_messages(messages, bool(training)))
+    if own_precision not in ("float32", dtype):
+        notes.append(f"compared in {dtype}; the plan's own precision is {own_precision}")
+    return replace(report, notes=notes)
+
+
+def _of_messages(messages: str, trained: bool) -> str:
+    """The sentence on messages that training rounds, which no proof of equality can."""
+    judged = "no run with rounded ones was judged"
+    if trained:
+        judged = "training has them rounded, and is judged by what bf16 does to one device"
+    return f"train.messages '{messages}': equality is of whole messages; {judged}"
 
 
 def problem_of(config: Config) -> Problem:
@@ -257,7 +280,8 @@ def in_world(world: World, task: VerifyTask) -> Report:
         clock.tell(count, count, f"training in {task.training}")
         as_trained = replace(plan, precision=task.training).check()  # type: ignore[arg-type]
         begun = time.perf_counter()
-        part = prove(world, task.problem, as_trained, task.steps)
+        trained = with_keys(task.problem.train, messages=task.messages)
+        part = prove(world, replace(task.problem, train=trained), as_trained, task.steps)
         parts.append(replace(part, seconds=_seconds_since(world, begun)))
     refused = [] if parts else ["no probe applies to this model: nothing was compared"]
     tolerance = parts[0].tolerance if parts else TOLERANCE[plan_dtype(plan)]

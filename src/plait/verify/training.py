@@ -106,7 +106,8 @@ def judged(
         *copies(records, parallel),
     ]
     if plan.precision == "bf16":
-        return [*differences, *_in_bf16(problem, steps, parallel)]
+        truth, *shaken = _in_bf16(problem, steps)
+        return [*differences, *_gradients(parallel, truth, of_runs(truth, shaken, torch.bfloat16))]
     model = problem.make_whole_model(torch.float32)
     batches = problem.batches(steps, torch.float32)
     notes = slicing_reasons(model, batches[0])
@@ -122,7 +123,10 @@ def judged(
 
     recipe = problem.recipe()
     truth = run(recipe, model, batches)
-    limits = bounds(truth, run, recipe, model, batches, dtype=torch.float32)
+    if problem.train.messages == "bf16":  # rounds less than a run in bf16, and in its places
+        limits = of_runs(truth, _in_bf16(problem, steps), torch.bfloat16)
+    else:
+        limits = bounds(truth, run, recipe, model, batches, dtype=torch.float32)
     return [*differences, *_gradients(parallel, truth, limits)]
 
 
@@ -143,13 +147,12 @@ def copies(records: Sequence[RankRecord], agreed: Record) -> Iterator[Difference
                 yield Difference(step, "replica", part.name, 0.0 if equal else 1.0, rank)
 
 
-def _in_bf16(problem: Problem, steps: int, mine: Record) -> Iterator[Difference]:
-    """Gradients against one device in bf16, within what its last place does to it."""
+def _in_bf16(problem: Problem, steps: int) -> Iterator[Record]:
+    """One device in bf16, and then again and again as its last place moves it."""
     task = DriftTask(problem, "precision:bf16", steps)
     mesh = Mesh.of(Plan.parse(task.plan))
-    truth = _on_one_device(mesh, task, None)
-    shaken = (_on_one_device(mesh, task, seed) for seed in range(RUNS))
-    yield from _gradients(mine, truth, of_runs(truth, shaken, torch.bfloat16))
+    for seed in (None, *range(RUNS)):
+        yield _on_one_device(mesh, task, seed)
 
 
 def _on_one_device(mesh: Mesh, task: DriftTask, seed: int | None) -> Record:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
+
 from plait.comm import World
 from plait.engine.axes import within_stage
 from plait.engine.loss import LossFunction
@@ -45,14 +47,17 @@ def make_pipeline(
     loss: LossFunction,
     contexts: Sequence[MicroBatchContext],
     world: World,
+    *,
+    wire: torch.dtype | None = None,
 ) -> Pipeline:
-    """The handlers of this rank's actions."""
+    """The handlers of this rank's actions. `wire`: the type of messages, where it is narrower."""
     axis = world.axis("pp")
     transport = Transport(
         axis,
         schedule.placement,
         world.device,
         gradient_extras=(COUNT,) if schedule.asynchronous else (),
+        wire=wire,
     )
     return Pipeline(
         parts,

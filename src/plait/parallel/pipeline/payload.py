@@ -49,33 +49,55 @@ class TensorForm:
     """The shape and dtype that a receiver must know of a tensor.
 
     `order`: its dims as they lie in memory, the slowest first. What draws random numbers for a
-    tensor draws them in this order, so it is the receiver's too.
+    tensor draws them in this order, so it is the receiver's too. `wire`: the type in which it
+    travels, where that is another.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
     order: tuple[int, ...] = field(default=(), compare=False)
+    wire: torch.dtype | None = None
 
     @classmethod
-    def of(cls, tensor: Tensor) -> TensorForm:
-        """The form of a tensor [...] that is to be sent."""
-        shape = tuple(tensor.shape)
-        return cls(shape, tensor.dtype, tensor.requires_grad, memory_order(tensor))
+    def of(cls, tensor: Tensor, wire: torch.dtype | None = None) -> TensorForm:
+        """The form of a tensor [...] that is to be sent, in the narrower type `wire` where it is
+        trained through.
+        """
+        narrower = (
+            wire is not None
+            and tensor.requires_grad
+            and tensor.is_floating_point()
+            and tensor.dtype.itemsize > wire.itemsize
+        )
+        return cls(
+            tuple(tensor.shape),
+            tensor.dtype,
+            tensor.requires_grad,
+            memory_order(tensor),
+            wire if narrower else None,
+        )
 
     def empty(self, device: torch.device) -> Tensor:
         """Uninitialised memory of this form, contiguous. Its dims [...] are those of `shape` in the
         order of memory.
         """
         shape = [self.shape[dim] for dim in self.order] or self.shape
-        return torch.empty(shape, dtype=self.dtype, device=device)
+        return torch.empty(shape, dtype=self.wire or self.dtype, device=device)
 
     def lay(self, tensor: Tensor) -> Tensor:
-        """The tensor [...] of this form with its dims in the order of memory. A view."""
-        return tensor.permute(self.order) if self.order else tensor
+        """The tensor [...] of this form with its dims in the order of memory, in the type that
+        travels. A view, where that is its own.
+        """
+        laid = tensor.permute(self.order) if self.order else tensor
+        return laid if self.wire is None else laid.to(self.wire)
 
     def restore(self, memory: Tensor) -> Tensor:
-        """The tensor of this form whose `lay` is `memory` [...]. A view."""
+        """The tensor of this form whose `lay` is `memory` [...]: a view, but for what a narrower
+        type has rounded.
+        """
+        if self.wire is not None:
+            memory = memory.to(self.dtype)
         if not self.order:
             return memory
         return memory.permute([self.order.index(dim) for dim in range(memory.dim())])

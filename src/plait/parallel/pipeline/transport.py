@@ -65,8 +65,13 @@ class Transport:
         device: torch.device,
         *,
         gradient_extras: tuple[TensorForm, ...] = (),
+        wire: torch.dtype | None = None,
     ) -> None:
-        """`gradient_extras` are the forms of tensors that travel with every set of gradients."""
+        """`gradient_extras` are the forms of tensors that travel with every set of gradients.
+
+        `wire`: the type in which wider activations and their gradients travel.
+        """
+        self._wire = wire
         self._axis = axis
         self.placement = tuple(placement)
         self._device = device
@@ -102,7 +107,8 @@ class Transport:
         Raises:
             ModelError: another output of the stage had other shapes, for inputs of these shapes.
         """
-        form = Form(tuple(TensorForm.of(tensor) for tensor in payload.tensors), payload.note)
+        forms = tuple(TensorForm.of(tensor, self._wire) for tensor in payload.tensors)
+        form = Form(forms, payload.note)
         key = self._key(stage, micro_batch)
         local = self._is_here(stage + 1)
         known = self._forms.get(key)
@@ -164,8 +170,12 @@ class Transport:
         if self._is_here(stage - 1):
             form = self._forms[self._key(stage - 1, micro_batch)]
             self._incoming["B", stage - 1, micro_batch] = _Arrival(grads, [], form)
-        else:
+        elif self._wire is None:
             self._outgoing["B", stage, micro_batch] = grads
+        else:
+            wanted = self._forms[self._key(stage - 1, micro_batch)].gradients
+            laid = [one.lay(grad) for one, grad in zip(wanted, grads, strict=False)]
+            self._outgoing["B", stage, micro_batch] = [*laid, *grads[len(wanted) :]]
 
     def send_gradients(self, stage: int, micro_batch: int) -> None:
         """Send what `put_gradients` has kept to the stage before."""

@@ -175,7 +175,7 @@ class Delta:
         b = _part(b, 0, self.rule.out, self.num_fused)
         squares = (weight + adapter.scale * (b @ a)).square().sum(1)
         for axis in self.rule.into:
-            squares = transition(squares, axis, PARTIAL, INVARIANT)
+            squares = transition(squares, _not_rounding(axis), PARTIAL, INVARIANT)
         squares = _whole(squares, 0, self.rule.out, self.num_fused)
         return _part(squares, 0, rule.out, self.num_fused).sqrt()
 
@@ -184,8 +184,13 @@ def _whole(tensor: Tensor, dim: int, cut: Cut, number: int) -> Tensor:
     """The whole of a tensor whose `dim`, of `number` fused parts, is cut by axes. Collective."""
     apart = tensor.unflatten(dim, (number, -1))
     for axis in reversed(cut):
-        apart = transition(apart, axis, Sharded(dim + 1), INVARIANT)
+        apart = transition(apart, _not_rounding(axis), Sharded(dim + 1), INVARIANT)
     return apart.flatten(dim, dim + 1)
+
+
+def _not_rounding(axis: Axis) -> Axis:
+    """The axis for what is made of weights, which messages never round."""
+    return axis if axis.wire is None else axis.rounding(None)
 
 
 def _part(tensor: Tensor, dim: int, cut: Cut, number: int) -> Tensor:

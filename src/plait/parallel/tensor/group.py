@@ -164,6 +164,7 @@ class TensorGroup:
     """The tensor axis of a world under one mode: `1d`, `2d`, `2.5d` or `3d`.
 
     `gather_limit_bytes`: the panels that a product of a grid may gather; larger ones are streamed.
+    `wire`: the type in which wider activations travel; None sends them as they are.
     """
 
     world: World
@@ -172,6 +173,8 @@ class TensorGroup:
     name: str = ""
     gather_limit_bytes: int = 64 << 20
     products: Products = field(default_factory=Products)
+    wire: torch.dtype | None = None
+    _rounding: dict[AxisName, Axis] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def size(self) -> int:
@@ -186,7 +189,10 @@ class TensorGroup:
 
     def axis(self, name: AxisName) -> Axis:
         """A part of the tensor axis; the first call is collective."""
-        return self.world.axis(name)
+        axis = self.world.axis(name)
+        if self.wire is None:
+            return axis
+        return self._rounding.setdefault(name, axis.rounding(self.wire))
 
     def same_coordinates(self, axes: Sequence[Axis]) -> list[int]:
         """The ranks of the tensor axis, by coordinate, that stand where this one does on each of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from plait.cluster.mixed import MixedCluster
 from plait.cluster.products import FIXED
 from plait.errors import PlanError, WorldSizeError
 from plait.plan import Plan, check_batch, check_shares, whole_shares
+from plait.plan.fit import check_messages
 from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
 from plait.predict.cost.machines import machine_of
 from plait.predict.cost.mixed import estimate_mixed, machines_of
@@ -86,8 +88,11 @@ def check_question(
 
 
 def check_job(chosen: Plan, job: Job, tables: JsonMapping) -> None:
-    """Raises `PlanError` for a plan that cannot divide the batch, the samples or the shares."""
+    """Raises `PlanError` for a plan that cannot divide the batch, the samples or the shares, or
+    round its messages.
+    """
     check_batch(chosen, job.global_batch)
+    check_messages(chosen, job.messages)
     check_sequence(chosen, job)
     check_shares(chosen, shares_in(tables), job.global_batch)
 
@@ -167,6 +172,8 @@ def job_of(
     shares = whole_shares(shares_in(tables))
     counts = tuple(tables.get("plan", {}).get("counts") or ())
     chosen = runtime or runs.runtime
+    if train.get("messages") == "bf16" and runs is PLAIT:
+        chosen = replace(chosen, message_bytes=2)
     remat = tuple(tables.get("plan", {}).get("remat") or ())
     return Job(model, batch, optimizer, chosen, adapter_share(tables), shares, counts, remat)
 

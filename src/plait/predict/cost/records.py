@@ -8,6 +8,7 @@ from functools import cached_property
 
 from plait.plan import Plan
 from plait.plan.axes import BlockRemat
+from plait.plan.precisions import Messages
 from plait.predict.cost import bars
 from plait.predict.cost.cached_hash import caches_hash
 from plait.predict.cost.memory.rank_memory import Numerics, RankMemory
@@ -63,6 +64,11 @@ class Job:
     """Layers of each pipeline stage, under plans with so many of them; balanced by default."""
     remat: tuple[BlockRemat, ...] = ()
     """Recomputation of each block under `remat:auto`; chosen by memory where there is none."""
+
+    @property
+    def messages(self) -> Messages:
+        """Whether activations travel as they are, or in two bytes a number."""
+        return "bf16" if self.runtime.message_bytes else "whole"
 
     def counts_of(self, plan: Plan) -> tuple[int, ...]:
         """The layers of each stage of a plan; none where it has another number of stages."""

@@ -29,6 +29,8 @@ class Runtime:
     """Activations between stages are sent in parts, one a rank of the tensor group, and gathered
     there. This is Narayanan et al., Megatron-LM 2021, section 4.1.
     """
+    message_bytes: int = 0
+    """Bytes of a number between stages and tensor ranks, where the precision has more; 0: as it."""
     keep_gathered: bool = False
     """Sequence parallelism keeps what it gathered, instead of gathering again in backward."""
     selective_sends: bool = True

@@ -57,8 +57,14 @@ class Sharding:
     """`Runtime.fused_rows`."""
     scatters_sends: bool = False
     """`Runtime.scatters_sends`."""
+    message_bytes: int = 0
+    """`Runtime.message_bytes`."""
     ranks: int = 1
     """Ranks of the whole plan: on a processor they share its cores."""
+
+    def message_width(self, width: int) -> int:
+        """Bytes of a number of `width` bytes while it travels between stages or tensor ranks."""
+        return min(width, self.message_bytes or width)
 
     @cached_property
     def layout(self) -> TensorLayout:
@@ -120,5 +126,6 @@ def sharding(plan: Plan, seq_len: int, samples: float, runtime: Runtime | None =
         resend=runtime is None or runtime.selective_sends,
         fused_rows=runtime is None or runtime.fused_rows,
         scatters_sends=runtime is not None and runtime.scatters_sends,
+        message_bytes=runtime.message_bytes if runtime is not None else 0,
         ranks=plan.world_size,
     )

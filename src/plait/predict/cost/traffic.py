@@ -71,7 +71,8 @@ def _pipeline_bytes(
     """
     if plan.pp.size == 1:
         return 0.0
-    payload = shard.tokens * job.model.hidden * BYTES[plan.precision] / shard.sequence_split
+    width = shard.message_width(BYTES[plan.precision])
+    payload = shard.tokens * job.model.hidden * width / shard.sequence_split
     last = plan.pp.num_stages - 1
     own_stages = set(own)
     forward = sum(stage < last and stage + 1 not in own_stages for stage in own)

@@ -27,6 +27,7 @@ from plait.plan.facts import (
     DataStrategy,
     strategies_with,
 )
+from plait.plan.fit import check_messages
 from plait.predict.cost.records import Estimate, Job
 from plait.predict.cost.rough import Guess, RoughPlan
 from plait.predict.cost.step import estimate_job
@@ -194,6 +195,7 @@ class LocalSearch:
                 plan.check()
                 check_batch(plan, self.job.global_batch)
                 check_config(plan, self.job.model.sizes)
+                check_messages(plan, self.job.messages)
             except PlanError:
                 continue
             is_asked = self.settings.allows(plan) and self.settings.fixed.allows(plan)

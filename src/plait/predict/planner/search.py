@@ -176,6 +176,8 @@ def allowed(
     ):
         if not settings.fixed.allows_degrees(combination, job.global_batch):
             continue
+        if combination.tp.mode != "1d" and job.messages != "whole":
+            continue
         plan = _plan(combination, settings, 1)
         axes = (plan.dp, *(DataAxis(plan.dp.size, name) for name in settings.framework.data))
         if settings.allowed_data(plan, axes):

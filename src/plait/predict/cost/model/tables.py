@@ -239,6 +239,11 @@ def assumed(tables: JsonMapping, batch: int, seq_len: int) -> list[str]:
     groups = tables.get("train", {}).get("groups") or ()
     if any(group.get("freeze") for group in groups):
         assumptions.append("train.groups freeze parameters: estimated as if these trained too")
+        if tables["train"].get("messages") == "bf16":
+            assumptions.append(
+                "train.messages 'bf16' halves what every stage sends here: in a run a stage sends "
+                "whole activations where nothing trains before its end"
+            )
     cluster = tables.get("cluster", {})
     if cluster.get("transport") == "sockets" and cluster.get("name", "local") == "local":
         assumptions.append(

@@ -158,7 +158,7 @@ def send_seconds(
     machine: Machine, shard: Sharding, width: int, precision: str, stride: int
 ) -> float:
     """Seconds to hand one micro-batch to the next stage, whose rank is `stride` away."""
-    payload = shard.tokens * width * BYTES[precision] / shard.sequence_split
+    payload = shard.tokens * width * shard.message_width(BYTES[precision]) / shard.sequence_split
     there = group(2, stride, machine.devices_per_node)
     if shard.scatters_sends and shard.sequence_split < shard.tp:
         gathered = machine.collective_seconds(

@@ -39,12 +39,15 @@ class Add(Protocol):
 
 
 class _Moves:
-    """The messages of the operations of one block; `width` bytes a number."""
+    """The messages of the operations of one block; `whole` bytes a number, `width` of an
+    activation that travels.
+    """
 
     def __init__(self, shard: Sharding, width: int, add: Add) -> None:
         self.shard = shard
         self.layout: TensorLayout = shard.layout
-        self.width = width
+        self.whole = width
+        self.width = shard.message_width(width)
         self._add = add
 
     def add(self, op: str, payload: float, when: When, axes: Axes, *, last: bool = False) -> None:
@@ -133,7 +136,7 @@ class _Moves:
             return
         size = self.layout.size(stream.features)
         tokens = self.shard.tokens / self.layout.size(stream.different)
-        payload = op.statistics * tokens * max(4, self.width)
+        payload = op.statistics * tokens * max(4, self.whole)
         if op.statistics > 1:
             self.add("all_gather", payload * size, "forward", stream.features)
         else:
@@ -145,7 +148,7 @@ class _Moves:
         stream = self.layout.inner
         tokens = self.shard.tokens / self.layout.size(stream.different)
         size = self.layout.size(stream.features)
-        payload = size * LOSS_NUMBERS * tokens * max(4, self.width)
+        payload = size * LOSS_NUMBERS * tokens * max(4, self.whole)
         self.add("all_gather", payload, "forward", stream.features)
 
 
