@@ -74,7 +74,9 @@ def test_what_is_printed_is_what_the_ledger_counted(term: str) -> None:
     assert stepped == {op: size for op, (_, size) in ledgers.items()}
 
 
-@pytest.mark.parametrize("term", [*DATA, "tp4:2d", "tp8:3d", "pp2:zb-h1 mb4", "cp2:ring"])
+@pytest.mark.parametrize(
+    "term", [*DATA, "tp4:2d", "tp8:3d", "pp2:zb-h1 mb4", "cp2:ring", "cp4:ring", "cp8:ring"]
+)
 def test_the_numbers_are_those_of_one_device(term: str) -> None:
     explanation = explained(term)
     case = case_of(term)
