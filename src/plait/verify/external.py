@@ -98,6 +98,7 @@ def judge(
     *,
     tolerance: float | None = None,
     limits: Mapping[Key, float] | None = None,
+    errors: Mapping[Key, float] | None = None,
     more: Sequence[Difference] = (),
     slack: float | None = None,
     plan: str = "",
@@ -106,6 +107,7 @@ def judge(
     """The verdict on two records: refusals, differences, findings. Pure.
 
     `limits` are the largest errors that pass for single numbers, where the tolerance is too tight.
+    `errors` stand in place of the errors of single numbers, as far as nothing explains them.
     `more` are further differences, with their limits. `slack` is how exact an explanation has to
     be; by default it follows the tolerance.
     """
@@ -115,6 +117,8 @@ def judge(
     found = list(differences(parallel, reference)) if comparable else []
     if limits:
         found = [replace(one, limit=limits.get(one.key)) for one in found]
+    if errors:
+        found = [replace(one, error=errors.get(one.key, one.error)) for one in found]
     found += more
     size = world_size or max((len(seen.ranks) for seen in parallel.steps), default=0) or 1
     report = Report(found, refused, (), limit, len(reference.steps), plan=plan, world_size=size)

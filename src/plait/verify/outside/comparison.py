@@ -26,6 +26,7 @@ from plait.verify.record.observation import Record
 from plait.verify.reference import lowered
 from plait.verify.reference.one_device import Batch, Recipe, Slice, run_reference, slicing_reasons
 from plait.verify.reference.rounding import Rerun, RoundingBounds, bounds, halves, scales
+from plait.verify.reference.signs import beyond_the_ends
 from plait.verify.reference.updates import own_updates
 from plait.verify.report import Report
 
@@ -143,7 +144,9 @@ class StepComparison:
         """The report of a step in a low precision, where each number has its own bound."""
         dtype = DTYPES[self.trial.dtype]
         more = derived.limited(scales(parallel, truth)) + own_updates(parallel, self.recipe, dtype)
-        return judge(parallel, truth, self.facts, more=more, **derived.asked(), **self.about)
+        errors = beyond_the_ends(parallel, truth, self.recipe, derived)
+        asked = {**derived.asked(), **self.about}
+        return judge(parallel, truth, self.facts, more=more, errors=errors, **asked)
 
 
 def without_local_loss(record: Record, truth: Record) -> tuple[Record, tuple[str, ...]]:

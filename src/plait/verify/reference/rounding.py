@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from plait.verify.record.observation import Record
 from plait.verify.reference.copied import copied
 from plait.verify.reference.lowered import LowPrecision
 from plait.verify.reference.one_device import Batch, Recipe, Slice, num_samples
-from plait.verify.reference.underflow import Underflow, at_the_end
+from plait.verify.reference.underflow import Place, Underflow, at_the_end
 
 RUNS = 6
 FACTOR = 4.0
@@ -92,10 +92,14 @@ def _added(parts: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class RoundingBounds:
-    """The largest error that passes, by number; `least` for those that never moved."""
+    """The largest error that passes, by number; `least` for those that never moved.
+
+    `ways`: how far each element of a gradient [...] may move, in a precision below float32.
+    """
 
     limits: Mapping[Key, float]
     least: float
+    ways: Mapping[Place, Tensor] = field(default_factory=dict)
 
     @property
     def middle(self) -> float:
@@ -150,6 +154,8 @@ def bounds(
             yield again
 
     found = of_runs(reference, runs(), dtype)
+    if torch.finfo(dtype).eps > torch.finfo(torch.float32).eps:
+        found = replace(found, ways=underflow.ways(FACTOR))
     ways = underflow.jumps(recipe, FACTOR)
     ends = [at_the_end(recipe, ways, up) for up in (False, True)] if ways else []
     return found.further(furthest(reference, (rerun(one, model, batches, False) for one in ends)))

@@ -46,11 +46,9 @@ class Underflow:
                     known = self._furthest.get((step, name), gap)
                     self._furthest[step, name] = torch.maximum(gap, known)
 
-    def jumps(self, recipe: Recipe, factor: float) -> dict[Place, Tensor]:
-        """How far gradients [...] may move where the optimizer's state jumps within that; else 0.
-
-        An element may move `factor` times its largest deviation so far, or times its last bit.
-        Empty where no state jumps.
+    def ways(self, factor: float) -> dict[Place, Tensor]:
+        """How far each element of the gradients [...] may move: `factor` times its largest
+        deviation so far, or times its last bit.
         """
         least = torch.finfo(self._dtype).eps
         ways = {}
@@ -58,6 +56,14 @@ class Underflow:
             right = self._reference.steps[step].grads[name]
             assert right is not None
             ways[step, name] = factor * torch.maximum(furthest, right.abs() * least)
+        return ways
+
+    def jumps(self, recipe: Recipe, factor: float) -> dict[Place, Tensor]:
+        """How far gradients [...] may move where the optimizer's state jumps within that; else 0.
+
+        An element may move as in `ways`. Empty where no state jumps.
+        """
+        ways = self.ways(factor)
         jumping = self._jumping(recipe, ways)
         return {
             (step, name): way * jumping[name]

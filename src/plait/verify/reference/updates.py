@@ -28,9 +28,9 @@ SEEDS = (None, 0, 1)
 def own_updates(record: Record, recipe: Recipe, dtype: torch.dtype) -> list[Difference]:
     """Parameters after every update, and the scale of the update, each with its own limit."""
     assert record.start is not None
-    names = [name for name in record.start if _trains(record, name)]
-    rule = _updated(record, names, recipe, torch.float64)
-    others = [_updated(record, names, recipe, dtype, seed) for seed in SEEDS]
+    names = trained(record)
+    rule = updated(record, names, recipe, torch.float64)
+    others = [updated(record, names, recipe, dtype, seed) for seed in SEEDS]
     differences = []
     for step, (exact, plain, *moved_rules) in enumerate(zip(rule, *others, strict=True)):
         before = record.before(step)
@@ -69,18 +69,25 @@ def _scale(value: Tensor, old: Tensor, way: Tensor) -> float:
     return float(((value.double() - old) * way).sum() / way.square().sum())
 
 
+def trained(record: Record) -> list[str]:
+    """The names of the parameters that have a gradient in some step."""
+    return [name for name in record.start or () if _trains(record, name)]
+
+
 def _trains(record: Record, name: str) -> bool:
     return any(seen.grads.get(name) is not None for seen in record.steps)
 
 
-def _updated(
+def updated(
     record: Record,
     names: Sequence[str],
     recipe: Recipe,
     dtype: torch.dtype,
     seed: int | None = None,
 ) -> list[Tensors]:
-    """The parameters after each update by the plain rule in `dtype`."""
+    """The parameters [...] after each update by the plain rule in `dtype`, each from the record's
+    own before it. With a seed, gradients and settings move by their last place.
+    """
     assert record.start is not None
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     params = {name: nn.Parameter(record.start[name].to(dtype, copy=True)) for name in names}
