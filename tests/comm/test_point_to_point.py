@@ -92,6 +92,20 @@ def test_rotations(ranks, backend):
         assert run(n, _rotations, plan=Mesh(pp=n), **options) == [shifts] * n
 
 
+def _wrong_blocks(world):
+    axis = world.axis("world")
+    rotated = axis.rotate(torch.full((50,), float(axis.rank)))
+    return sum(
+        int(not torch.equal(shown[0], torch.full((50,), float((axis.rank - step) % axis.size))))
+        for step, shown in enumerate(rotated)
+    )
+
+
+def test_rotations_of_more_ranks_than_can_read_each_others_memory():
+    many = 33
+    assert threaded(many, _wrong_blocks, plan=Mesh(pp=many)) == [0] * many
+
+
 def _fill(rank, parts):
     for index, part in enumerate(parts):
         part.fill_(10 * index + rank)

@@ -254,14 +254,13 @@ class Axis:
         for. The next is under way meanwhile, or is read in the memory of its rank. Counted as the
         shifts that it stands for. Closing the generator lets go of the last tensor.
         """
-        first = tensors[0]
-        buffer = self._borrow((len(tensors), *first.shape), first)
-        tensor = torch.stack([each.detach() for each in tensors], out=buffer)
-        started = self._expose(tensor)
-        if started is None:
-            yield from self._pass_on(tensor)
+        parts = [each.detach() for each in tensors]
+        if self._backend is None or not self._backend.can_expose:
+            # A shift gives borrowed memory back, so what is passed on has memory of its own.
+            yield from self._pass_on(torch.stack(parts))
             return
-        work, exposed = started
+        tensor = torch.stack(parts, out=self._borrow((len(parts), *parts[0].shape), parts[0]))
+        work, exposed = self._expose(tensor)
         try:
             yield tensor
             work.wait()
@@ -272,13 +271,8 @@ class Axis:
         finally:
             exposed.leave()
 
-    def _expose(self, tensor: Tensor) -> tuple[Work, Exposed] | None:
-        """The start of letting all ranks read `tensor`; None where no rank can read another's
-        memory.
-        """
-        backend = self._backend
-        if backend is None or not backend.can_expose:
-            return None
+    def _expose(self, tensor: Tensor) -> tuple[Work, Exposed]:
+        """The start of letting all ranks read `tensor`, where the backend can expose it."""
         exposed: list[Exposed] = []
 
         def start(backend: Backend) -> Handle:
