@@ -70,7 +70,7 @@ def apply(
 
 
 def _compiled(forward: Any, backend: str) -> Any:
-    """A forward as a graph; wraps that talk to other ranks, as one of sequences, are around it."""
+    """The compiled forward of a block. Wrappers that communicate stay around the graph."""
     if getattr(forward, "stays_outside", False):
         return forward.wrapped_by(_compiled(forward.__wrapped__, backend))
     return torch.compile(forward, backend=backend)

@@ -120,11 +120,8 @@ class NotedBackend(Backend):
         return self._inner.empty(numel, dtype, device)
 
     def borrow(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """New memory, which no operation takes back.
-
-        Rotations here are shifts, which pass the first tensor's memory on to later ones.
-        """
-        return torch.empty(numel, dtype=dtype, device=device)
+        """Memory of the backend."""
+        return self._inner.borrow(numel, dtype, device)
 
     def close(self) -> None:
         """Close the backend."""

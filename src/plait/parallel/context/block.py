@@ -43,11 +43,9 @@ def attend(
     scores = _scores(q, k, causal, mask)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp()
-    out = weights.to(v.dtype) @ v
-    return (
-        out.clone(),
-        lse,
-    )  # selective recomputation keeps the product itself, and may see it again
+    # Selective recomputation keeps the product itself, so the caller writes into a copy of it.
+    out = (weights.to(v.dtype) @ v).clone()
+    return out, lse
 
 
 def attend_backward(

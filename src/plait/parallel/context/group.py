@@ -38,7 +38,7 @@ class ContextGroup:
     `cut` reads the length off a batch. With `whole_inputs` the model's inputs stay whole: it takes
     this rank's positions by itself. `inside` says that sequences begin inside the model, and how
     long they are. It gathers them again then: `whole_outputs`. The length is that at its blocks.
-    With `one_length` it is `inside` for ever: a later stage of a pipeline sees parts alone.
+    With `one_length` every sequence has that length. Later stages of a pipeline see parts only.
     """
 
     learns = False  # from what it meets: see `rehearsal`

@@ -125,9 +125,9 @@ def install(
 
 
 def _wrapped(make: Wrap, talks: bool, forward: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """A wrap that says how to make it again, and whether it stays outside of a block's graph.
+    """The forward inside a wrapper, which says how to make it again for a copy of the module.
 
-    See `shallow_copy` and `compiling`.
+    `talks`: the wrapper communicates, so it stays outside of a compiled block.
     """
     outer = make(forward)
     vars(outer).update(wrapped_by=functools.partial(_wrapped, make, talks), stays_outside=talks)

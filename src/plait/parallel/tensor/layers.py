@@ -317,7 +317,7 @@ def shallow_copy(module: nn.Module) -> nn.Module:
 
 
 def _of_twin(forward: Any, module: nn.Module, twin: nn.Module) -> Any:
-    """A module's forward for its copy: what is bound to the module, and what wraps that, anew."""
+    """The forward of a copy `twin`: bound to the copy, and inside the same wrappers."""
     if getattr(forward, "__self__", None) is module:
         return types.MethodType(forward.__func__, twin)
     wrap = getattr(forward, "wrapped_by", None)
