@@ -56,14 +56,17 @@ class Parser(argparse.ArgumentParser):
         return arguments
 
     def _refuse(self, word: str) -> NoReturn:
-        if not word.startswith("-"):
-            raise UsageError(f"'{word}' is one argument too many; see {self.prog} --help")
         known = [
             option
             for action in self._actions
             for option in action.option_strings
             if option.startswith("--")
         ]
+        if not word.startswith("-"):
+            cure = f"see {self.prog} --help"
+            if "=" in word and "--set" in known:
+                cure = f"a key of the config is set by --set {word}"
+            raise UsageError(f"'{word}' is one argument too many; {cure}")
         raise UsageError(
             f"unknown option {word.partition('=')[0]}; {nearest(word.partition('=')[0], known)}"
         )

@@ -135,6 +135,11 @@ def test_an_unknown_option_names_the_nearest(
     assert message in capsys.readouterr().err
 
 
+def test_a_key_without_set_names_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "gpt.toml", "train.lr=0.1"]) == 2
+    assert "a key of the config is set by --set train.lr=0.1" in capsys.readouterr().err
+
+
 def test_help_of_a_verb_is_exit_code_0(
     verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
