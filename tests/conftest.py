@@ -134,8 +134,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_sessionstart() -> None:
     """A session that is asked to end takes down what its tests have started, as one that is
-    interrupted does.
+    interrupted does. A shell's background job ignores SIGINT; commands that tests start must not.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt(number: int, frame: object) -> NoReturn:
         raise KeyboardInterrupt(signal.Signals(number).name)
