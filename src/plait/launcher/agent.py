@@ -8,6 +8,7 @@ itself.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import multiprocessing
 import multiprocessing.forkserver
@@ -28,6 +29,7 @@ from plait.values import JsonObject
 T = TypeVar("T")
 
 SHUTDOWN_SECONDS = 5
+_SHUTDOWN_OPTION = "shutdown_timeout"
 _PRELOADED = [
     "plait.launcher.lean", "torch", "torch.distributed", "plait.run.preloaded",
     "torch.distributed.nn.functional",  # its functions keep the group of the moment of its import
@@ -75,7 +77,7 @@ def run_ranks(
             "monitor_interval": monitor_seconds,
             "start_method": start_method,
             "logs_specs": DefaultLogsSpecs(log_dir=str(folder / "agent")),
-            "shutdown_timeout": SHUTDOWN_SECONDS,
+            **shutdown_option(LaunchConfig),
         }
         agent = elastic_launch(LaunchConfig(**config), run_rank)
         settings = RankSettings(failures, num_threads(nproc), free_environment())
@@ -87,6 +89,15 @@ def run_ranks(
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
             raise SystemExit(128 + error.sigval) from None
+
+
+def shutdown_option(config: Any) -> JsonObject:
+    """How long ranks have to end, as an option of torch's agent.
+
+    Torch 2.11 has no such option: there a rank that does not end is killed after half a minute.
+    """
+    has_option = any(field.name == _SHUTDOWN_OPTION for field in dataclasses.fields(config))
+    return {_SHUTDOWN_OPTION: SHUTDOWN_SECONDS} if has_option else {}
 
 
 def num_threads(nproc: int) -> int:
