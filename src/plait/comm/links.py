@@ -7,6 +7,7 @@ import torch.distributed as dist
 from plait.comm.backends.base import Backend
 from plait.comm.backends.gloo import Gloo
 from plait.comm.backends.native import Native
+from plait.comm.backends.through_host import ThroughHost
 from plait.comm.severance import Severance
 from plait.comm.shm.memory import MappedMemory
 from plait.comm.shm.processes import connect as connect_shared
@@ -16,7 +17,10 @@ from plait.mesh.groups import Groups
 
 
 class Links:
-    """Chooses the backend of each axis: the fastest that all ranks of its line can use."""
+    """Chooses the backend of each axis: the fastest that all ranks of its line can use.
+
+    With `on_device` the tensors are a GPU's, and the backends of processors get copies of them.
+    """
 
     def __init__(
         self,
@@ -24,8 +28,11 @@ class Links:
         backend: str,
         timeout_seconds: float,
         severance: Severance | None = None,
+        *,
+        on_device: bool = False,
     ) -> None:
         self._groups = groups
+        self._on_device = on_device
         self._backend = backend
         self._timeout_seconds = timeout_seconds
         self._severance = severance or Severance()
@@ -41,6 +48,10 @@ class Links:
             group = self._groups.group(name)
         if self._backend == "native":
             return Native(group)
+        backend = self._of_processors(name, group)
+        return ThroughHost(backend) if self._on_device else backend
+
+    def _of_processors(self, name: AxisName, group: dist.ProcessGroup) -> Backend:
         gloo = Gloo(group)
         if self._backend == "gloo":
             return gloo

@@ -30,21 +30,26 @@ def simulate(
     *args: object,
     timeout_seconds: float = 60.0,
     wrap: Wrap | None = None,
+    device: torch.device | str = "cpu",
 ) -> list[T]:
     """Call `fn(world, *args)` on every rank of the mesh, each in a thread; the results by rank.
 
-    `wrap` may put a backend of its own round each, for instance one that writes down its calls.
+    `wrap` may put a backend of its own round each, for instance one that writes down its calls. All
+    ranks share `device`. The backward of each runs in its own thread there, too.
 
     Raises:
         Exception: what the first failing rank raised, with a note that names the rank.
     """
     hub = Hub(timeout_seconds)
+    place = torch.device(device)
     results: list[PyTree] = [None] * mesh.size
     failures: list[tuple[int, BaseException]] = []
 
     def live(rank: int) -> None:
         try:
-            results[rank] = fn(_world(mesh, rank, hub, wrap), *args)
+            # torch has one thread a GPU for the backwards of all; a rank in it would wait for ever
+            with torch.autograd.set_multithreading_enabled(place.type == "cpu"):
+                results[rank] = fn(_world(mesh, rank, hub, wrap, place), *args)
         except BaseException as error:  # handed to the caller below
             failures.append((rank, error))
             hub.fail(rank)
@@ -65,11 +70,12 @@ def simulate(
     return results
 
 
-def _world(mesh: Mesh, rank: int, hub: Hub, wrap: Wrap | None) -> World:
+def _world(mesh: Mesh, rank: int, hub: Hub, wrap: Wrap | None, device: torch.device) -> World:
     def connect(name: AxisName) -> Backend:
         line = mesh.line(rank, name)
-        backend = Threads(ThreadFabric(hub, (name, line), line.index(rank), len(line)))
+        fabric = ThreadFabric(hub, (name, line), line.index(rank), len(line), device)
+        backend = Threads(fabric)
         return backend if wrap is None else wrap(world, backend)
 
-    world = World(mesh, rank, torch.device("cpu"), connect, lambda: None, is_simulated=True)
+    world = World(mesh, rank, device, connect, lambda: None, is_simulated=True)
     return world

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import HashStore
 
 from plait.comm.axis import Axis
 from plait.comm.backends.base import Backend
+from plait.comm.devices import backend_for, group_kind, own_device
 from plait.comm.ledger import Ledger
 from plait.comm.links import Links
 from plait.comm.membership import Membership, RendezvousPlace
@@ -249,7 +250,8 @@ def init(
         timeout_seconds: after which a silent peer counts as failed.
         backend: `auto` (NCCL on CUDA; shared memory or Gloo on CPU), `native` (torch's operations
             as they are), `gloo`, or `shared`. The last is the memory of one host, which `auto` uses
-            where it can.
+            where it can. Tensors of a GPU pass `gloo` and `shared` by copies on the host. So does
+            `auto` where a host has more ranks than GPUs, which NCCL refuses.
         device: of the tensors; default the CUDA device of this local rank if there is one, else the
             CPU.
         measurements: the folder of this machine's measurements; without one, ranks make no choice
@@ -265,12 +267,13 @@ def init(
     place = RendezvousPlace.from_variables() if store is None else None
     if place is not None:
         return _apart(mesh, place, timeout_seconds, torch.device(device or "cpu"), measurements)
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = own_device(device, rank)
+    backend = backend_for(device, backend)
     makes_group = not dist.is_initialized()
     severance = severance or Severance()
     if makes_group:
         with severance.collecting(), whole_or_none():
-            _make_group(mesh, rank, store, timeout_seconds, device)
+            _make_group(mesh, rank, store, timeout_seconds, group_kind(device, backend))
     rank_here = dist.get_rank()
     size = dist.get_world_size()
     if size != mesh.size:
@@ -279,21 +282,14 @@ def init(
         raise WorldSizeError(
             f"the plan needs {mesh.size} ranks and the world has {size}; start {mesh.size} ranks"
         )
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", rank_here % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-    if device.type != "cpu" and backend in {"gloo", "shared"}:
-        raise PlanError(
-            f"backend {backend!r} moves CPU memory and the device is {device}; use 'auto' or "
-            "'native'"
-        )
     if mesh.ep > 1 and not mesh.node:
         mesh = replace(mesh, node=_ranks_a_node())
     links = Links(
         Groups(mesh, rank_here, timeout_seconds),
-        "native" if device.type != "cpu" else backend,
+        backend,
         timeout_seconds,
         severance,
+        on_device=device.type != "cpu",
     )
 
     def leave() -> None:
@@ -361,9 +357,8 @@ def ranks_a_node(hosts: Sequence[object]) -> int:
 
 
 def _make_group(
-    mesh: Mesh, rank: int | None, store: Store | None, timeout_seconds: float, device: torch.device
+    mesh: Mesh, rank: int | None, store: Store | None, timeout_seconds: float, kind: str
 ) -> None:
-    kind = "nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_seconds)
     if store is None:
         listen_on(None)

@@ -29,7 +29,7 @@ def sum_into(out: Tensor, rows: Sequence[Tensor], paths: Paths | None = None) ->
     paths = paths or Paths()
     block = max(1, paths.limit("sum_block_bytes", BLOCK_BYTES) // wide.itemsize)
     paths.note("sum_block_bytes", out.numel() > block)
-    running = torch.empty(min(block, out.numel()), dtype=wide)
+    running = torch.empty(min(block, out.numel()), dtype=wide, device=out.device)
     for start in range(0, out.numel(), block):
         stop = min(start + block, out.numel())
         total = running[: stop - start]

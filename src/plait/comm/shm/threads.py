@@ -20,6 +20,7 @@ from plait.comm.shm.fabric import RING, Fabric, Header, InboundMessage, Signal, 
 from plait.errors import RankFailed
 
 LOOK_SECONDS = 0.1
+CPU = torch.device("cpu")
 
 
 class Hub:
@@ -104,7 +105,10 @@ class _ThreadMessage(InboundMessage):
 class ThreadFabric(Fabric):
     """One thread's side of one line."""
 
-    def __init__(self, hub: Hub, key: object, rank: int, size: int) -> None:
+    def __init__(
+        self, hub: Hub, key: object, rank: int, size: int, device: torch.device = CPU
+    ) -> None:
+        self._device = device
         self.rank = rank
         self.size = size
         self._hub = hub
@@ -147,7 +151,7 @@ class ThreadFabric(Fabric):
     def data(self, peer: int, header: Header) -> Tensor:
         """The peer's tensor."""
         data = self._line.headers[peer, header.number % RING][1]
-        return torch.empty(0, dtype=header.dtype) if data is None else data
+        return torch.empty(0, dtype=header.dtype, device=self._device) if data is None else data
 
     def readable(self, tensor: Tensor) -> bool:
         """Always."""
@@ -155,11 +159,11 @@ class ThreadFabric(Fabric):
 
     def stage(self, numel: int, dtype: torch.dtype) -> Staged:
         """New memory."""
-        return _OwnMemory(torch.empty(numel, dtype=dtype))
+        return _OwnMemory(torch.empty(numel, dtype=dtype, device=self._device))
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
         """New memory."""
-        return torch.empty(numel, dtype=dtype)
+        return torch.empty(numel, dtype=dtype, device=self._device)
 
     def send_message(self, to: int, tag: int, flat: Tensor) -> None:
         """A copy into the inbox."""
