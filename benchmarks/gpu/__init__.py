@@ -1,1 +1,1 @@
-"""One GPU against a loop by hand, and every strategy's CUDA code against one rank."""
+"""One GPU: plait beside loops by hand, and the planner's numbers beside measured ones."""
