@@ -1,1 +1,1 @@
-"""The code of every strategy on a GPU, against one device in plain PyTorch on the CPU."""
+"""The code of every strategy on a GPU, against plain PyTorch on it."""

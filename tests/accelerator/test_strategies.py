@@ -1,4 +1,4 @@
-"""Every strategy with ranks that share one GPU, against one device in plain PyTorch on the CPU.
+"""Every strategy with ranks that share one GPU, against plain PyTorch on that GPU.
 
 Both compute in float64, and the tolerance is that of all parity tests. The CPU runs three plans
 too, so that this way of asking is proven where there is no GPU.
@@ -47,7 +47,9 @@ def largest_error(device: str, plan: str, family: str) -> float:
     text = f"{plan} precision:float64"
     family_of(family).model()  # threads that import one module together can fail
     clip = None if "mixtral" in family else 1.0
-    return check(sharing(device), text, family, num_samples, clip_grad_norm=clip).largest
+    return check(
+        sharing(device), text, family, num_samples, clip_grad_norm=clip, device=device
+    ).largest
 
 
 @pytest.mark.accelerator

@@ -77,7 +77,7 @@ def start(case: Case, axis, memory: str):
         return (
             torch.empty(numel, dtype=source.dtype)
             if memory == "plain"
-            else axis.empty(numel, source.dtype)
+            else axis.empty(numel, source.dtype, source.device)
         )
 
     mine = room(source.numel()).copy_(source)

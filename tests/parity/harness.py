@@ -62,13 +62,16 @@ def check(
     **options: Any,
 ) -> Outcome:
     """Run one cell of the parity table; `run` is the `ranks` fixture. `node` is the number of ranks
-    of a node.
+    of a node, `device` that of the reference.
     """
     plan = Plan.parse(plan_text)
     mesh = replace(Mesh.of(plan), node=options.pop("node", 0))
+    device = options.pop("device", "cpu")
     results = run(plan.world_size, run_engine, plan_text, family, num_samples, options, plan=mesh)
     return compare(
-        results, reference(family, plan, num_samples, options), options.get("clip_grad_norm")
+        results,
+        reference(family, plan, num_samples, options, device=device),
+        options.get("clip_grad_norm"),
     )
 
 
@@ -168,18 +171,27 @@ def reference(
     options: dict[str, Any],
     *,
     aside: bool = False,
+    device: str = "cpu",
 ) -> Record:
     """One device, plain PyTorch; remembered, as many plans share it. `aside`: started about one bit
-    away.
+    away. The record is on the CPU.
     """
     family = family_of(family_name)
     by_micro_batch = family.by_micro_batch and plan.micro_batches > 1
     cut = (plan.dp.size, plan.micro_batches) if family.by_slice or by_micro_batch else None
     shares = options.get("shares")
-    key = (repr(family_name), cut, num_samples, options.get("clip_grad_norm"), aside, shares)
+    key = (
+        repr(family_name),
+        cut,
+        num_samples,
+        options.get("clip_grad_norm"),
+        aside,
+        shares,
+        device,
+    )
     if key not in _REFERENCES:
         model = whole_model(family)
-        model = nudged(model) if aside else model
+        model = (nudged(model) if aside else model).to(device)
         recipe = Recipe(
             losses.cross_entropy, optimizer, clip_grad_norm=options.get("clip_grad_norm")
         )
@@ -200,10 +212,23 @@ def reference(
                 )
             ]
 
-        batches = family.batches(num_samples)
+        batches = _on(device, family.batches(num_samples))
         how = {"by_slice": family.by_slice, "by_micro_batch": by_micro_batch}
-        _REFERENCES[key] = run_reference(model, batches, recipe, slices, **how)
+        record = run_reference(model, batches, recipe, slices, **how)
+        _REFERENCES[key] = record if device == "cpu" else _on_cpu(record)
     return _REFERENCES[key]
+
+
+def _on(device: str, tree: Any) -> Any:
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def _on_cpu(record: Record) -> Record:
+    steps = [
+        replace(step, grads=_on("cpu", step.grads), params=_on("cpu", step.params))
+        for step in record.steps
+    ]
+    return replace(record, steps=steps)
 
 
 def compare(results: list[Any], record: Record, clip_grad_norm: float | None = None) -> Outcome:

@@ -310,7 +310,7 @@ class Axis:
         with recorded(self._label("gather_objects", 0), self._recorder):
             return self._backend.gather_objects(item)
 
-    def empty(self, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+    def empty(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Uninitialised memory (numel,) on which operations are fastest: shared memory where the
         backend has it.
 
@@ -319,7 +319,7 @@ class Axis:
         """
         if self._backend is None:
             return torch.empty(numel, dtype=dtype, device=device)
-        return self._backend.empty(numel, dtype, torch.device(device))
+        return self._backend.empty(numel, dtype, device)
 
     def _borrow(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """A staging buffer, uninitialised, for the operand of one operation, which gives it back.

@@ -1,4 +1,8 @@
-"""The ranks of a proof: where they start, and the engine that each of them makes of the problem."""
+"""The ranks of a proof: where they start, and the engine that each of them makes of the problem.
+
+They compute on processors, as the one device does that they are compared with. GPUs sum in other
+orders, and many are slow in float64.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +90,7 @@ def in_new_world(in_world: Callable[[World, AnyTask], T], task: AnyTask) -> T:
 
 
 def _rank_main(in_world: Callable[[World, AnyTask], T], task: AnyTask) -> T:
-    world = join_world(Plan.parse(task.plan), backend=task.problem.backend)
+    world = join_world(Plan.parse(task.plan), backend=task.problem.backend, device="cpu")
     together = False  # a rank that fails leaves alone: the others may never reach the door
     try:
         report = in_world(world, task)

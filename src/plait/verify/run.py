@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from plait.comm import World
 from plait.config import Config, load
 from plait.errors import PlaitError, PlanError, nearest
@@ -152,6 +154,8 @@ def run(
         both = (steps, steps_after_resume)
         report = resumed(report, problem, parsed, plans, steps=both, clock=clock)
     notes = list(report.notes)
+    if torch.cuda.is_available():
+        notes.append("compared on processors: the GPU of this machine was not used")
     if messages != "whole":
         notes.append(_of_messages(messages, bool(training)))
     if own_precision not in ("float32", dtype):

@@ -28,7 +28,6 @@ ON_PROCESSORS_ALONE = {("parallel/tensor/vocabulary.py", "<genexpr>", "__int__")
 BEFORE_A_STEP = {
     ("engine/balance.py", "begin_step", "cpu"),
     ("engine/balance.py", "begin_step", "tolist"),
-    ("parallel/expert/router_context.py", "attach", "cpu"),
 }
 AFTER_A_STEP = {("engine/balance.py", "<genexpr>", "tolist")}
 DENSE = [

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+import torch
 from torch import nn
 
 from plait.comm import World
@@ -176,7 +177,7 @@ def make_parts(
     for index, stage in stages.items():
         strategy = strategies[index]
         store = products.weight_grad_store(stage.modules, strategy.main_grads())
-        module = _stage_module(model, cut, stage, replay)
+        module = _stage_module(model, cut, stage, replay, strategy.group.device)
         parts[index] = StageWithStrategy(Stage(module, index, store), strategy)
     if replay is not None:
         replay.install(model)
@@ -222,14 +223,22 @@ def _swaps(
 
 
 def _stage_module(
-    model: nn.Module, cut: StagePartition, stage: LocalStage, replay: Replay | None
+    model: nn.Module,
+    cut: StagePartition,
+    stage: LocalStage,
+    replay: Replay | None,
+    device: torch.device,
 ) -> StageModule:
     names = cut.links[stage.index]
     if cut.num_stages == 1:
         return WholeModel(model, arguments)
     if replay is not None:
         return ReplayedStage(
-            lambda inputs: call(model, inputs), replay, stage.index, list(stage.swaps)
+            lambda inputs: call(model, inputs),
+            replay,
+            stage.index,
+            list(stage.swaps),
+            device=device,
         )
     for module, key, param in stage.swaps:  # a link is of one stage, so its copy can stay in place
         if module in stage.modules:

@@ -54,8 +54,14 @@ class TreeSum:
 class FixedOrderGradients(PersistentGradients):
     """Gradients of each micro-batch apart, added in the tree. Takes a buffer for each level."""
 
-    def __init__(self, states: Sequence[BucketState], axis: Axis, dtype: torch.dtype) -> None:
-        super().__init__(states, axis, dtype)
+    def __init__(
+        self,
+        states: Sequence[BucketState],
+        axis: Axis,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(states, axis, dtype, device)
         self._sums = {state.index: TreeSum() for state in states}
 
     def begin_step(self, states: Sequence[BucketState]) -> None:

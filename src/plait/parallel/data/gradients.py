@@ -153,9 +153,15 @@ class PersistentGradients(GradientStore):
 
     every_backward = False
 
-    def __init__(self, states: Sequence[BucketState], axis: Axis, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        states: Sequence[BucketState],
+        axis: Axis,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         for state in states:
-            state.attach(axis.empty(state.bucket.padded_numel, dtype).zero_())
+            state.attach(axis.empty(state.bucket.padded_numel, dtype, device).zero_())
 
     def begin_step(self, states: Sequence[BucketState]) -> None:
         for state in states:
@@ -193,12 +199,18 @@ class PooledGradients(GradientStore):
     num_buffers = 2
 
     def __init__(
-        self, states: Sequence[BucketState], axis: Axis, dtype: torch.dtype, release: Release
+        self,
+        states: Sequence[BucketState],
+        axis: Axis,
+        dtype: torch.dtype,
+        device: torch.device,
+        release: Release,
     ) -> None:
         """`release` finishes the reduction of a bucket, whose buffer is wanted for another."""
         numel = max((state.bucket.padded_numel for state in states), default=0)
         self.buffers = [
-            axis.empty(numel, dtype).zero_() for _ in range(min(self.num_buffers, len(states)))
+            axis.empty(numel, dtype, device).zero_()
+            for _ in range(min(self.num_buffers, len(states)))
         ]
         self._finish = release
         self._released: set[int] = set()  # buckets that have been reduced in this step

@@ -61,7 +61,7 @@ class ReplicatedParameters(DataStrategy):
         for state in self.states:
             self._allocate(state)
         make_store = FixedOrderGradients if group.fixed_order else PersistentGradients
-        store = make_store(self.states, group.axis, group.master_dtype)
+        store = make_store(self.states, group.axis, group.master_dtype, group.device)
         self.reducer = Reducer(self.states, store, self._launch, eager=group.eager)
 
     def _allocate(self, state: BucketState) -> None:

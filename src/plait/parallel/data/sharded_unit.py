@@ -53,7 +53,7 @@ class GatheredBucket:
     def __init__(self, bucket: Bucket, group: DataGroup) -> None:
         self.bucket = bucket
         self._axis = group.shard
-        self.shard = group.shard.empty(bucket.shard_numel, group.param_dtype).zero_()
+        self.shard = group.shard.empty(bucket.shard_numel, group.param_dtype, group.device).zero_()
         self._full = torch.empty(bucket.padded_numel, dtype=group.param_dtype, device=group.device)
         self._bytes = self._full.untyped_storage().nbytes()
         self._work: Work | None = None

@@ -112,7 +112,7 @@ class ShardedGradients:
         self.store: GradientStore
         self._pool: PooledGradients | None = None
         if pooled and not group.fixed_order:
-            self._pool = PooledGradients(states, axis, dtype, self._release)
+            self._pool = PooledGradients(states, axis, dtype, group.device, self._release)
             self.store = self._pool
             self.shards = [
                 torch.zeros(state.bucket.shard_numel, dtype=dtype, device=group.device)
@@ -120,7 +120,7 @@ class ShardedGradients:
             ]
         else:
             make_store = FixedOrderGradients if group.fixed_order else PersistentGradients
-            self.store = make_store(states, axis, dtype)
+            self.store = make_store(states, axis, dtype, group.device)
             self.shards = [state.bucket.shard(self._full(state), axis.rank) for state in states]
 
     @staticmethod

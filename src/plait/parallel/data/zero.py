@@ -50,7 +50,9 @@ class ShardedUpdate(DataStrategy):
         )
 
     def _allocate(self, state: BucketState) -> Tensor:
-        flat = self.group.shard.empty(state.bucket.padded_numel, self.group.param_dtype).zero_()
+        flat = self.group.shard.empty(
+            state.bucket.padded_numel, self.group.param_dtype, self.group.device
+        ).zero_()
         for slot, view in zip(state.bucket.slots, state.bucket.views(flat), strict=True):
             bind(slot.param, view)
         return flat

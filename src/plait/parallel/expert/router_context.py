@@ -118,7 +118,7 @@ class RankRouterContext(RouterContext):
             return output
         scale = self._count * self._samples[self._index] / max(sum(self._samples), 1.0)
         if self.recording:
-            self.auxiliary_sum = self.auxiliary_sum + auxiliary.detach().double().cpu() * scale
+            self.auxiliary_sum = self.auxiliary_sum + auxiliary.detach().double() * scale
         attached: Tensor = _Attach.apply(output, auxiliary, scale * self._loss_scale)
         return attached
 

@@ -81,6 +81,7 @@ class ReplayedStage(StageModule):
     """One stage that replays the model's forward.
 
     `swaps`: parameters that another stage of this rank uses in the same modules, in another copy.
+    What earlier stages computed and did not send is zeros on `device`.
     """
 
     def __init__(
@@ -89,11 +90,14 @@ class ReplayedStage(StageModule):
         replay: Replay,
         stage: int,
         swaps: Sequence[ParameterSwap] = (),
+        *,
+        device: torch.device,
     ) -> None:
         self._model = run
         self._replay = replay
         self._stage = stage
         self._swaps = list(swaps)
+        self._device = device
         stage_of = replay.stage_of
         flow = replay.flow
         own = [call for call, holder in enumerate(stage_of) if holder == stage]
@@ -208,8 +212,8 @@ class ReplayedStage(StageModule):
             if not isinstance(leaf, TensorForm):
                 return leaf
             if result in written:
-                return torch.zeros(leaf.shape, dtype=leaf.dtype)
-            return torch.zeros((), dtype=leaf.dtype).expand(leaf.shape)
+                return torch.zeros(leaf.shape, dtype=leaf.dtype, device=self._device)
+            return torch.zeros((), dtype=leaf.dtype, device=self._device).expand(leaf.shape)
 
         return tree_map(value, template.skeleton)
 
