@@ -11,16 +11,17 @@
 | equality | the code of every strategy beside one rank, where that script is here |
 | probe | what `plait probe --json` measures |
 
-Each model and each part has a process of its own. All are started at once, and compile at once
-with few layers. Then they measure, one after the other: a part that fails prints one line, and the
-next one begins. Tables come as they are ready; FOLDER/results.jsonl has every number, and
-FOLDER/log-PART.txt what else a part said. Without a GPU the script says so and ends well;
-`--device cpu` tries the script itself on tiny models.
+Each model, each system of `lora` and each other part has a process of its own. All are started at
+once, and compile at once with few layers. Then they measure, one after the other: a part that fails
+prints one line, and the next one begins. Tables come as they are ready; FOLDER/results.jsonl has
+every number, and FOLDER/log-PART.txt what else a part said. Without a GPU the script says so and
+ends well; `--device cpu` tries the script itself on tiny models.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,27 +30,31 @@ import torch
 
 from benchmarks.gpu.children import Child
 from benchmarks.gpu.models import SUBJECTS
-from benchmarks.gpu.record import Record
+from benchmarks.gpu.record import RUN, Record
 from benchmarks.machine import announce, machine_line
 
 PARTS = ("speed", "lora", "components", "waits", "equality", "probe")
 WEIGHTS = {
     "speed": 25,
-    "lora": 40,
+    "lora": 14,
     "components": 20,
     "waits": 1,
     "equality": 40,
     "probe": 40,
 }
 """The part of what is left of the time that a process may take for a second turn."""
+LORA_SYSTEMS = 3
 READY_SECONDS = 90.0
 """How long measuring waits for the slowest compilation."""
 
 
 def names_of(parts: Sequence[str]) -> list[str]:
     """The processes of the parts, in the order in which they measure."""
-    speeds = [f"speed-{index}" for index in range(len(SUBJECTS))]
-    return [name for part in parts for name in (speeds if part == "speed" else [part])]
+    several = {
+        "speed": [f"speed-{index}" for index in range(len(SUBJECTS))],
+        "lora": [f"lora-{index}" for index in range(LORA_SYSTEMS)],
+    }
+    return [name for part in parts for name in several.get(part, [part])]
 
 
 def run_all(names: Sequence[str], device: str, folder: Path, seconds: float) -> None:
@@ -106,6 +111,7 @@ def main(words: Sequence[str] | None = None) -> None:
     else:
         card = "cpu"
         print("a trial of the script on tiny models: its numbers mean nothing", flush=True)
+    os.environ[RUN] = str(time.time())
     Record(folder, "machine").keep(card=card, machine=machine_line(), at=time.time())
     run_all(names_of(parts), arguments.device, folder, arguments.seconds)
 

@@ -20,7 +20,6 @@ from benchmarks.gpu.steps import (
     adapter_numbers,
     own_adapter_steps,
     peft_steps,
-    place,
     plait_steps,
 )
 
@@ -48,23 +47,30 @@ SYSTEMS: dict[str, Build] = {
 
 def prepare(device: str, number: str) -> dict[str, str]:
     """Compile."""
-    return get_ready(SYSTEMS, _subject(device), device)
+    return get_ready(_system(number), _subject(device), device)
 
 
 def measure(turn: Turn, number: str) -> None:
-    """The table of the adapters."""
+    """The row of one system, and those of the systems before it.
+
+    Each has its process: torch.compile leaves out a function for good once it broke a graph there,
+    and the systems share the functions of the model.
+    """
     subject = _subject(turn.device)
     trained, frozen = adapter_numbers(subject)
     say(
         f"\nadapters of rank {subject.rank}: {trained / 1e6:.1f} M trained, {frozen / 1e9:.2f} G "
-        f"frozen; TFLOP/s as Automodel counts, whose H100 has {PUBLISHED:.0f} "
-        f"({place(turn.device)})"
+        f"frozen; TFLOP/s as Automodel counts, whose H100 has {PUBLISHED:.0f}"
     )
 
     def after(name: str, step: Callable[[], Any]) -> None:
         """Nothing is profiled."""
 
-    turns.compare(turn, subject, SYSTEMS, after)
+    turns.compare(turn, subject, _system(number), after)
+
+
+def _system(number: str) -> dict[str, Build]:
+    return dict([list(SYSTEMS.items())[int(number)]])
 
 
 def _subject(device: str) -> Subject:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import plait
 
+RUN = "GPU_TABLES_RUN"
+"""The variable that tells processes of one call from those of another."""
 HOMES = str(Path(plait.__file__).parent), str(Path(__file__).parent)
 
 
@@ -21,8 +25,14 @@ class Record:
 
     def keep(self, **numbers: object) -> None:
         """Add one line of JSON to the results."""
+        line = {"run": os.environ.get(RUN, ""), "part": self.part, **numbers}
         with (self.folder / "results.jsonl").open("a") as file:
-            file.write(json.dumps({"part": self.part, **numbers}, default=str) + "\n")
+            file.write(json.dumps(line, default=str) + "\n")
+
+    def kept(self) -> list[dict[str, Any]]:
+        """The lines that this call of the script has added, by any of its processes."""
+        lines = (self.folder / "results.jsonl").read_text().splitlines()
+        return [one for one in map(json.loads, lines) if one["run"] == os.environ.get(RUN, "")]
 
     def head(self, title: str, columns: Sequence[str]) -> None:
         """Begin a table."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from statistics import median
 from typing import Any
 
@@ -23,7 +23,9 @@ After = Callable[[str, Callable[[], Any]], None]
 
 
 def compare(turn: Turn, subject: Subject, systems: Mapping[str, Build], after: After) -> None:
-    """Let the systems take turns, print their rows, and what was predicted of the first."""
+    """Let the systems take turns. Print the rows of all that this call of the script measured, and
+    what was predicted.
+    """
     taken: dict[str, list[Measured]] = {}
     lasted: dict[str, float] = {}
     if turn.ready:
@@ -55,12 +57,24 @@ def compare(turn: Turn, subject: Subject, systems: Mapping[str, Build], after: A
                 tokens=subject.num_tokens,
                 **asdict(measured),
             )
+    taken = _measured(turn, subject)
     turn.record.head(f"{subject.title}: {subject.batch} x {subject.seq_len} tokens", COLUMNS)
     hand = [name for name in taken if name != "plait"]
     for name in taken:
         turn.record.row(subject.title, name, *_cells(subject, name, taken, hand))
-    if "plait" in taken:
+    if "plait" in taken and "plait" in systems:
         _predict(turn, subject, taken["plait"])
+
+
+def _measured(turn: Turn, subject: Subject) -> dict[str, list[Measured]]:
+    """The turns of a subject, by system, of other processes too."""
+    taken: dict[str, list[Measured]] = {}
+    names = {one.name for one in fields(Measured)}
+    for line in turn.record.kept():
+        if line.get("model") == subject.title and "step_seconds" in line:
+            numbers = {key: value for key, value in line.items() if key in names}
+            taken.setdefault(line["system"], []).append(Measured(**numbers))
+    return taken
 
 
 def step_seconds(turns: list[Measured]) -> float:
