@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -62,7 +63,7 @@ def profile(name: str, step: Callable[[], Any], device: str, record: Record) -> 
             sort_by="self_cpu_time_total", row_limit=LONGEST, max_name_column_width=60
         ),
     ]
-    path = record.folder / f"profile-{name.replace(',', '').replace(' ', '-')}.txt"
+    path = record.folder / f"profile-{re.sub('[^a-z0-9]+', '-', name.lower())}.txt"
     path.write_text("\n".join(lines) + "\n")
     say(f"profile of {name}: {path.name}; {lines[1]}; {lines[2]}")
 
