@@ -17,8 +17,8 @@ SYSTEMS: dict[str, Build] = {
     "by hand, autocast": autocast_steps,
     "by hand, bf16 + masters": bf16_steps,
 }
-PROFILED = 0
-"""The subject whose kernels are listed."""
+PROFILED = (0, 2)
+"""Subjects whose kernels are listed."""
 
 
 def prepare(device: str, number: str) -> dict[str, str]:
@@ -28,15 +28,16 @@ def prepare(device: str, number: str) -> dict[str, str]:
 
 def measure(turn: Turn, number: str) -> None:
     """The tables of one model."""
+    subject = _subject(turn.device, number)
 
     def after(name: str, step: Callable[[], Any]) -> None:
-        if int(number) == PROFILED:
+        if int(number) in PROFILED:
             try:
-                profile(name, step, turn.device, turn.record)
+                profile(f"{subject.title} {name}", step, turn.device, turn.record)
             except Exception as error:  # the table matters more
                 turn.record.failed(f"profile of {name}", error)
 
-    compare(turn, _subject(turn.device, number), SYSTEMS, after)
+    compare(turn, subject, SYSTEMS, after)
 
 
 def _subject(device: str, number: str) -> Subject:
