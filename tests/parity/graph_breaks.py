@@ -10,19 +10,25 @@ import torch
 from plait.comm import World
 from plait.engine.build import build
 from plait.engine.options import Options
+from plait.models.adapters import AdapterSettings, adapt
 from plait.models.losses import cross_entropy
 from tests.parity.families import Family
 
 
-def breaks(world: World, plan: str, family: Family) -> tuple[int, Counter[str]]:
+def breaks(
+    world: World, plan: str, family: Family, adapters: AdapterSettings | None = None
+) -> tuple[int, Counter[str]]:
     """Graphs that are called in a step, and breaks by their reason in one line."""
     from torch._dynamo import reset
     from torch._dynamo.utils import counters
 
     reset()
     counters.clear()
+    model = family.model()
+    if adapters is not None:
+        adapt(model, adapters)
     engine = build(
-        family.model(),
+        model,
         plan,
         loss=cross_entropy,
         optimizer=lambda params: torch.optim.SGD(params, lr=0.1),

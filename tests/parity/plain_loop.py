@@ -159,6 +159,7 @@ CASES: dict[str, Case] = {
     "Bags": Case(_clicks, distance),
     "OwnBackward": Case(_points, distance),
     "Reversible": Case(_points, distance),
+    "Cycles": Case(_points, distance),
     "Dataclass": Case(_points, distance),
     "WithNone": Case(_scaled, distance),
     "Shuffled": Case(_points, distance, by_slice=True),

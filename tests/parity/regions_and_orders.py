@@ -119,3 +119,20 @@ class Reversible(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = Trunk.apply(self.embed(x), self.layers)
         return output
+
+
+class Cycles(nn.Module):
+    """Blocks that first run without autograd, and then once with it, as hierarchical reasoning
+    models do it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(12, 12)
+        self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        with torch.no_grad():
+            start = _through(x, self.layers)
+        return _through(x + start, self.layers)

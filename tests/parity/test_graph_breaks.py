@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from plait.models.adapters import AdapterSettings
 from plait.plan import Plan
 from tests.parity.families import Family, family_of
 from tests.parity.graph_breaks import breaks
@@ -77,3 +78,13 @@ def test_graphs_end_at_layers_that_are_left_out_and_nowhere_else(
     for _, reasons in of_ranks(ranks, plan, family):
         assert all(LEFT_OUT in reason and OF_PLAIT in reason for reason in reasons), reasons
         assert reasons.total() == count
+
+
+@pytest.mark.parametrize(("dropout", "is_one"), [(0.0, True), (0.5, False)])
+def test_adapters_stay_in_the_graph_of_their_block_unless_they_draw(
+    ranks: Run, dropout: float, is_one: bool
+) -> None:
+    settings = AdapterSettings(rank=2, dropout=dropout)
+    text = "dp1 compile precision:float64"
+    ((_, reasons),) = ranks(1, breaks, text, small("llama"), settings, plan=text)
+    assert (not reasons) is is_one, reasons

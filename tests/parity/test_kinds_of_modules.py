@@ -22,7 +22,7 @@ NO_BLOCKS = "cuts sequences inside the repeated blocks"
 REFUSED = {
     **dict.fromkeys(("UNet", "Images", "Moving", "Lists", "Siamese"), NO_SEQUENCE),
     **dict.fromkeys(
-        ("Hyper", "Nested", "Bags", "OwnBackward", "Reversible", "Dataclass"), NO_SEQUENCE
+        ("Hyper", "Nested", "Bags", "OwnBackward", "Reversible", "Cycles", "Dataclass"), NO_SEQUENCE
     ),
     **dict.fromkeys(("WithNone", "Swapped", "Shuffled", "Variational"), NO_SEQUENCE),
     **dict.fromkeys(("Translator", "Cell", "LinearAttention"), NO_BLOCKS),

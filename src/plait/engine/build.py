@@ -50,6 +50,7 @@ from plait.engine.update import Update, partial_sums
 from plait.engine.whole import whole_matrices
 from plait.engine.whole_tensors import check_state_whole
 from plait.mesh import Mesh
+from plait.models.losses import compiled
 from plait.models.parameters import Parameters
 from plait.outer import make_driver
 from plait.parallel import data
@@ -180,7 +181,10 @@ def compose(
     driver = make_driver(plan.dp.strategy, strategy, updater.make, asynchrony_of(plan, options))
     world.at_close(driver.leave, driver.close)
     contexts = contexts_of(split, balance)
-    pipeline = make_pipeline(parts, schedule, split.loss(loss), contexts, world, wire=options.wire)
+    own_loss = split.loss(loss)
+    if plan.compile:
+        own_loss = compiled(own_loss)
+    pipeline = make_pipeline(parts, schedule, own_loss, contexts, world, wire=options.wire)
     reductions = [
         strategy.reduce,
         *tied_sums(world.axis("pp"), schedule.placement, cut.tied, strategies),

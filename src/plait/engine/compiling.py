@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from plait.errors import ModelError, NotAvailable
+from plait.models.adapters import add_delta
 from plait.models.experts import MixtureOfExperts
 from plait.parallel.context.ring import RingAttention
 from plait.parallel.context.ulysses import UlyssesAttention
@@ -133,10 +134,15 @@ def _alone(kind: Any, own: bool) -> Any:
 
 
 def _hooks_alone(module: nn.Module) -> None:
-    """Keep the hooks of a module (a gathering of the sequence, positions) out of the graphs too."""
+    """Keep the hooks of a module (a gathering of the sequence, positions) out of the graphs too.
+
+    The hook of an adapter without dropout stays, since it is a function of tensors.
+    """
+    adapter: Any = getattr(module, "adapter", None)
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         for key, hook in hooks.items():
-            hooks[key] = _untraced(hook)
+            if hook is not add_delta or adapter.dropout:
+                hooks[key] = _untraced(hook)
 
 
 def _untraced(function: Callable[..., PyTree]) -> Callable[..., PyTree]:

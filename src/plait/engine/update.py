@@ -147,7 +147,8 @@ class Update:
         if self._takes_scale:
             pieces = self._strategy.pieces
             device = pieces[0].value.device if pieces else torch.device("cpu")
-            optimizer.grad_scale = torch.tensor(1.0 / factor, dtype=torch.float32, device=device)
+            # `full` runs on the device, where `tensor` would have the host wait for a copy
+            optimizer.grad_scale = torch.full((), 1.0 / factor, dtype=torch.float32, device=device)
             optimizer.found_inf = torch.zeros((), dtype=torch.float32, device=device)
         else:
             grads: list[Tensor] = [

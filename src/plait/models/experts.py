@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from plait.models.gated import gated_experts
 from plait.models.grouped import default_method
 from plait.models.layers import start_normal
-from plait.models.permute import add_up, inverse, to_rows
+from plait.models.permute import add_up, counted, inverse, to_rows
 from plait.models.routing import Router, Routing
 from plait.products import Products
 
@@ -178,7 +178,7 @@ class MixtureOfExperts(nn.Module):
         routing = self.router(whole)
         tokens = whole.flatten(0, 1)
         order = routing.expert.argsort(stable=True)
-        counts = torch.bincount(routing.expert, minlength=self.router.settings.num_experts)
+        counts = counted(routing.expert, self.router.settings.num_experts)
         path = self._path(routing, order, tokens)
         handle = self.exchange.dispatch(path.to_rows(tokens), counts)
         shared = None if self.shared is None else self.shared(x)

@@ -116,7 +116,9 @@ def _outer(
 
 
 def _ends(counts: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+    ends = torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    # a copy out of pinned memory does not wait for what the device does
+    return ends if device.type == "cpu" else ends.pin_memory().to(device, non_blocking=True)
 
 
 def _pad(rows: Tensor, counts: tuple[int, ...]) -> Tensor:

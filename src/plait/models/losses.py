@@ -7,6 +7,10 @@ here takes a mean.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,12 +19,21 @@ from torch.autograd.function import once_differentiable
 from plait.errors import ModelError
 from plait.values import AutogradContext
 
+Loss = Callable[..., Any]
+
 IGNORE = -100
 """The target that counts for nothing, in the sum and in the count."""
 LARGE_NUMEL = 1 << 24
 """Logits beyond which cross-entropy goes by groups of rows."""
 GROUP_NUMEL = 1 << 22
-"""Logits of such a group."""
+"""Logits of such a group on processors, whose caches hold it."""
+GPU_GROUP_NUMEL = 1 << 26
+"""Logits of such a group on a GPU, where smaller ones cost more to start than to compute."""
+
+
+def group_numel(device: torch.device) -> int:
+    """The number of logits that go through a loss at once."""
+    return GROUP_NUMEL if device.type == "cpu" else GPU_GROUP_NUMEL
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,9 +48,27 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows, flat, count = _rows(logits, targets)
     if rows.numel() > LARGE_NUMEL:
-        total: Tensor = _CrossEntropyByRows.apply(rows, flat, GROUP_NUMEL)
+        total: Tensor = _CrossEntropyByRows.apply(rows, flat, group_numel(rows.device))
         return total, count
     return F.cross_entropy(widen(rows), flat, ignore_index=IGNORE, reduction="sum"), count
+
+
+def cross_entropy_compiled(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """`cross_entropy` of logits [..., V] and targets [...], by two compiled kernels.
+
+    One reads the logits and gives two numbers a row, the other makes the gradient. Logits that are
+    few, or on a processor, go as in `cross_entropy`.
+    """
+    rows, flat, count = _rows(logits, targets)
+    if rows.numel() <= LARGE_NUMEL or rows.device.type == "cpu":
+        return cross_entropy(logits, targets)
+    total: Tensor = _CrossEntropyCompiled.apply(rows, flat)
+    return total, count
+
+
+def compiled(loss: Loss) -> Loss:
+    """The form of a loss whose kernels are compiled, or the loss itself where there is none."""
+    return cross_entropy_compiled if loss is cross_entropy else loss
 
 
 def cross_entropy_by_rows(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,6 +133,52 @@ class _CrossEntropyByRows(torch.autograd.Function):
         return made, None, None
 
 
+def _tops_and_logs(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest logit of each row [N, V], and log(sum(exp(logit - largest))): both [N, 1]."""
+    wide = widen(logits)
+    largest = wide.amax(-1, keepdim=True)
+    return largest, (wide - largest).exp().sum(-1, keepdim=True).log()
+
+
+def _gradient_of_rows(
+    logits: Tensor, largest: Tensor, logs: Tensor, columns: Tensor, factors: Tensor
+) -> Tensor:
+    """factors [N, 1] times (softmax(logits) - one-hot(columns)), in the type of logits [N, V]."""
+    probabilities = (widen(logits) - largest - logs).exp()
+    numbers = torch.arange(logits.shape[-1], device=logits.device)
+    return ((probabilities - (numbers == columns).to(probabilities.dtype)) * factors).to(
+        logits.dtype
+    )
+
+
+@functools.cache
+def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled function, made at its first call, since the compiler takes a second to load."""
+    kernel: Callable[..., Any] = torch.compile(function)
+    return kernel
+
+
+class _CrossEntropyCompiled(torch.autograd.Function):
+    """Cross-entropy of logits [N, V], which are read once in each direction."""
+
+    @staticmethod
+    def forward(ctx: AutogradContext, logits: Tensor, targets: Tensor) -> Tensor:
+        counted = targets != IGNORE
+        columns = targets.masked_fill(~counted, 0)[:, None]
+        largest, logs = _kernel(_tops_and_logs)(logits)
+        losses = (logs + (largest - widen(logits.gather(-1, columns))))[:, 0]
+        ctx.save_for_backward(logits, largest, logs, columns, counted)
+        return losses.masked_fill_(~counted, 0.0).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: AutogradContext, *gradients: Tensor) -> tuple[Tensor, None]:
+        logits, largest, logs, columns, counted = ctx.saved_tensors
+        factors = (gradients[0] * counted)[:, None]
+        made: Tensor = _kernel(_gradient_of_rows)(logits, largest, logs, columns, factors)
+        return made, None
+
+
 def count_targets(targets: Tensor) -> Tensor:
     """The count (0-dim) of `cross_entropy` for targets [...], which is known before there is any
     output.
@@ -110,7 +187,7 @@ def count_targets(targets: Tensor) -> Tensor:
 
 
 # mypy has no type for an attribute of a function.
-for _loss in (cross_entropy, cross_entropy_by_rows):
+for _loss in (cross_entropy, cross_entropy_by_rows, cross_entropy_compiled):
     setattr(_loss, "count", count_targets)  # noqa: B010
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.models.experts import Exchange, MixtureOfExperts
-from plait.models.permute import inverse
+from plait.models.permute import counted, inverse
 from plait.values import PyTree
 
 FIRST = ("gate_up_proj", "up_proj")
@@ -97,7 +97,7 @@ class PackedExperts:
         flat = tokens.reshape(-1, tokens.shape[-1])
         expert = chosen.reshape(-1)
         order = expert.argsort(stable=True)
-        counts = torch.bincount(expert, minlength=self.num_experts)[: self.num_experts]
+        counts = counted(expert, self.num_experts)
         routed = flat[order // chosen.shape[-1]]
         if self.longer:  # a choice behind the experts is computed where it is
             routed, rest = routed.tensor_split([int(counts.sum())])

@@ -15,6 +15,20 @@ from torch import Tensor
 from plait.values import AutogradContext
 
 
+def counted(numbers: Tensor, size: int) -> Tensor:
+    """How often each of 0 .. size - 1 is among `numbers` [N]: int64 [size]. Larger ones are left
+    out.
+
+    On a GPU `torch.bincount` has the host wait for the largest number. Comparing does not.
+
+    >>> counted(torch.tensor([1, 0, 1, 3]), 3).tolist()
+    [1, 2, 0]
+    """
+    if numbers.device.type == "cpu":
+        return torch.bincount(numbers, minlength=size)[:size]
+    return (numbers[:, None] == torch.arange(size, device=numbers.device)).sum(0)
+
+
 def inverse(order: Tensor) -> Tensor:
     """The order [R] that undoes an order [R].
 

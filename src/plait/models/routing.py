@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from plait.models.layers import start_normal
 from plait.models.losses import widen
+from plait.models.permute import counted
 from plait.models.router_settings import RouterSettings
 
 
@@ -263,7 +264,7 @@ class Router(nn.Module):
         )
         token, expert = mask.flatten(0, 1).nonzero(as_tuple=True)
         if self.training:
-            self._count(torch.bincount(expert, minlength=scores.shape[-1]), 0, len(expert))
+            self._count(counted(expert, scores.shape[-1]), 0, len(expert))
         return Routing(token, expert, scores.flatten(0, 1)[token, expert] * self.settings.scale)
 
     # -- balance -----------------------------------------------------------------------------------
@@ -298,7 +299,7 @@ class Router(nn.Module):
         return (total * shares.sum(1)).sum() * factor
 
     def _record(self, chosen: Tensor, kept: Tensor | None) -> None:
-        counts = torch.bincount(chosen.reshape(-1), minlength=self.settings.num_experts)
+        counts = counted(chosen.reshape(-1), self.settings.num_experts)
         self._count(counts, 0 if kept is None else int((~kept).sum()), chosen.numel())
 
     def _count(self, counts: Tensor, num_dropped: int, num_pairs: int) -> None:

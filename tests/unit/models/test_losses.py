@@ -142,3 +142,34 @@ def test_by_rows_the_gradient_alone_is_as_large_as_the_logits(
         torch.autograd.grad(cross_entropy(logits, targets)[0], logits)
     seen.found.discard(logits.untyped_storage().data_ptr())
     assert len(seen.found) == copies
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_compiled_kernels_give_what_groups_of_rows_give(dtype: torch.dtype) -> None:
+    """Plain functions here: the compiler changes how they run, not what they compute."""
+    generator = torch.Generator().manual_seed(3)
+    logits = (30 * torch.randn(7, 19, generator=generator)).to(dtype)
+    targets = torch.randint(0, 19, (7,), generator=generator)
+    targets[2] = losses.IGNORE
+    largest, logs = losses._tops_and_logs(logits)
+    expected = torch.logsumexp(logits.double(), -1)
+    assert torch.allclose((largest + logs)[:, 0].double(), expected, rtol=1e-6)
+
+    whole = logits.detach().requires_grad_()
+    losses.cross_entropy_by_rows(whole, targets)[0].backward()
+    counted = targets != losses.IGNORE
+    columns = targets.masked_fill(~counted, 0)[:, None]
+    made = losses._gradient_of_rows(logits, largest, logs, columns, counted.float()[:, None])
+    assert whole.grad is not None
+    assert torch.allclose(made.double(), whole.grad.double(), rtol=1e-2, atol=1e-6)
+    assert made.dtype == dtype
+
+
+def test_a_compiled_plan_takes_the_compiled_form_of_the_loss() -> None:
+    assert losses.compiled(losses.cross_entropy) is losses.cross_entropy_compiled
+    assert losses.compiled(losses.mse) is losses.mse
+    logits = torch.randn(4, 5)
+    found, count = losses.cross_entropy_compiled(logits, torch.tensor([0, 1, 2, -100]))
+    expected, _ = losses.cross_entropy(logits, torch.tensor([0, 1, 2, -100]))
+    assert torch.equal(found, expected)
+    assert int(count) == 3

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from plait.comm.backends.base import Backend, Handle, Then
 
-# torch 2.13 renamed the two and warns of the old names
+# torch 2.13 renamed the two and warns of the old names; 2.11 has the old ones alone
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 

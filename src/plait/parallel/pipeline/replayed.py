@@ -9,8 +9,11 @@ carried along.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -173,7 +176,7 @@ class ReplayedStage(StageModule):
             if number == self._first_call - 1:
                 now.restore()
             return self._stand_in(now, number)
-        if now.has_backward and not torch.is_grad_enabled():
+        if now.has_backward and not torch.is_grad_enabled() and _in_own_function():
             self._check_frozen(name)
         replay.running = None  # calls inside a unit are not replayed
         try:
@@ -185,14 +188,16 @@ class ReplayedStage(StageModule):
         return output
 
     def _check_frozen(self, name: str) -> None:
-        """Raise for a unit with trainable parameters that is called without autograd."""
+        """Raise for a unit with trainable parameters that the model calls in a function of its
+        own.
+        """
         params = self._replay.units[name].named_parameters()
         trainable = next((key for key, param in params if param.requires_grad), None)
         if trainable is not None:
             raise ModelError(
-                f"'{name}' is called without autograd although '{trainable}' is trained, as inside "
-                "an autograd.Function or torch.no_grad(); a pipeline passes gradients between "
-                "stages by autograd: write the model without it, or train it without pp"
+                f"'{name}' is called without autograd although '{trainable}' is trained, inside an "
+                "autograd.Function; a pipeline passes gradients between stages by autograd: "
+                "write the model without it, or train it without pp"
             )
 
     def _stand_in(self, now: _ReplayState, number: int) -> object:
@@ -253,6 +258,15 @@ def check_draws(flow: Flow, stage_of: Sequence[int]) -> None:
                 f"'{flow.calls[drawn[0]]}' has drawn some (dropout), and uses them on "
                 "several stages of the pipeline; put the draw into a module of its own"
             )
+
+
+def _in_own_function() -> bool:
+    """Whether this runs in an `autograd.Function`, whose backward may call modules again."""
+    apply: Any = torch.autograd.Function.apply
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not apply.__func__.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _nothing() -> None:

@@ -21,6 +21,8 @@ from plait.values import AutogradContext
 
 GROUP_NUMEL = 1 << 22
 """Logits that are taken at once: their probabilities are computed again in backward."""
+GPU_GROUP_NUMEL = 1 << 26
+"""Logits that a GPU takes at once: smaller groups cost more to start than to compute."""
 
 
 def look_up(
@@ -114,7 +116,8 @@ class _CrossEntropy(torch.autograd.Function):
         local = counted & (inside >= 0) & (inside < size)  # targets in this rank's range
         column = inside.masked_fill(~local, 0)[:, None]
         largest = _wide(logits.amax(-1))
-        step = max(1, axis.paths.limit("vocabulary_numel", GROUP_NUMEL) // max(size, 1))
+        at_once = GROUP_NUMEL if logits.device.type == "cpu" else GPU_GROUP_NUMEL
+        step = max(1, axis.paths.limit("vocabulary_numel", at_once) // max(size, 1))
         axis.paths.note("vocabulary_numel", len(logits) > step)
         groups = zip(logits.split(step), largest.split(step), strict=True)
         sums = [(_wide(group) - top[:, None]).exp_().sum(-1) for group, top in groups]
