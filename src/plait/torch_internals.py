@@ -69,6 +69,16 @@ def on_compile(begin: Callable[[], object], end: Callable[[], object]) -> None:
     when_loaded(_CALLBACKS, ask)
 
 
+def place_state(value: Tensor, param: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
+    """A tensor [...] of an optimizer's state, where the optimizer keeps it.
+
+    A count of steps stays on the host, unless the update is fused or capturable. All else lies with
+    the parameter [...].
+    """
+    on_device = any(one.get("fused") or one.get("capturable") for one in optimizer.param_groups)
+    return value.to(param.device) if value.dim() or on_device else value.cpu()
+
+
 def step(optimizer: torch.optim.Optimizer) -> None:
     """One step of an optimizer. It does not load torch's compiler, unless it is loaded.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -187,3 +188,14 @@ def test_a_group_whose_making_fails_is_forgotten_with_its_number() -> None:
     assert distributed_c10d._world.group_count == 0
     make(dist.HashStore(), 1)
     dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("word", "where"), [("fused", "meta"), ("capturable", "meta"), ("", "cpu")]
+)
+def test_a_count_of_steps_lies_where_the_update_reads_it(word: str, where: str) -> None:
+    param = torch.zeros(3, device="meta")
+    optimizer: Any = SimpleNamespace(param_groups=[{word: True}])
+    count = internals.place_state(torch.tensor(4.0), param, optimizer)
+    assert count.device.type == where
+    assert internals.place_state(torch.zeros(3), param, optimizer).device.type == "meta"

@@ -38,6 +38,7 @@ from plait.models.experts import ExpertWeights
 from plait.models.hf import HuggingFace, files_of
 from plait.models.packed_experts import has_part
 from plait.parallel.data import OptimizerShard, Replicas
+from plait.torch_internals import place_state
 from plait.values import JsonMapping, JsonObject
 
 OPTIMIZER = "optimizer/"
@@ -190,10 +191,11 @@ def average_optimizer_state(state: TrainingState) -> None:
                 values.setdefault(key, about)
                 continue
             if key not in values:
-                values[key] = about.zeros(piece.value.device)
+                values[key] = place_state(about.zeros(), piece.value, optimizer)
             if about.dtype.is_floating_point:
-                axis.all_reduce(values[key]).wait()
-                values[key].div_(len(holders))
+                total = values[key].to(state.world.device)
+                axis.all_reduce(total).wait()
+                values[key].copy_(total.div_(len(holders)))
 
 
 @dataclass(frozen=True)
@@ -203,12 +205,9 @@ class EmptyTensor:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
-    def zeros(self, device: torch.device) -> Tensor:
-        """A tensor of zeros of the shape of this one. One number stays on the host, as optimizers
-        keep it there.
-        """
-        is_number = not self.shape
-        return torch.zeros(self.shape, dtype=self.dtype, device="cpu" if is_number else device)
+    def zeros(self) -> Tensor:
+        """A tensor of zeros of the shape of this one, on the host."""
+        return torch.zeros(self.shape, dtype=self.dtype)
 
 
 def _described(values: JsonMapping) -> JsonObject:
@@ -358,7 +357,7 @@ def _load_optimizer_state(
             moments[key] = torch.zeros_like(piece.value, requires_grad=False)
             _fill(checkpoint, shard.like(name, moments[key]))
         else:
-            moments[key] = checkpoint.tensor(name)
+            moments[key] = place_state(checkpoint.tensor(name), piece.value, state.update.optimizer)
     state.update.counts.take(piece.value, counts)
     optimizer = state.update.optimizer
     if isinstance(optimizer, WholeOptimizer):
