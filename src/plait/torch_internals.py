@@ -6,7 +6,7 @@ A new version of torch may rename them; then this file and its test are where to
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -67,6 +67,14 @@ def on_compile(begin: Callable[[], object], end: Callable[[], object]) -> None:
             handler.register_end_callback(lambda about: end())
 
     when_loaded(_CALLBACKS, ask)
+
+
+def numbers_on(device: torch.device, numbers: Sequence[float], dtype: torch.dtype) -> Tensor:
+    """Numbers [n] on a device. The host does not wait for what a GPU was asked before."""
+    on_host = torch.tensor(numbers, dtype=dtype)
+    if device.type == "cpu":
+        return on_host
+    return on_host.pin_memory().to(device, non_blocking=True)
 
 
 def place_state(value: Tensor, param: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:

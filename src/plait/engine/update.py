@@ -23,7 +23,7 @@ from plait.outer import Change
 from plait.parallel.data import DataStrategy, refuse_modes
 from plait.parallel.data.gradients import BucketState
 from plait.parallel.tensor import TensorSplit
-from plait.torch_internals import takes_gradient_scale
+from plait.torch_internals import numbers_on, takes_gradient_scale
 
 # As torch.nn.utils.clip_grad_norm_ has it, so that the reference may use that.
 CLIP_EPSILON = 1e-6
@@ -86,11 +86,8 @@ class Update:
         used = [float(index in state.touched) for state, index in slots]
         orders = self._strategy.gather_orders
         marks = [mark for order in orders for mark in order.marks()]
-        scalars = torch.tensor(
-            [0.0, 0.0, 0.0, 0.0, loss.num_graphs, *used, *marks],
-            dtype=torch.float64,
-            device=loss.count.device,
-        )
+        numbers = [0.0, 0.0, 0.0, 0.0, loss.num_graphs, *used, *marks]
+        scalars = numbers_on(loss.count.device, numbers, torch.float64)
         copies = self.loss_copies
         scalars[0] = loss.loss_sum / copies
         scalars[1] = loss.count / copies

@@ -8,11 +8,13 @@ groups. The fastest depends on device, dtype, sizes and skew. `default_method` i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from plait.torch_internals import numbers_on
 from plait.values import AutogradContext
 
 METHODS = ("kernel", "loop", "padded")
@@ -116,9 +118,7 @@ def _outer(
 
 
 def _ends(counts: tuple[int, ...], device: torch.device) -> Tensor:
-    ends = torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    # a copy out of pinned memory does not wait for what the device does
-    return ends if device.type == "cpu" else ends.pin_memory().to(device, non_blocking=True)
+    return numbers_on(device, list(accumulate(counts)), torch.int32)
 
 
 def _pad(rows: Tensor, counts: tuple[int, ...]) -> Tensor:

@@ -48,7 +48,9 @@ class KeyedWeights(DataStrategy):
                 state = BucketState(Bucket.of(f"server {server}", keys, 1), len(self.states))
                 self.states.append(state)
                 self._allocate(state, server)
-        store = PersistentGradients(self.states, group.axis, group.master_dtype, group.device)
+        store = PersistentGradients(
+            self.states, group.axis, group.master_dtype, group.device, keeps=True
+        )
         self.reducer = Reducer(self.states, store, _stays)
 
     def _allocate(self, state: BucketState, server: int) -> None:

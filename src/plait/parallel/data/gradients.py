@@ -52,8 +52,20 @@ class BucketState:
         self.grad = None
         self.views = []
 
+    def free(self) -> None:
+        """Give the memory of the flat buffer back, until `hold`. Its views stay what they are."""
+        if self.grad is not None:
+            self.grad.untyped_storage().resize_(0)
+
+    def hold(self) -> None:
+        """Have memory for the flat buffer again; its elements are undefined."""
+        if self.grad is not None and not self.grad.untyped_storage().nbytes():
+            self.grad.untyped_storage().resize_(self.grad.nbytes)
+
     def zero_stale(self) -> None:
         """Zero the elements that got no gradient, so that a sum over ranks is right."""
+        if self.stale:
+            self.hold()
         for index in self.stale:
             self.views[index].zero_()
         self.stale.clear()
@@ -102,6 +114,7 @@ class MainGrad:
         self._state.direct.add(self._index)
         if self._index not in self._state.stale:
             return False
+        self._state.hold()
         self._state.stale.discard(self._index)
         return True
 
@@ -146,9 +159,20 @@ class GradientStore(ABC):
         return None
 
 
+def are_freed(device: torch.device) -> bool:
+    """Whether gradients on a device give their memory back to the forward that follows.
+
+    A GPU's allocator keeps it at hand. On processors each page would be made again.
+    """
+    return device.type != "cpu"
+
+
 class PersistentGradients(GradientStore):
     """One buffer a bucket for the whole run; micro-batches add up in it, and it is reduced once a
     step.
+
+    On a GPU its memory comes with the first gradient of a step, and goes when the next step begins.
+    So activations of the first micro-batch can lie there. With `keeps` it stays.
     """
 
     every_backward = False
@@ -159,13 +183,18 @@ class PersistentGradients(GradientStore):
         axis: Axis,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        keeps: bool = False,
     ) -> None:
+        self._frees = are_freed(device) and not keeps
         for state in states:
             state.attach(axis.empty(state.bucket.padded_numel, dtype, device).zero_())
 
     def begin_step(self, states: Sequence[BucketState]) -> None:
         for state in states:
             state.stale = set(range(len(state.views)))
+            if self._frees:
+                state.free()
 
     def after_backward(self) -> None:
         pass
@@ -176,6 +205,7 @@ class PersistentGradients(GradientStore):
         assert grad is not None
         if index in state.stale:
             state.stale.discard(index)
+            state.hold()
             state.views[index].copy_(grad)
         else:
             state.views[index].add_(grad)

@@ -96,7 +96,9 @@ class ParameterServer(DataStrategy):
                     BucketState(Bucket.of(f"server {server}", keys, 1), len(self.states))
                 )
                 self._allocate(self.states[-1], server)
-        store = PersistentGradients(self.states, group.axis, group.master_dtype, group.device)
+        store = PersistentGradients(
+            self.states, group.axis, group.master_dtype, group.device, keeps=True
+        )
         self.reducer = Reducer(self.states, store, self._launch, eager=group.eager)
         self._pushes: list[_Push] = []
 
