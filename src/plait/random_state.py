@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _DRAWING = threading.RLock()
@@ -18,6 +19,22 @@ def seeding() -> Iterator[None]:
     """Change the process's generator while no rank that is a thread draws its start from it."""
     with _DRAWING:
         yield
+
+
+def state_of_host() -> Tensor:
+    """A copy of the state of the process's generator: (num_bytes,) uint8.
+
+    torch locks the generator while it makes the copy. A collection of garbage there can let another
+    thread run. Without a lock here that thread could wait for torch's for ever.
+    """
+    with _DRAWING:
+        return torch.get_rng_state()
+
+
+def set_state_of_host(state: Tensor) -> None:
+    """Set the state (num_bytes,) uint8 of the process's generator."""
+    with _DRAWING:
+        torch.set_rng_state(state)
 
 
 @contextmanager

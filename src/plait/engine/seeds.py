@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
+from plait.random_state import set_state_of_host, state_of_host
+
 
 def derive_seed(*words: object) -> int:
     """A seed of 63 bits that depends on every word."""
@@ -22,8 +24,12 @@ def own_random_state(device: torch.device) -> Iterator[None]:
     the same under every plan.
     """
     pythons = random.getstate()
+    users = state_of_host()
+    of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            yield
+        yield
     finally:
+        set_state_of_host(users)
+        if of_device is not None:
+            torch.cuda.set_rng_state(of_device, device)
         random.setstate(pythons)

@@ -58,9 +58,17 @@ class BucketState:
             self.grad.untyped_storage().resize_(0)
 
     def hold(self) -> None:
-        """Have memory for the flat buffer again; its elements are undefined."""
+        """Have memory for the flat buffer again. Its elements are undefined, and its padding zero,
+        since norms and sums over ranks have it in them.
+        """
         if self.grad is not None and not self.grad.untyped_storage().nbytes():
-            self.grad.untyped_storage().resize_(self.grad.nbytes)
+            self._make_room(self.grad)
+            if self.bucket.padding:
+                self.grad[-self.bucket.padding :].zero_()
+
+    @staticmethod
+    def _make_room(flat: Tensor) -> None:
+        flat.untyped_storage().resize_(flat.nbytes)
 
     def zero_stale(self) -> None:
         """Zero the elements that got no gradient, so that a sum over ranks is right."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from plait.errors import ModelError
-from plait.random_state import seeding
+from plait.random_state import seeding, set_state_of_host, state_of_host
 from plait.values import PyTree
 
 SENDABLE = frozenset(
@@ -196,10 +196,9 @@ class RandomState:
         if self._device.type == "cuda":
             torch.cuda.set_rng_state(state, self._device)
         else:
-            with seeding():
-                torch.set_rng_state(state)
+            set_state_of_host(state)
 
 
 def get_state(device: torch.device) -> Tensor:
     """A copy of the state of the default generator of a device: (num_bytes,) uint8, on the host."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else state_of_host()
