@@ -26,10 +26,11 @@ def own_device(device: torch.device | str | None, rank: int | None) -> torch.dev
 
 
 def backend_for(device: torch.device, backend: str) -> str:
-    """The backend that `auto` stands for, with tensors of a device; another stays as it is.
+    """The backend of a rank whose tensors lie on a device. `auto` may become `native`; other names
+    stay.
 
-    NCCL refuses two ranks on one GPU. So GPUs take it, as `native`, where each rank of this host
-    can have its own. Else `auto` stays, and tensors of a GPU pass by copies on the host.
+    `native` is NCCL on GPUs, which refuses two ranks on one GPU. So `auto` becomes `native` where
+    this host has a GPU for each of its ranks. Elsewhere messages of GPUs are copied to the host.
     """
     if backend != "auto" or device.type == "cpu":
         return backend

@@ -58,8 +58,8 @@ class BucketState:
             self.grad.untyped_storage().resize_(0)
 
     def hold(self) -> None:
-        """Have memory for the flat buffer again. Its elements are undefined, and its padding zero,
-        since norms and sums over ranks have it in them.
+        """Take memory for the flat buffer again. The elements of parameters are undefined. The
+        padding is zero, since norms and sums over ranks read it too.
         """
         if self.grad is not None and not self.grad.untyped_storage().nbytes():
             self._make_room(self.grad)

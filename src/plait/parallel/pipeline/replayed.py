@@ -176,7 +176,7 @@ class ReplayedStage(StageModule):
             if number == self._first_call - 1:
                 now.restore()
             return self._stand_in(now, number)
-        if now.has_backward and not torch.is_grad_enabled() and _in_own_function():
+        if now.has_backward and not torch.is_grad_enabled() and _in_autograd_function():
             self._check_frozen(name)
         replay.running = None  # calls inside a unit are not replayed
         try:
@@ -188,8 +188,8 @@ class ReplayedStage(StageModule):
         return output
 
     def _check_frozen(self, name: str) -> None:
-        """Raise for a unit with trainable parameters that the model calls in a function of its
-        own.
+        """Raise for a unit with trainable parameters that is called inside an
+        `autograd.Function`.
         """
         params = self._replay.units[name].named_parameters()
         trainable = next((key for key, param in params if param.requires_grad), None)
@@ -260,7 +260,7 @@ def check_draws(flow: Flow, stage_of: Sequence[int]) -> None:
             )
 
 
-def _in_own_function() -> bool:
+def _in_autograd_function() -> bool:
     """Whether this runs in an `autograd.Function`, whose backward may call modules again."""
     apply: Any = torch.autograd.Function.apply
     frame: FrameType | None = sys._getframe(1)
