@@ -76,8 +76,11 @@ def told(report: Report) -> list[str]:
     [
         ("F.dropout(inner, 0.3)", "as it draws from torch: draw torch's numbers in make()"),
         ("inner * random.uniform(0.5, 1.5)", "draws from random: call random.seed(number)"),
-        ("inner * numpy.random.rand()", "draws from numpy: call numpy.random.seed(number)"),
-        ("inner * RNG.random()", "it has a generator of its own"),
+        (
+            "inner * numpy.random.uniform(0.5, 1.5)",
+            "draws from numpy: call numpy.random.seed(number)",
+        ),
+        ("inner * RNG.uniform(0.5, 1.5)", "it has a generator of its own"),
         (
             "inner * torch.rand(inner.shape, generator=self.generator, dtype=x.dtype)",
             "it has a generator of its own",
