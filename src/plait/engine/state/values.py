@@ -33,12 +33,16 @@ class InitialValues:
         initializer: Initializer | None,
         brought: dict[str, Tensor],
         axis: Axis,
+        *,
+        kind: Tensor,
         differing: Sequence[str] = (),
     ) -> None:
+        """`brought`: whole values by name. One at a time goes to the device, as those of `kind`."""
         self._name_of = {id(param): name for name, param in model.named_parameters()}
         self._initializer = initializer
         self._brought = brought
         self._axis = axis
+        self._kind = kind
         self._weights = weights_of(model) if initializer is not None else None
         self._told_by_all = bool(brought) and axis.size > 1
         self._differing = list(differing)
@@ -82,7 +86,8 @@ class InitialValues:
         if self._initializer is not None:
             self._initializer.make(take)
         for name in list(self._brought):
-            give(name, self._agreed(name, self._brought.pop(name).contiguous()))
+            value = self._brought.pop(name).to(self._kind)
+            give(name, self._agreed(name, value.contiguous()))
         self._tell_differences()
 
     def _agreed(self, name: str, value: Tensor) -> Tensor:
@@ -177,6 +182,7 @@ def prepare(
     """
     axis = world.axis("world")
     dtype = precision.compute
+    kind = torch.empty((), dtype=precision.master, device=world.device)
     if is_meta(model):
         place_holders(model, dtype, world.device)
         return InitialValues(
@@ -184,11 +190,9 @@ def prepare(
             Initializer(model, seed, dtype, world.device, originals=originals, axis=axis),
             {},
             axis,
+            kind=kind,
         )
-    brought = {
-        name: whole.values.pop(name).to(world.device, precision.master)
-        for name in list(whole.values)
-    }
+    brought = {name: whole.values.pop(name) for name in list(whole.values)}
     for param in model.parameters():
         param.data = torch.zeros((), dtype=dtype, device=world.device).expand(param.shape)
     for original in originals.values():  # kept for what they are, not for their values
@@ -199,7 +203,7 @@ def prepare(
         for key, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[key] = buffer.to(world.device, buffer_dtype(module, key, dtype))
-    return InitialValues(model, None, brought, axis, whole.differing)
+    return InitialValues(model, None, brought, axis, kind=kind, differing=whole.differing)
 
 
 def _agree_on_buffers(model: nn.Module, world: World) -> list[str]:

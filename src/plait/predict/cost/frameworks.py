@@ -14,6 +14,7 @@ from plait.errors import ConfigError, nearest
 from plait.plan import Plan
 from plait.plan.axes import CONTEXT_STRATEGIES, DATA_STRATEGIES, TENSOR_MODES
 from plait.plan.facts import PLAIN_SCHEDULE, ZERO, DataStrategy, schedules_of
+from plait.predict.cost.model.operations import LARGE
 from plait.predict.cost.runtime import Runtime
 
 LATE = 0.16e-3
@@ -32,8 +33,10 @@ class Framework:
     runtime: Runtime = field(default_factory=Runtime)
     attention: str = "sdpa"
     """Attention kernel of the framework, where a config names none."""
-    fused_loss: bool = False
-    """The loss is one kernel that overwrites its logits, where a config does not say."""
+    fused_loss: bool | str = False
+    """The loss is one kernel that overwrites its logits, where a config does not say. `LARGE`: it
+    makes no float32 copy of large logits.
+    """
     schedules: tuple[str, ...] | None = None
     """None: any, those that a user wrote too."""
     tensor_modes: tuple[str, ...] = TENSOR_MODES
@@ -54,7 +57,7 @@ class Framework:
         if self.attention != "sdpa":
             keys["attn_implementation"] = self.attention
         if self.fused_loss:
-            keys["fused_cross_entropy"] = True
+            keys["fused_cross_entropy"] = self.fused_loss
         return keys
 
     def offers(self, plan: Plan) -> bool:
@@ -93,7 +96,7 @@ def behaviour(gradient_bytes: float, **habits: Any) -> Runtime:
     )
 
 
-PLAIT = Framework("plait")
+PLAIT = Framework("plait", fused_loss=LARGE)
 MEGATRON_LM = Framework(
     "megatron-lm-2021",
     behaviour(

@@ -6,9 +6,13 @@ import json
 
 import pytest
 
+import plait
 from plait.errors import ModelError
 from plait.predict.cost import describe
+from plait.predict.cost.api import described, machine
+from plait.predict.cost.frameworks import FSDP, PLAIT
 from plait.predict.cost.memory.rank_memory import block_activations
+from plait.predict.cost.model.operations import LARGE_LOGITS
 from plait.predict.cost.sharding import Sharding
 from tests.unit.predict.cost.shapes import DEEPSEEK_V3, GPT, GPT3, LLAMA_8B, MIXTRAL
 
@@ -96,3 +100,25 @@ def test_a_fused_loss_keeps_its_logits_once():
     assert (
         bytes_of[0] - bytes_of[1] == 128 * GPT["vocab_size"] * 12
     )  # in float32: as themselves, probabilities, gradients
+
+
+def test_large_logits_of_plait_have_no_float32_copy():
+    tables = {"model": {**GPT, "num_hidden_layers": 1}, "data": {"seq_len": 128}}
+    heads = [list(described(tables, name).blocks())[-1] for name in (PLAIT, FSDP)]
+    few = LARGE_LOGITS // (128 * GPT["vocab_size"])
+    for batch, fewer in ((few, 0), (few + 1, 10)):
+        shard = Sharding(samples=batch, seq_len=128)
+        own, torchs = (block_activations(head, shard, ("bf16", False, "none")) for head in heads)
+        assert torchs - own == fewer * batch * 128 * GPT["vocab_size"]
+
+
+def test_a_compiled_loss_of_large_logits_moves_them_three_times():
+    tables = {"model": {**GPT, "num_hidden_layers": 1}, "data": {"seq_len": 128}}
+    plan = "dp1 precision:bf16 compile"
+    seconds = {}
+    for name in ("plait", "fsdp"):
+        asked = {**tables, "train": {"global_batch": 256}}
+        seconds[name] = plait.estimate(asked, plan, "h100x1", framework=name).breakdown.compute
+    moved = (15 - 3) * 256 * 128 * GPT["vocab_size"] * 2
+    saved = seconds["fsdp"] - seconds["plait"]
+    assert saved == pytest.approx(moved / machine("h100x1").streaming_rate, rel=1e-6)

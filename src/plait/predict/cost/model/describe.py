@@ -15,7 +15,7 @@ from typing import Any
 from plait.errors import ModelError
 from plait.predict.cost.model.families import is_known, traits_of
 from plait.predict.cost.model.from_config import describe_made, is_made
-from plait.predict.cost.model.operations import ATTENTION_KERNELS, Model
+from plait.predict.cost.model.operations import ATTENTION_KERNELS, LARGE, Model
 from plait.predict.cost.model.transformer import Transformer, transformer_model
 from plait.predict.cost.model.vision import mlp_model, resnet_model
 from plait.toml import parse_json
@@ -262,6 +262,7 @@ def transformer_shape(model: JsonMapping, family: str) -> Transformer:
         int(_get(model, "max_position_embeddings") or GPT_POSITIONS) if traits.positions else 0
     )
     every = model.get("interleave_moe_layer_step") or _get(model, "moe_every")
+    lean = model.get("fused_cross_entropy") == LARGE
     shape = Transformer(
         hidden_size=hidden,
         num_hidden_layers=int(_need(model, "num_hidden_layers", family)),
@@ -276,7 +277,8 @@ def transformer_shape(model: JsonMapping, family: str) -> Transformer:
         attention_kernel=ATTENTION_KERNELS.get(kernel, "portable"),
         dropout=any(float(model.get(rate) or 0) > 0 for rate in RATES) and not fused,
         max_positions=positions + traits.position_offset if positions else 0,
-        fused_loss=bool(model.get("fused_cross_entropy")),
+        fused_loss=bool(model.get("fused_cross_entropy")) and not lean,
+        loss_by_rows=lean,
         num_experts=experts,
         num_experts_per_tok=int(_get(model, "num_experts_per_tok") or (2 if experts else 0)),
         moe_intermediate_size=moe_inner,

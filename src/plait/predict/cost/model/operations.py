@@ -116,6 +116,27 @@ class Elementwise:
     """
 
 
+LARGE = "large"
+"""A value of `fused_cross_entropy`: the loss makes no float32 copy of large logits."""
+LARGE_LOGITS = 1 << 24
+"""Logits beyond which plait's loss makes no float32 copy of them."""
+
+
+@dataclass(frozen=True)
+class Loss(Elementwise):
+    """A cross-entropy over `vocab` classes."""
+
+    vocab: int = 0
+    by_rows: bool = False
+    """Large logits have no float32 copy, as in plait's own losses. Compiled, two kernels make it:
+    one reads the logits, the other reads them again and writes their gradient.
+    """
+
+    def is_lean(self, tokens: float) -> bool:
+        """Whether the loss of so many tokens makes no float32 copy."""
+        return self.by_rows and tokens * self.vocab > LARGE_LOGITS
+
+
 @dataclass(frozen=True)
 class Lookup:
     """A table read by index: an embedding. Its weight may be split over the vocabulary."""
@@ -158,6 +179,8 @@ class Saved:
     """Numbers kept besides in `tensor` when elementwise operations are not fused."""
     logits: float = 0.0
     """Numbers that are also kept in float32 by the loss."""
+    lean_logits: bool = False
+    """Whether a loss of large logits keeps their gradient alone, in the working width."""
     routed: float = 0.0
     """Numbers for each token that an expert axis moves and keeps (inputs and insides of experts),
     divided like `tensor`.

@@ -16,6 +16,7 @@ from plait.predict.cost.model.operations import (
     Block,
     Elementwise,
     Lookup,
+    Loss,
     Matmul,
     Model,
     Operation,
@@ -59,6 +60,8 @@ class Transformer:
     """The loss is one kernel that reads the logits once and writes their gradient in their
     place.
     """
+    loss_by_rows: bool = False
+    """The loss is plait's, which makes no float32 copy of large logits."""
 
     @property
     def kv_heads(self) -> int:
@@ -145,7 +148,7 @@ def embedding_block(shape: Transformer) -> Block:
 
 def head_block(shape: Transformer) -> Block:
     """Final norm, projection to the vocabulary, and the loss. Its logits live once in the working
-    width and, where it is not fused, once in float32.
+    width and, where it is neither fused nor lean, once in float32.
     """
     width = shape.hidden_size
     vocab = shape.vocab_size
@@ -160,10 +163,14 @@ def head_block(shape: Transformer) -> Block:
         operations.append(Matmul("project_out", width, table))
     operations += [
         Matmul("head", table, vocab, "column", bias=shape.traits.head_bias),
-        Elementwise("loss", float(reads), writes, "heads"),
+        Loss("loss", float(reads), writes, "heads", vocab=vocab, by_rows=shape.loss_by_rows),
     ]
     saved = Saved(
-        sequence=2.0 * width, gathered=float(width), tensor=float(vocab), logits=float(copied)
+        sequence=2.0 * width,
+        gathered=float(width),
+        tensor=float(vocab),
+        logits=float(copied),
+        lean_logits=shape.loss_by_rows,
     )
     return Block("head", tuple(operations), saved, width)
 
