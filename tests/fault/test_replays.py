@@ -1,4 +1,4 @@
-"""Replays under torchrun: by one agent, and by two, each of which stands for a machine."""
+"""Replays under torchrun: by one agent, and by two or three, each of which stands for a machine."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from typing import Any
 
 import pytest
 
+from plait.plan import Plan
 from tests.cli.command import CONFIG, plait
 from tests.fault.agents import ROOT, Agents
 from tests.fault.kills import differences
 
 STEPS = 12
+COMMON = (f"train.steps={STEPS}", "train.global_batch=6", "cluster.name=rtx4090x4")
 DATA = CONFIG.replace('name = "random"\nseq_len = 8', 'python = "tests.fault.faulty:data"')
 Start = Callable[..., Agents]
 
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Starts two agents whose second rank commits a fault."""
+    """Starts agents, one a rank, whose second rank commits a fault."""
     begun: list[Agents] = []
     monkeypatch.setenv("MACHINE_OF_RANK", "1")
 
-    def starting(kind: str, step: int, *settings: str) -> Agents:
+    def starting(kind: str, step: int, *settings: str, plan: str = "dp2") -> Agents:
         fault = {"kind": kind, "rank": 1, "step": step, "bit": 20, "element": 5}
         monkeypatch.setenv("PLANTED", json.dumps(fault))
-        common = (f"train.steps={STEPS}", "train.global_batch=6", "cluster.name=rtx4090x4")
-        agents = Agents(
-            tmp_path, "--plan", "dp2", "--set", *common, *settings, nnodes="2:2", restarts=0
-        )
+        ranks = Plan.parse(plan).world_size
+        words = ("--plan", plan, "--set", *COMMON, *settings)
+        agents = Agents(tmp_path, *words, nnodes=f"{ranks}:{ranks}", restarts=0)
         begun.append(agents)
         (tmp_path / "tiny.toml").write_text(DATA)
         agents.hurry()
-        agents.start(1, 2)
+        agents.start(*range(1, ranks + 1))
         return agents
 
     yield starting
@@ -61,9 +62,10 @@ def test_a_wrong_update_is_told_by_the_replay_of_two_machines(start: Start) -> N
 
 
 @pytest.mark.long
-def test_a_passing_fault_is_told_by_the_replay_of_two_machines(start: Start) -> None:
-    """The replay begins at the newest checkpoint, as both machines see the folder of the run."""
-    agents = start("NaN weight", 7, "recovery.on_nan=back", "train.checkpoint_every=2")
+def test_without_snapshots_the_replay_of_two_machines_begins_at_a_checkpoint(start: Start) -> None:
+    """Both machines see the folder of the run."""
+    settings = ("recovery.snapshot_every=0", "train.checkpoint_every=2")
+    agents = start("NaN weight", 7, "recovery.on_nan=back", *settings)
     summary = agents.finish()
     (recovery,) = summary["recoveries"]
     assert (recovery["source"], recovery["steps_repeated"], recovery["lost_ranks"]) == (
@@ -74,6 +76,32 @@ def test_a_passing_fault_is_told_by_the_replay_of_two_machines(start: Start) -> 
     (found,) = [one for one in findings(agents) if one["kind"] == "nan"]
     assert (found["rank"], found["step"], found["replayed_from"]) == (1, 7, 6), agents.logs()
     assert found["cause"].startswith("passing")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plan", ["dp2 mb3", "tp2", "dp3:zero3", "pp2:1f1b mb3"])
+def test_machines_go_back_to_their_snapshots(
+    plan: str, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two machines have each other's parts as replicas. Of three, each is sent one more. They end
+    with the bits of an undisturbed run of plait's own launcher, and keep nothing of what came.
+    """
+    (tmp_path / "tiny.toml").write_text(DATA)
+    paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    words = ("train", "tiny.toml", "--plan", plan, "--out", "calm", "--set", *COMMON)
+    calm = plait(*words, cwd=tmp_path)
+    assert calm.code == 0, calm.err
+    agents = start("NaN weight", 8, "recovery.on_nan=back", plan=plan)
+    summary = agents.finish()
+    (recovery,) = summary["recoveries"]
+    told = (recovery["source"], recovery["steps_repeated"], recovery["lost_ranks"])
+    assert told == ("snapshot", 0, []), agents.logs()
+    (found,) = [one for one in findings(agents) if one["kind"] == "nan"]
+    assert found["replayed_from"] == 7, agents.logs()
+    assert found["cause"].startswith("passing")
+    assert differences(agents.run, tmp_path / "calm") == []
+    assert summary["snapshots"]["count"] > STEPS
 
 
 @pytest.mark.long

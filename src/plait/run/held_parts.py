@@ -66,6 +66,11 @@ class HeldSnapshot:
         own = [any(part.name.kind == OWN for part in copies) for copies in self.parts]
         return "snapshot" if all(own) else "replica"
 
+    def missing(self, host: str, hosts: Sequence[str]) -> list[tuple[HeldPart, ...]]:
+        """The parts of which a machine has no copy. `hosts` has a machine's name by rank."""
+        by_holders = [({hosts[part.holder] for part in copies}, copies) for copies in self.parts]
+        return [copies for holders, copies in by_holders if host not in holders]
+
 
 def newest(held: Iterable[HeldPart]) -> HeldSnapshot | None:
     """The newest snapshot of the latest start that has a whole one; None for none."""
@@ -89,6 +94,20 @@ def _newest_of(start: str, held: Sequence[HeldPart]) -> HeldSnapshot | None:
         if all(parts):
             return HeldSnapshot(start, step, parts)
     return None
+
+
+def have_room(found: HeldSnapshot, hosts: Sequence[str], free_bytes: Sequence[int | None]) -> bool:
+    """Whether each machine has memory for the parts that it lacks. By rank, its machine's name and
+    free memory (None: unknown).
+
+    A part that is on its way takes the memory of one more on each rank.
+    """
+    for host, room in zip(hosts, free_bytes, strict=True):
+        sizes = [copies[0].num_bytes for copies in found.missing(host, hosts)]
+        on_the_way = hosts.count(host) * max(sizes, default=0)
+        if room is not None and sum(sizes) + on_the_way > room:
+            return False
+    return True
 
 
 def next_start(held: Iterable[str], token: str) -> str:

@@ -38,11 +38,13 @@ from plait.run.held_parts import (
     HeldPart,
     HeldSnapshot,
     PartName,
+    have_room,
     newest,
     next_start,
     partner_of,
 )
 from plait.run.hooks import Hook, RunStart, StepDone
+from plait.run.memory import free_memory_bytes
 from plait.values import JsonObject
 
 if TYPE_CHECKING:
@@ -74,7 +76,6 @@ class HostSnapshots(Hook):
 
     Attributes:
         source: what the run went on from: `snapshot`, `replica`, or empty for none of these.
-        parts: by rank, the files of this start's snapshots, where the ranks share one machine.
     """
 
     def __init__(
@@ -87,7 +88,6 @@ class HostSnapshots(Hook):
         goes_back: bool = False,
     ) -> None:
         self.source = ""
-        self.parts: tuple[tuple[Path, ...], ...] = ()
         self._goes_back = goes_back
         self._world = world
         self._memory = memory
@@ -121,6 +121,7 @@ class HostSnapshots(Hook):
             self._found = None
             return None
         self._fetch(found)
+        self._world.axis("world").barrier()
         meta = restore(engine, self._paths(found))
         self.source = found.source
         return meta
@@ -144,24 +145,55 @@ class HostSnapshots(Hook):
         self._world.axis("world").barrier()  # everybody can keep replicas
         self._connect()
         if self._goes_back:
-            self.parts = self._parts_here()
             self._take(start.first_step - 1)
 
-    def _parts_here(self) -> tuple[tuple[Path, ...], ...]:
-        """By rank, the files of this start, all of which lie on this machine."""
-        return tuple(tuple(self._made(rank, OWN)) for rank in range(self._world.size))
+    def newest_here(self) -> tuple[Path, ...]:
+        """By rank, files on this machine of the newest snapshot of this start. Collective.
+
+        Ranks of other machines send what is missing; `forget_fetched` drops it. Empty where there
+        is no snapshot, or a machine has no memory for it, or does not answer.
+        """
+        held = self._held_here() if self._is_first_here else []
+        told = self._world.axis("world").gather_objects((held, free_memory_bytes()))
+        parts = [part for parts, _ in told for part in parts if part.name.start == self._start]
+        found = newest(parts)
+        if found is None or not have_room(found, self._hosts, [free for _, free in told]):
+            return ()
+        has_all = True
+        try:
+            self._fetch(found)
+        except RankFailed as error:
+            has_all = False
+            say(f"rank {self._world.rank} cannot have the snapshot of another machine: {error}")
+        return self._paths(found) if all(self._told(has_all)) else ()
+
+    def forget_fetched(self) -> None:
+        """Drop what other machines have sent. Collective."""
+        self._world.axis("world").barrier()  # every rank has read it
+        if self._is_first_here:
+            names = [name for name in self._memory.ask() if PartName.of_text(name).kind == FETCHED]
+            self._memory.ask(drop=names)
+
+    def _told(self, word: bool) -> list[bool]:
+        told: list[bool] = self._world.axis("world").gather_objects(word)
+        return told
+
+    def _held_here(self) -> list[HeldPart]:
+        """The whole parts that this machine holds."""
+        parts = []
+        for name, path in self._memory.ask().items():
+            step = step_of(path)
+            if step != NOTHING:
+                part = PartName.of_text(name)
+                parts.append(HeldPart(part, step, path.stat().st_size, self._world.rank))
+        return parts
 
     def _exchanged(self, checkpoint_step: int) -> list[_Word]:
         """The words of all ranks. The first of a machine tells what that holds. Collective."""
         hosts = self._world.axis("world").gather_objects(self._memory.host)
         self._local = [rank for rank, host in enumerate(hosts) if host == self._memory.host]
         files = self._memory.ask() if self._is_first_here else {}
-        parts = []
-        for name, path in files.items():
-            step = step_of(path)
-            if step != NOTHING:
-                part = PartName.of_text(name)
-                parts.append(HeldPart(part, step, path.stat().st_size, self._world.rank))
+        parts = self._held_here() if self._is_first_here else []
         word = _Word(
             self._memory.host,
             self._service.address.as_text(),
@@ -192,29 +224,32 @@ class HostSnapshots(Hook):
         return Connection(address, self._world.rank)
 
     def _fetch(self, found: HeldSnapshot) -> None:
-        """Have the parts that this machine lacks, each by one of its ranks. Collective."""
-        missing = [copies for copies in found.parts if not self._has_one_of(copies)]
+        """Have the parts that this machine lacks, each by one of its ranks."""
+        missing = found.missing(self._memory.host, self._hosts)
         turn = self._local.index(self._world.rank)
         for copies in missing[turn :: len(self._local)]:
             part = min(copies, key=lambda one: one.name.kind != OWN)
             name = PartName(found.start, len(found.parts), part.name.rank, 0, FETCHED).as_text()
             MemoryCopy(self._memory.ask(make=[name])[name]).write(self._sent(part))
-        self._world.axis("world").barrier()
-
-    def _has_one_of(self, copies: Sequence[HeldPart]) -> bool:
-        """Whether this machine holds one of the copies of a part."""
-        return any(self._hosts[part.holder] == self._memory.host for part in copies)
 
     def _sent(self, part: HeldPart) -> Tensor:
-        """The bytes of a part that another machine holds."""
+        """The bytes of a part that another machine holds.
+
+        They come by the connection to the rank that keeps this one's replicas, where that holds
+        them: a second one would end the first.
+        """
         name = torch.tensor([*part.name.as_text().encode()], dtype=torch.uint8)
         content = torch.empty(part.num_bytes, dtype=torch.uint8)
-        line = self._connected(part.holder)
+        known = self._partner
+        if part.holder != partner_of(self._world.rank, self._hosts):
+            known = None
+        line = known or self._connected(part.holder)
         try:
             line.ask(CallMessage(SEND, data=name))
             line.answer(into=content)
         finally:
-            line.close()
+            if line is not known:
+                line.close()
         return content
 
     def _paths(self, found: HeldSnapshot) -> tuple[Path, ...]:

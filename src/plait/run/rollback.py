@@ -1,8 +1,8 @@
 """Rollback: a step that is no number is done again from the last state that was kept.
 
 `[recovery] on_nan = "back"`. The replay begins at the newest snapshot in memory, where the launcher
-or this machine holds one. Else it begins at the newest checkpoint of the run. It tells a passing
-fault from a lasting one (`plait.engine.guard`).
+or the machines of the run hold one. Else it begins at the newest checkpoint of the run. It tells a
+passing fault from a lasting one (`plait.engine.guard`).
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class Rollback(Hook):
         with engine.world.recorder.flight.during(Phase.STARTING):
             files = self._newest_snapshot()
             meta = self._load(files)
+            if self._memory is not None:
+                self._memory.forget_fetched()
         step = int(meta["step"])
         self._loader.load_state_dict(meta.get("loader", {}), step)
         engine.guard.rolled_back(step)
@@ -82,10 +84,10 @@ class Rollback(Hook):
         return step
 
     def _newest_snapshot(self) -> tuple[Path, ...]:
-        """By rank, the files of the newest snapshot in memory; empty for none."""
+        """By rank, the files of the newest snapshot in memory; empty for none. Collective."""
         if self._place is not None:
             return newest_whole(self._place.assignment.parts)
-        return () if self._memory is None else newest_whole(self._memory.parts)
+        return () if self._memory is None else self._memory.newest_here()
 
     def _load(self, files: tuple[Path, ...]) -> JsonObject:
         """Fill the engine from the files of a snapshot, else a checkpoint; its meta data."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from plait.comm.network import on_one_machine
 
 if TYPE_CHECKING:
     from plait.comm import World
@@ -44,14 +41,13 @@ def snapshots_of_host(
 ) -> HostSnapshots | None:
     """The snapshots of a run whose ranks torchrun starts again; None where none are taken.
 
-    A run of several machines that goes back (`on_nan = "back"`) has none: it goes back to its
-    checkpoints. Collective.
+    Collective.
     """
     from plait.run.host_snapshots import host_snapshots
 
     every = recovery.steps_between_snapshots
     goes_back = recovery.on_nan == "back"
-    if not every or (goes_back and not on_one_machine(os.environ)):
+    if not every:
         return None
     return host_snapshots(world, every, lambda: _step_of(checkpoint), goes_back=goes_back)
 

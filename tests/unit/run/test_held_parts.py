@@ -9,6 +9,7 @@ from plait.run.held_parts import (
     REPLICA,
     HeldPart,
     PartName,
+    have_room,
     newest,
     next_start,
     partner_of,
@@ -67,3 +68,24 @@ def test_a_replica_lies_on_another_machine(hosts: str) -> None:
         assert partner is not None
         assert hosts[partner] != host
     assert partner_of(0, "aa") is None
+
+
+@pytest.mark.quick
+def test_a_machine_needs_room_for_the_parts_that_it_lacks() -> None:
+    """Of two machines with replicas none lacks a part; each of three lacks that of one."""
+    own = [HeldPart(PartName(FIRST, 3, rank, 0, OWN), 4, 100, rank) for rank in range(3)]
+    kept = [
+        HeldPart(PartName(FIRST, 3, rank, 0, REPLICA), 4, 100, (rank + 1) % 3) for rank in range(3)
+    ]
+    found = newest([*own, *kept])
+    assert found is not None
+    assert [[copies[0].name.rank for copies in found.missing(host, "abc")] for host in "abc"] == [
+        [1],
+        [2],
+        [0],
+    ]
+    assert have_room(found, "abc", [200, 200, None])
+    assert not have_room(found, "abc", [200, 199, None])
+    two = newest([held(FIRST, 0, 4), held(FIRST, 1, 4, REPLICA, 0), held(FIRST, 1, 4, OWN, 1)])
+    assert two is not None
+    assert have_room(two, "aa", [0, 0])
