@@ -18,6 +18,8 @@ WIDEST = """() => [...document.querySelectorAll("body *")]
   .filter((one) => one.getBoundingClientRect().right > 401)
   .map((one) => `${one.tagName}#${one.id} ${Math.round(one.getBoundingClientRect().right)}`)
   .slice(0, 5)"""
+CUT_TABLES = """() => [...document.querySelectorAll(".table")]
+  .filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.innerText)"""
 LONG = "a-model-of-a-name-without-any-gap-at-which-a-line-could-be-broken-" * 2
 
 
@@ -76,7 +78,25 @@ def test_a_written_page_fits(name: str, browser: Any, pages: dict[str, Path]) ->
         check_width(page)
         page.evaluate(OPENED)
         check_width(page)
+        assert page.evaluate(CUT_TABLES) == []
         tell_the_last(page, "#timelines canvas, #charts canvas")
+    assert not said
+
+
+def test_the_schedule_of_a_strategy_fits(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "explain.html"
+    assert main(["explain", "pp4:1f1b mb8", "--html", str(path)]) == 0
+    with opened(browser, path.as_uri(), "narrow") as (page, said):
+        check_width(page)
+        tell_the_last(page, "#timelines canvas")
+        assert page.inner_text("#where").startswith("step 1 of ")
+        page.focus("#timelines canvas")
+        page.keyboard.press("+")
+        page.keyboard.press("ArrowRight")  # moves the timeline, not the step
+        assert page.inner_text("#where").startswith("step 1 of ")
+        page.click("#forward")
+        page.keyboard.press("ArrowRight")
+        assert page.inner_text("#where").startswith("step 3 of ")
     assert not said
 
 

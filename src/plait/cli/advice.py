@@ -87,9 +87,8 @@ def proposals(tables: JsonMapping, plan: Plan) -> list[str]:
     if fastest is not None and fastest.step_seconds < (1 - WORTH) * estimated.step_seconds:
         sentences.append(f"{_faster(fastest, estimated)}, and fit.")
     else:
-        sentences.append(
-            f"No other plan of {plan.world_size} ranks is predicted to be much faster."
-        )
+        ranks = f"{plan.world_size} ranks" if plan.world_size > 1 else "one rank"
+        sentences.append(f"No other plan of {ranks} is predicted to be much faster.")
     smallest = min(plans, key=lambda one: one.memory.total, default=None)
     if smallest is not None and smallest.memory.total < (1 - WORTH) * estimated.memory.total:
         less = 1 - smallest.memory.total / estimated.memory.total

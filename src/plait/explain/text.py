@@ -69,7 +69,7 @@ def _labelled(label: str, text: str) -> list[str]:
 def _holds(explanation: Explanation) -> Iterator[str]:
     yield "WHO HOLDS WHAT"
     recordings = explanation.recordings
-    yield from _by_rank([_held(each) for each in recordings])
+    yield from _by_rank(held(explanation))
     memory = recordings[0].memory
     words = ", ".join(f"{kind} {size}" for kind, size in memory.items() if size)
     yield from _wrapped(f"after a step, in bytes: {words}", "  rank 0   ", " " * 11)
@@ -84,6 +84,16 @@ def _by_rank(texts: list[str]) -> Iterator[str]:
         yield from _wrapped(text, f"  rank {rank:<3}", " " * 10)
     if len(texts) > MOST_RANKS:
         yield f"  (and {len(texts) - MOST_RANKS} more ranks; --json has all)"
+
+
+def held(explanation: Explanation) -> list[str]:
+    """The blocks of weights that each rank holds, and those that it updates."""
+    return [_held(each) for each in explanation.recordings]
+
+
+def after(explanation: Explanation) -> list[str]:
+    """The weights that each rank has updated, when the run has ended."""
+    return ["; ".join(map(block, each.after)) or "none" for each in explanation.recordings]
 
 
 def _held(recording: RankRecording) -> str:
@@ -174,9 +184,7 @@ def _totals(explanation: Explanation) -> Iterator[str]:
     yield ""
     times = "one update" if explanation.case.num_steps == 1 else "the last update"
     yield f"WEIGHTS AFTER {times}, where they are updated"
-    yield from _by_rank(
-        ["; ".join(map(block, each.after)) or "none" for each in explanation.recordings]
-    )
+    yield from _by_rank(after(explanation))
 
 
 # -- pipelines

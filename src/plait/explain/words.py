@@ -73,6 +73,8 @@ def sentence(step: Step) -> str:
     """A sentence on what happens."""
     words = SENTENCES.get(step.operation, step.operation)
     what = step.name or "a block"
+    if what.startswith("block of "):
+        what = f"a {what}"
     if step.operation in ("multiply", "attention"):
         operands = step.first.operands
         words += ": " + " times ".join(map(named, operands))

@@ -233,7 +233,20 @@ def _timelines(data: RunData) -> PageSection:
             f"rank{'s' if len(line) > 1 else ''} {', '.join(map(str, line))}. "
             "The others do the same."
         )
+    parts.extend(_left_out(data))
     return PageSection("Timelines", parts)
+
+
+def _left_out(data: RunData) -> Iterator[str]:
+    """A sentence where the predicted step is longer than its timeline: ranks that share cores."""
+    if data.prediction is None:
+        return
+    shared = data.prediction.numbers.get("breakdown_seconds", {}).get("cores", 0.0)
+    if shared:
+        yield (
+            f"The predicted timeline has a core for each rank. That there are fewer cores adds "
+            f"{_ms(shared)} to the predicted step."
+        )
 
 
 def _legend(timelines: Sequence[Timeline]) -> Picture:
@@ -326,7 +339,9 @@ def _recoveries(data: RunData) -> list[PageSection]:
     """The recoveries, and what was spent on them; no section where there is nothing of it."""
     recoveries = data.summary.get("recoveries") or []
     waits = [
-        f"{num} {what}{'s' if num > 1 else ''} took {_ms(waited['seconds'] / num)} of a step each"
+        f"{num} {what}s took {_ms(waited['seconds'] / num)} of waiting each"
+        if num > 1
+        else f"1 {what} took {_ms(waited['seconds'])} of waiting"
         for what in ("snapshot", "checkpoint")
         if (waited := data.summary.get(f"{what}s")) and (num := waited["count"])
     ]
@@ -336,7 +351,8 @@ def _recoveries(data: RunData) -> list[PageSection]:
         parts.append(Grid(header, tuple(_recovery(one) for one in recoveries), ("cause", "plan")))
     if waits:
         parts.append(f"{'; '.join(waits)}.")
-    return [PageSection("Recoveries and their cost", parts)] if parts else []
+    title = "Recoveries and their cost" if recoveries else "Snapshots and checkpoints"
+    return [PageSection(title, parts)] if parts else []
 
 
 def _recovery(one: JsonMapping) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from plait.parallel.pipeline.lower import lower
 from plait.parallel.pipeline.observed import observed_bubble, simulated_step
 from plait.parallel.pipeline.schedules import make
 from plait.parallel.pipeline.text import dumps
+from plait.run.report_page import report_page
+from plait.run.rundata import read_run
 from plait.trace import Timeline
 from plait.trace.chrome import mark_recoveries
 
@@ -231,11 +234,23 @@ def test_recoveries_and_their_cost_are_told(
     assert 2.9e6 < moment["ts"] < 4.0e6
     (run / "trace.json").write_text(json.dumps(trace))
     page = Path(report(run, capsys)["out"]).read_text()
-    for said in ("SIGKILL", "2.50", "pp2:1f1b mb4, then dp1 mb8", "4 snapshots took 5.0 ms"):
+    for said in ("SIGKILL", "2.50", "pp2:1f1b mb4, then dp1 mb8", "4 snapshots took 5.0 ms of"):
         assert said in page
     path.write_text(json.dumps({**summary, "recoveries": [{**recovery, "step": -1}]}))
     assert main(["report", str(run)]) == 2
     assert "recoveries.0.step" in capsys.readouterr().err
+
+
+def test_a_prediction_of_ranks_that_share_cores_says_what_its_timeline_leaves_out(
+    tmp_path: Path,
+) -> None:
+    run = write_run(tmp_path, "pp2:1f1b mb4", two_steps(lower(make("1f1b", 2, 4)), 2))
+    data = read_run(run)
+    assert data.prediction is not None
+    assert "a core for each rank" not in report_page(data)
+    numbers = {**data.prediction.numbers, "breakdown_seconds": {"compute": 0.1, "cores": 0.25}}
+    shared = replace(data, prediction=replace(data.prediction, numbers=numbers))
+    assert "fewer cores adds 250.0 ms to the predicted step" in report_page(shared)
 
 
 def test_memory_is_told_whole_as_it_is_predicted_and_what_training_added(

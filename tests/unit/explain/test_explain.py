@@ -18,8 +18,9 @@ from plait.cli.explore import opening_of, site_of
 from plait.explain.case import case_of, squared_error
 from plait.explain.explanation import Explanation, explain
 from plait.explain.papers import OPERATIONS, sources
-from plait.explain.text import WIDTH, lines
+from plait.explain.text import WIDTH, after, held, lines
 from plait.explain.words import sentence
+from plait.parallel.pipeline.actions import COMPUTE
 from plait.plan import axes
 from plait.plan.facts import SCHEDULES
 
@@ -236,6 +237,25 @@ def test_the_page_has_the_steps_that_the_ledger_counted(term: str) -> None:
     counted = explained(term).counted()
     assert drawn == {op: size for op, (_, size) in counted.items()}
     assert data["ranks"] == case_of(term).plan.world_size and "default-src" in text
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_the_page_tells_what_the_terminal_tells(term: str) -> None:
+    explanation = explained(term)
+    page = explain_page.html(explanation)
+    for text in (*held(explanation), *after(explanation)):
+        assert escape(text) in page
+    data = json.loads(page.partition('id="drawn">')[2].partition("</script>")[0])
+    if explanation.schedule is None:
+        assert "timelines" not in data
+        return
+    (timeline,) = data["timelines"]
+    drawn = [[label for _, _, _, label, _, _ in lane["boxes"]] for lane in timeline["lanes"]]
+    walked = [
+        [str(action) for action in actions if action.kind in COMPUTE]
+        for actions in explanation.schedule.ranks
+    ]
+    assert drawn == walked
 
 
 def test_the_page_is_written_where_it_is_asked_for(tmp_path: Path) -> None:

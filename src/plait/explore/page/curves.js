@@ -8,7 +8,7 @@ const CURVES = [
     predicted: (guess) => guess.tokens_per_second },
   { key: "ms", label: "milliseconds a step", of: (one) => (one.seconds ? one.seconds * 1e3 : null),
     predicted: (guess) => guess.step_seconds * 1e3 },
-  { key: "memory", label: "memory", title: "memory of rank 0 after a step", level: "predicted peak of the fullest rank", text: bytes,
+  { key: "memory", label: "memory", title: "memory of rank 0 after a step", level: "predicted peak", text: bytes,
     of: (one) => one.memory || null, predicted: (guess) => guess.memory.total },
 ];
 const CURVE_KEYS = "Keys: left and right go from step to step, + and - zoom, 0 shows all.";

@@ -261,16 +261,16 @@ function renderChosen(one) {
     card("tokens a second", count(one.tokens_per_second), ends(scaled(one, one.tokens_per_second, true), count)),
     card("MFU", percent(one.mfu), share(one)),
     card("memory", bytes(one.memory.total), ends(one.bars.memory_total, bytes)),
-    card("fits", percent(one.fits_probability), `of ${bytes(one.memory_limit)}`),
+    card("fits", percent(one.fits_probability), `probability, in ${bytes(one.memory_limit)}`),
     card("bubble", percent(one.bubble_fraction), "of a step"),
     card("sent by a rank", bytes(sent), axes || "nothing"),
-    card("a million tokens", dollars(cost(one)), ends(scaled(one, cost(one)), dollars)),
+    card("price of a million tokens", dollars(cost(one)), ends(scaled(one, cost(one)), dollars)),
   ];
   if (tokens > 0) {
     const whole = tokens / one.tokens_per_second;
     const money = cost(one) * tokens / 1e6;
-    cards.push(card(`${count(tokens)} tokens`, seconds(whole), ends(scaled(one, whole), seconds)));
-    cards.push(card("for them", dollars(money), ends(scaled(one, money), dollars)));
+    cards.push(card(`time for ${count(tokens)} tokens`, seconds(whole), ends(scaled(one, whole), seconds)));
+    cards.push(card(`price of ${count(tokens)} tokens`, dollars(money), ends(scaled(one, money), dollars)));
   }
   byId("cards").replaceChildren(...cards);
 }

@@ -80,7 +80,7 @@ function prepareStepper(place) {
 
 function stepByKey(event) {
   const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-  if (!by || event.target.tagName === "INPUT") return;
+  if (!by || event.defaultPrevented || event.target.tagName === "INPUT") return;
   event.preventDefault();
   stop();
   showStep(at + by);
