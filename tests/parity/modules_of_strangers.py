@@ -172,6 +172,44 @@ class Shared(nn.Module):
         return self.head(x)
 
 
+class Turn(nn.Module):
+    """Turns pairs of features by complex numbers that are kept as real ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.turns = nn.Parameter(torch.randn(WIDTH // 2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(self.enter(x).unflatten(-1, (-1, 2)).contiguous())
+        turned = pairs * torch.view_as_complex(self.turns)
+        return x + self.leave(torch.view_as_real(turned).flatten(-2))
+
+
+class Turning(nn.Module):
+    """A language model of turns, which no attention follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.turns = nn.ModuleList(Turn() for _ in range(2))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for turn in self.turns:
+            x = turn(x)
+        return self.head(x)
+
+
+class Contrast(Turning):
+    """Compares the mean of each sequence with those of all others."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        means = F.normalize(super().forward(ids).mean(1), dim=-1)
+        return means @ means.T
+
+
 class Several(nn.Module):
     """Gives logits of each position, all hidden states, and the class of a whole sequence."""
 
@@ -219,6 +257,11 @@ def class_loss(output: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(output, targets)
 
 
+def nearest_loss(output: Tensor, targets: Tensor) -> Tensor:
+    """Each sequence is nearest to itself."""
+    return F.cross_entropy(output, torch.arange(len(output), device=output.device))
+
+
 def several_losses(output: dict[str, Any], targets: Tensor) -> Tensor:
     """Of all outputs."""
     more = output["more"]["kind"].logsumexp(-1).mean()
@@ -228,9 +271,12 @@ def several_losses(output: dict[str, Any], targets: Tensor) -> Tensor:
 
 def config(kind: type[nn.Module]) -> dict[str, Any]:
     """The config of one of the modules."""
-    data, loss = {Mixer: ("images", "class_loss"), Several: ("lines", "several_losses")}.get(
-        kind, ("lines", "token_loss")
-    )
+    own = {
+        Mixer: ("images", "class_loss"),
+        Several: ("lines", "several_losses"),
+        Contrast: ("lines", "nearest_loss"),
+    }
+    data, loss = own.get(kind, ("lines", "token_loss"))
     train = {"global_batch": 8, "optimizer": "sgd", "lr": 0.1, "loss": f"{__name__}:{loss}"}
     return {
         "model": {"python": f"{__name__}:{kind.__name__}"},

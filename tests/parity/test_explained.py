@@ -91,6 +91,11 @@ def test_a_batch_norm_with_one_sample_a_slice(plan: str) -> None:
 
 
 def test_a_batch_norm_and_an_example_of_one_sample() -> None:
+    """Slices of four samples train, although their example is one; slices of one are refused."""
     options = Options(blocks="layers.*", cutting=Cutting(example=torch.ones(1, 6)))
-    text = message(2, Normed, "pp2:1f1b", torch.ones(8, 6), options)
-    assert "'layers.0.1' (BatchNorm1d)" in text and "larger example" in text
+    inputs = torch.arange(48.0).view(8, 6) % 7
+    split = threaded(2, step, Normed, "pp2:1f1b mb2", inputs, options, plan="pp2:1f1b mb2")
+    alone = threaded(1, step, Normed, "dp1 mb2", inputs, options, plan="dp1 mb2")
+    assert split == pytest.approx(alone * 2, rel=1e-6)
+    text = message(2, Normed, "pp2:1f1b mb4", torch.ones(4, 6), options)
+    assert "'layers.0.1' (BatchNorm1d)" in text and "larger global_batch" in text

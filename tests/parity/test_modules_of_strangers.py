@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from plait.config import load
-from plait.errors import ModelError
+from plait.errors import ModelError, NotAvailable
 from plait.plan import Plan
 from plait.verify import Report
 from plait.verify.run import VerifyTask, in_world, problem_of
@@ -22,6 +22,9 @@ QUICK = [
     (others.Mixer, "pp2:1f1b tp2 mb2"),
     (others.Short, "cp2:ring"),
     (others.Shared, "cp2:ulysses"),
+    (others.Turning, "cp2:ring"),
+    (others.Contrast, "tp2"),
+    (others.Turning, "pp2:1f1b tp2 mb2"),
 ]
 LONG = [
     *[(kind, PRODUCT) for kind in (others.Mixer, others.Experts, others.Short, others.Several)],
@@ -65,3 +68,8 @@ def test_each_kind_under_each_plan(kind: type[nn.Module], plan: str) -> None:
 def test_outputs_of_parts_and_of_wholes_are_refused_together() -> None:
     with pytest.raises(ModelError, match="the forward of Several mixes the positions"):
         report_of(others.Several, "cp2:ring")
+
+
+def test_a_grid_refuses_to_compare_samples_of_other_ranks() -> None:
+    with pytest.raises(NotAvailable, match=r"`return means @ means\.T`, compares samples"):
+        report_of(others.Contrast, "tp4:2d")

@@ -33,6 +33,7 @@ from plait.parallel import context, data, expert, tensor
 from plait.parallel.context import ContextGroup
 from plait.parallel.expert import ExpertSplit
 from plait.parallel.tensor import Placement, TensorGroup, TensorSplit
+from plait.parallel.tensor.mixed_samples import refuse_mixed_samples
 from plait.plan import Plan, TensorAxis
 from plait.products import Products
 from plait.values import PyTree
@@ -208,7 +209,8 @@ def call_without_values(
 ) -> PyTree:
     """Call a model on inputs made from the example.
 
-    Its parameters are zeros without memory, on the device of the inputs.
+    Its parameters are zeros of one row's memory, on the device of the inputs. Views as complex
+    numbers ask for rows that lie in memory.
     """
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     floats = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
@@ -220,7 +222,7 @@ def call_without_values(
     positional, named = arguments(inputs)
     device = next(leaf.device for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
     zeros = {
-        name: torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+        name: torch.zeros(tensor.shape[-1:], dtype=tensor.dtype, device=device).expand(tensor.shape)
         for name, tensor in tensors.items()
     }
     return functional_call(model, zeros, tuple(positional), dict(named))
@@ -260,6 +262,7 @@ def _roles(model: nn.Module, options: Options, tp: TensorAxis | None = None) -> 
         table = followed_roles(model, options.cutting, size)
         if is_grid:
             _check_draws(model, table, options.cutting, tp)
+            _check_samples(model, options.cutting, tp)
         return table.roles
     return models.roles_for(model, size, is_grid=is_grid)
 
@@ -276,6 +279,20 @@ def _check_draws(model: nn.Module, table: Table, cutting: Cutting, tp: TensorAxi
                 f"{where} draws random numbers ({operation}) for its samples, and {tp} gives "
                 f"ranks other samples; use tp{tp.size}:1d, or set its dropout or noise to 0"
             )
+
+
+def _check_samples(model: nn.Module, cutting: Cutting, tp: TensorAxis) -> None:
+    """Refuse a forward that compares samples, of which each rank has others."""
+    example = example_inputs(model, cutting)
+
+    def run(count: int) -> PyTree:
+        def make(leaf: Tensor) -> Tensor:
+            shape = leaf.shape if leaf.dim() == 0 else (count, *leaf.shape[1:])
+            return torch.zeros(shape, dtype=leaf.dtype, device="meta")
+
+        return call_without_values(model, example, partial(tree_map_only, Tensor, make))
+
+    refuse_mixed_samples(model, run, str(tp))
 
 
 def block_names(model: nn.Module, pattern: str | None) -> list[str]:

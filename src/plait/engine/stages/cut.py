@@ -12,9 +12,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeAlias, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from plait import models
 from plait.comm import World
@@ -23,7 +25,7 @@ from plait.engine.batch import accepted, call
 from plait.engine.explain import explained
 from plait.engine.state.buffers import unmoved
 from plait.errors import ModelError
-from plait.origin import batch_norm_error
+from plait.origin import ONE_VALUE, batch_norm_error
 from plait.parallel.pipeline.actions import Schedule
 from plait.parallel.pipeline.dataflow import Flow, discover
 from plait.parallel.pipeline.partition import (
@@ -38,6 +40,9 @@ from plait.parallel.pipeline.partition import (
 from plait.parallel.pipeline.profile import STATE_COPIES, profile_layers
 from plait.parallel.pipeline.simulate import peak_activations
 from plait.values import PyTree
+
+Run: TypeAlias = Callable[[], object]
+Seen = TypeVar("Seen")
 
 
 @dataclass(frozen=True)
@@ -178,9 +183,7 @@ def _cut_by_flow(
     """Between any two calls of units in the model's own forward, which is run on an example to find
     them.
     """
-    example = example_inputs(model, cutting)
-    with unmoved(model), explained(batch_norm_error(model)):
-        flow = discover(model, blocks, lambda: call(model, accepted(model, example)))
+    flow = _on_example(model, cutting, lambda run: discover(model, blocks, run))
     check_depth(len(flow.calls), num_stages, per_rank)
     layers = (
         agree(_weighed(model, flow.calls, cutting))
@@ -214,16 +217,33 @@ def _estimated(model: nn.Module, names: Sequence[str]) -> list[LayerProfile]:
 
 def _weighed(model: nn.Module, names: Sequence[str], cutting: Cutting) -> list[LayerProfile]:
     """By what their calls take on the example."""
-    example = example_inputs(model, cutting)
     units = tuple(dict.fromkeys(names))
-    with unmoved(model), explained(batch_norm_error(model)):
-        layers = profile_layers(model, units, lambda: call(model, accepted(model, example)))
+    layers = _on_example(model, cutting, lambda run: profile_layers(model, units, run))
     if [layer.name for layer in layers] != list(names):
         raise ModelError(
             "the layers to be measured are not called in their order by the model's forward; leave "
             "measure out"
         )
     return layers
+
+
+def _on_example(model: nn.Module, cutting: Cutting, see: Callable[[Run], Seen]) -> Seen:
+    """The findings of `see` in a forward on the example.
+
+    Where a batch norm gets one value a channel, the forward gets the example twice. The slices of
+    training may have more samples.
+    """
+    example = accepted(model, example_inputs(model, cutting))
+    with unmoved(model), explained(batch_norm_error(model)):
+        try:
+            return see(lambda: call(model, example))
+        except ValueError as error:
+            if not str(error).startswith(ONE_VALUE):
+                raise
+        twice = tree_map_only(
+            Tensor, lambda one: torch.cat([one, one]) if one.dim() else one, example
+        )
+        return see(lambda: call(model, twice))
 
 
 def example_inputs(model: nn.Module, cutting: Cutting) -> PyTree:

@@ -332,7 +332,7 @@ def _without_fused_forwards(named: dict[str, nn.Module]) -> Iterator[None]:
 def _weightless(
     named: dict[str, nn.Module], recorder: GraphRecorder, sizes: Sizes
 ) -> Iterator[None]:
-    """One zero in the place of every parameter and of every buffer on the meta device."""
+    """A row of zeros in the place of every parameter and of every buffer on the meta device."""
     originals: list[tuple[Any, str, Tensor]] = []
     for name, module in named.items():
         for table in (module._parameters, module._buffers):
@@ -342,7 +342,7 @@ def _weightless(
                 originals.append((table, key, tensor))
                 path = f"{name}.{key}" if name else key
                 shape = sizes.shapes.get(path, tuple(tensor.shape))
-                zero = torch.zeros((), dtype=tensor.dtype).expand(shape)
+                zero = torch.zeros(shape[-1:], dtype=tensor.dtype).expand(shape)  # view_as_complex
                 if table is module._parameters:
                     recorder.name(zero, path)
                 table[key] = zero  # type: ignore[assignment]

@@ -126,9 +126,9 @@ class _Splitter:
     def _localise(self, key: str, param: nn.Parameter, placement: Placement) -> nn.Parameter:
         known = self._local.get(id(param))
         if known is None:
-            data = torch.zeros((), dtype=param.dtype, device=param.device).expand(
-                placement.local_shape
-            )
+            shape = placement.local_shape
+            row = torch.zeros(shape[-1:], dtype=param.dtype, device=param.device)
+            data = row.expand(shape)  # its last dim has steps of one, as view_as_complex asks
             known = LocalParameter(nn.Parameter(data, requires_grad=param.requires_grad), placement)
             self._local[id(param)] = known
         if known.placement.box != placement.box:
