@@ -173,6 +173,10 @@ def read_config(arguments: argparse.Namespace, *, with_steps: bool = True) -> Co
     """
     from plait.config import load
 
+    if not Path(arguments.config).exists():
+        from plait.explore.known import refuse_as_file
+
+        refuse_as_file(arguments.config)
     steps = arguments.steps if with_steps else None
     overrides = [*arguments.overrides, *([] if steps is None else [f"train.steps={steps}"])]
     return load(arguments.config, overrides)

@@ -24,10 +24,7 @@ class CompletedOption:
 def script(shell: str) -> str:
     """The script for one shell. Errors: `UsageError` for a shell without one."""
     if shell not in SHELLS:
-        known = ", ".join(SHELLS)
-        raise UsageError(
-            f"there is no completion for '{shell}'; {nearest(shell, SHELLS)} (there are {known})"
-        )
+        raise UsageError(f"there is no completion for '{shell}'; {nearest(shell, SHELLS)}")
     return SHELLS[shell]()
 
 

@@ -80,9 +80,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    """The plans, best first; the exit code is 1 when none fits."""
+    """The plans, best first; the exit code is 1 when none fits.
+
+    Raises:
+        UsageError: `--gpus` below 1, before this machine is measured.
+    """
     from plait.explore.known import tables_of
 
+    if arguments.gpus is not None and arguments.gpus < 1:
+        raise UsageError(f"--gpus is {arguments.gpus}; it must be 1 or more")
     return answer(tables_of(arguments.config, arguments.overrides), arguments)
 
 

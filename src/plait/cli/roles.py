@@ -31,13 +31,12 @@ def run(arguments: argparse.Namespace) -> Answer:
     """
     from plait import models
     from plait.cli.parser import UsageError
-    from plait.config import load
     from plait.engine.splitting import followed_roles
     from plait.run import assemble
 
     if arguments.ranks < 2:
         raise UsageError(f"--ranks is {arguments.ranks}; a tensor axis has 2 or more")
-    config = load(arguments.config, arguments.overrides)
+    config = common.read_config(arguments, with_steps=False)
     model = assemble.make_model(assemble.model_keys(config), config.train.seed)
     given = assemble.roles_of(config)
     if given is None and not models.has_roles(model):

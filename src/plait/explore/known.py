@@ -132,6 +132,19 @@ def tables_of(name: str, overrides: Sequence[str] = ()) -> JsonMapping:
     return overridden(KNOWN[name.lower()].tables, overrides)
 
 
+def refuse_as_file(name: str) -> None:
+    """Say how to write the file of a known model, where a file is needed.
+
+    Raises:
+        ConfigError: `name` is a known model.
+    """
+    if name.lower() in KNOWN:
+        raise ConfigError(
+            f"{name}: a known model's name is for plan, estimate and explore; here a TOML file is "
+            f"needed, and plait config --model {name} > {name}.toml writes one"
+        )
+
+
 def _exists(name: str) -> bool:
     """Whether a file or folder has this name; no system has one of thousands of letters."""
     try:

@@ -110,3 +110,25 @@ def test_what_cannot_be_exported_says_what_can(
 def test_the_best_weights_of_no_run(capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(["evaluate", "no-such-run", "--best"], capsys)
     assert "no-such-run does not exist; --best needs the folder of a run" in said
+
+
+@pytest.mark.parametrize(
+    "words", [["train"], ["verify"], ["roles"], ["compare", "--plans", "dp1", "dp2", "--"]]
+)
+def test_a_known_model_where_a_file_is_needed_is_told_how_to_write_it(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused([*words, "llama3-8b"], capsys)
+    assert "plait config --model llama3-8b > llama3-8b.toml" in said
+
+
+def test_a_wrong_number_of_devices_is_refused_before_this_machine_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(common, "measured", lambda name: pytest.fail("measured"))
+    said = refused(["plan", "llama3-8b", "--gpus", "-3"], capsys)
+    assert said == "plait plan: --gpus is -3; it must be 1 or more\n"
+
+
+def test_an_unknown_shell_is_told_the_known_ones_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(["--completion", "tcsh"], capsys).count("fish") == 1

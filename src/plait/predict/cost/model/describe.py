@@ -312,7 +312,10 @@ def _get(model: JsonMapping, key: str) -> JsonValue:
 def _need(model: JsonMapping, key: str, family: str) -> JsonValue:
     value = _get(model, key)
     if value is None:
-        raise ModelError(f"model {family!r} needs the key {key!r} to be described")
+        raise ModelError(
+            f"model {family!r} needs the key {key!r} to be described; add it (a config.json may "
+            "leave out what has its default)"
+        )
     return value
 
 
