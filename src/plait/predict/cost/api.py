@@ -189,7 +189,7 @@ def described(tables: JsonMapping, runs: Framework = PLAIT) -> Any:
     """
     model = tables.get("model")
     if isinstance(model, Mapping):
-        tables = {**tables, "model": {**runs.kernels(), **model}}
+        tables = {**tables, "model": runs.with_kernels(model)}
     return describe(with_lengths(tables))
 
 

@@ -14,9 +14,12 @@ from plait.errors import ConfigError, nearest
 from plait.plan import Plan
 from plait.plan.axes import CONTEXT_STRATEGIES, DATA_STRATEGIES, TENSOR_MODES
 from plait.plan.facts import PLAIN_SCHEDULE, ZERO, DataStrategy, schedules_of
-from plait.predict.cost.model.operations import LARGE
+from plait.predict.cost.model.operations import LARGE, TORCHS
 from plait.predict.cost.runtime import Runtime
+from plait.values import JsonMapping, JsonValue
 
+SDPA = "sdpa"
+"""The attention of torch, which is FlashAttention-2 in most of the published runs."""
 LATE = 0.16e-3
 """`Runtime.late_seconds` of Megatron-DeepSpeed."""
 WHOLE = float("inf")
@@ -31,8 +34,10 @@ class Framework:
 
     name: str
     runtime: Runtime = field(default_factory=Runtime)
-    attention: str = "sdpa"
-    """Attention kernel of the framework, where a config names none."""
+    attention: str = SDPA
+    """Attention kernel of the framework, where a config names none. `TORCHS`: also where it says
+    `sdpa`.
+    """
     fused_loss: bool | str = False
     """The loss is one kernel that overwrites its logits, where a config does not say. `LARGE`: it
     makes no float32 copy of large logits.
@@ -51,14 +56,17 @@ class Framework:
     replicates_alone: bool = False
     """All-reduce over the data axis goes with no other axis."""
 
-    def kernels(self) -> dict[str, str | bool]:
-        """Keys of `[model]` for kernels that differ from plait's."""
-        keys: dict[str, str | bool] = {}
-        if self.attention != "sdpa":
-            keys["attn_implementation"] = self.attention
+    def with_kernels(self, model: JsonMapping) -> JsonMapping:
+        """`[model]` with the kernels of the framework, where it names none."""
+        own: dict[str, JsonValue] = {}
+        if self.attention != SDPA:
+            own["attn_implementation"] = self.attention
         if self.fused_loss:
-            keys["fused_cross_entropy"] = self.fused_loss
-        return keys
+            own["fused_cross_entropy"] = self.fused_loss
+        named = model
+        if self.attention == TORCHS and model.get("attn_implementation") == SDPA:
+            named = {**model, "attn_implementation": TORCHS}
+        return {**own, **named}
 
     def offers(self, plan: Plan) -> bool:
         """Whether the framework has every part of the plan."""
@@ -92,11 +100,17 @@ def behaviour(gradient_bytes: float, **habits: Any) -> Runtime:
     """
     return Runtime(
         gradient_bytes,
-        **{"keep_gathered": False, "selective_sends": False, "fused_rows": False, **habits},
+        **{
+            "keep_gathered": False,
+            "selective_sends": False,
+            "fused_rows": False,
+            "copies_gradients": False,
+            **habits,
+        },
     )
 
 
-PLAIT = Framework("plait", fused_loss=LARGE)
+PLAIT = Framework("plait", attention=TORCHS, fused_loss=LARGE)
 MEGATRON_LM = Framework(
     "megatron-lm-2021",
     behaviour(

@@ -40,12 +40,13 @@ ASYNCHRONOUS = frozenset(
     ("h100", "h100-pcie", "h200", "h800", "h20", "gh200", "b200", "b300", "gb200", "gb300")
 )
 """Devices whose matrix units are fed by a thread that does not wait for them."""
-ATTENTION = {"tuned": 1.0, "portable": 0.65, "early": 0.35}
+ATTENTION = {"tuned": 1.0, "chosen": 1.0, "portable": 0.65, "early": 0.35}
 """Speed of attention kernels on them. FlashAttention-2 has 350 of the 530 TFLOP/s of TensorRT-LLM's
 kernels at 16,384 tokens (Shah et al., "FlashAttention-3", figure 5; context_attention_perf of
-aiconfigurator). The first has half of that (Dao, "FlashAttention-2", figures 5 and 6).
+aiconfigurator). The first has half of that (Dao, "FlashAttention-2", figures 5 and 6). On an H200
+torch 2.11 takes cuDNN's by itself, which was measured there (docs/gpu.md).
 """
-OLDER_ATTENTION = {"tuned": 0.77, "portable": 1.02, "early": 0.55}
+OLDER_ATTENTION = {"tuned": 0.77, "chosen": 1.02, "portable": 1.02, "early": 0.55}
 """On other devices, where products wait. At 16,384 tokens an A100 has 149 TFLOP/s with
 TensorRT-LLM's kernels. With FlashAttention-2 it has 203 forward and 175 backward
 (attention_training of NVIDIA/cudnn-frontend, commit 816ea45).

@@ -116,7 +116,17 @@ class Rank:
             return 0.0
         width = job.gradient_width(plan.precision)
         numbers = self.state.states.gradients / width
-        return self.question.machine.accumulation_seconds(numbers, width, plan.micro_batches)
+        machine = self.question.machine
+        seconds = machine.accumulation_seconds(numbers, width, plan.micro_batches)
+        if job.runtime.copies_gradients:
+            moved: float = BYTES[plan.precision]
+            if STRATEGIES[plan.dp.strategy].shards_gradients:
+                numbers *= plan.optimizer_shards
+                moved += width
+            elif plan.micro_batches == 1:
+                moved += width  # else counted where they are added up
+            seconds += machine.copy_seconds(numbers * moved)
+        return seconds
 
     def tail_seconds(self) -> tuple[float, float]:
         """Seconds after the last backward: the reduction that it could not hide, and the update."""

@@ -65,6 +65,8 @@ class Runtime:
     """Elementwise operations run as fused kernels, whatever the plan says of `compile`."""
     fused_accumulation: bool = False
     """The product that makes a weight's gradient adds it to what earlier micro-batches left."""
+    copies_gradients: bool = True
+    """Each gradient is copied from where backward makes it to where gradients are added up."""
     skew_seconds: float = 0.0
     """Seconds that each rank adds to the start of its tensor group's collective. They arise where
     stages on several nodes exchange by blocking sends. Hosts that waited for a send go on out of

@@ -6,6 +6,7 @@ from benchmarks.planner.parts import medians
 import plait
 from plait.cluster import Cluster
 from plait.predict.cost.machines import machine_of
+from plait.predict.cost.runtime import Runtime
 from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time.kernels import Setting, gemm_seconds
 from tests.unit.predict.cost.shapes import LLAMA_8B, config
@@ -63,3 +64,38 @@ def test_the_first_flash_attention_of_llm_foundry_is_slower():
         for name in ("llm-foundry", "fsdp")
     )
     assert first > 1.1 * second
+
+
+def test_plaits_own_attention_is_what_torch_takes_by_itself():
+    asked = config(LLAMA_8B, seq_len=16384, global_batch=8)
+
+    def seconds(cluster, plan, **keys):
+        tables = {**asked, "model": {**asked["model"], **keys}}
+        return plait.estimate(tables, plan, cluster).breakdown.compute
+
+    plan = "dp8:zero3 remat:full precision:bf16"
+    for cluster, named in (("h100x8", "cudnn"), ("a100-80gbx8", "flash_attention_2")):
+        other = "flash_attention_2" if named == "cudnn" else "cudnn"
+        assert seconds(cluster, plan) == seconds(cluster, plan, attn_implementation=named)
+        assert seconds(cluster, plan) == seconds(cluster, plan, attn_implementation="sdpa")
+        assert seconds(cluster, plan) < seconds(cluster, plan, attn_implementation=other)
+    ring = "cp8:ring remat:full precision:bf16"
+    portable = seconds("h100x8", ring, attn_implementation="flash_attention_2")
+    assert seconds("h100x8", ring) == portable
+
+
+@pytest.mark.parametrize(
+    ("plan", "moved"),
+    [("dp8", 6), ("dp8:zero3", 6), ("dp8 mb4", 4 * 2), ("dp4:zero1 tp2", 3), ("dp8:zero2 mb4", 24)],
+)
+def test_gradients_are_copied_to_where_they_are_added_up(plan, moved):
+    """Bytes a parameter, beside those of adding up."""
+    asked = config(LLAMA_8B, seq_len=4096, global_batch=32)
+    there, copied = (
+        plait.estimate(
+            asked, f"{plan} precision:bf16", "h100x8", runtime=Runtime(copies_gradients=flag)
+        ).breakdown.compute
+        for flag in (False, True)
+    )
+    rate = machine_of(Cluster.parse("h100")).streaming_rate
+    assert copied - there == pytest.approx(moved * 8.03e9 / rate, rel=1e-2)

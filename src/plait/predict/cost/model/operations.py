@@ -57,13 +57,16 @@ class Matmul:
 LATENT_PRODUCTS = frozenset({"q_up", "kv_up"})
 """Products that make queries, keys and values from latents (DeepSeek-V2, section 2.1)."""
 
+TORCHS = "torch"
+"""The kernel that `scaled_dot_product_attention` of torch 2.11 and later takes by itself."""
 ATTENTION_KERNELS = {
     **dict.fromkeys(("flash_attention_3", "cudnn"), "tuned"),
     **dict.fromkeys(("flash_attention_1", "triton"), "early"),
+    TORCHS: "chosen",
 }
 """Generation of a fused attention by the name that a config gives it. `tuned` uses the matrix units
-of the newest devices, `early` is the first FlashAttention. All others are `portable`, as
-FlashAttention-2 is.
+of the newest devices, `early` is the first FlashAttention. `chosen` is `tuned` where torch takes
+cuDNN's by itself, and `portable` elsewhere. All others are `portable`, as FlashAttention-2 is.
 """
 
 

@@ -71,6 +71,10 @@ class Accelerator(Machine):
             return 0.0
         return 2.0 * numbers * width / self.streaming_rate
 
+    def copy_seconds(self, num_bytes: float) -> float:
+        """At the rate of memory."""
+        return num_bytes / self.streaming_rate
+
     def update_seconds(self, state_bytes: float, gradient_bytes: float = 0.0) -> float:
         """All state is read and written once."""
         return 3.0 * state_bytes / self.streaming_rate

@@ -180,6 +180,8 @@ def attention_seconds(op: Attention, setting: Setting) -> tuple[float, float]:
     tokens = shard.tokens * (1.0 / shard.tp)
     flops = op.flops(shard.seq_len) * tokens
     if op.fused:
+        in_parts = shard.cp > 1 and shard.context == "ring"
+        kernel = "portable" if in_parts and op.kernel == "chosen" else op.kernel
         flops *= 0.5 if op.causal else 1.0
         reach = (
             shard.seq_len
@@ -191,7 +193,7 @@ def attention_seconds(op: Attention, setting: Setting) -> tuple[float, float]:
             machine.peak_flops[working(setting.precision)]
             * machine.sustained
             * reach
-            * machine.attention[op.kernel]
+            * machine.attention[kernel]
         )
         start = efficiency.attention_seconds * shard.cp
         moved = _attention_bytes(op, setting) / machine.streaming_rate

@@ -207,6 +207,12 @@ class Machine(ABC):
         """Seconds of adding so many gradients, `width` bytes each, to those before them."""
 
     @abstractmethod
+    def copy_seconds(self, num_bytes: float) -> float:
+        """Seconds of gradients' way to the place where they are added up, which reads and writes
+        so many bytes.
+        """
+
+    @abstractmethod
     def update_seconds(self, state_bytes: float, gradient_bytes: float = 0.0) -> float:
         """Seconds of clipping and updating the weights whose optimizer state takes
         `state_bytes`.

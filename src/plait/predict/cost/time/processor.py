@@ -144,6 +144,10 @@ class Processor(Machine):
         """The first gradients are copied to where the others are added."""
         return numbers * self.profile.seconds["add_forward"]
 
+    def copy_seconds(self, num_bytes: float) -> float:
+        """Nothing: `accumulation_seconds` has it."""
+        return 0.0
+
     def update_seconds(self, state_bytes: float, gradient_bytes: float = 0.0) -> float:
         """The measured update; gradients are new memory in each step."""
         update = state_bytes / STATE_BYTES * self.profile.seconds["update"]
