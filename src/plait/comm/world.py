@@ -7,7 +7,6 @@ collective call. All ranks must ask for their axes in the same order.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -24,10 +23,11 @@ from torch._C._distributed_c10d import HashStore
 from plait.comm.axis import Axis
 from plait.comm.backends.base import Backend
 from plait.comm.devices import backend_for, group_kind, own_device
+from plait.comm.hosts import ranks_a_node
 from plait.comm.ledger import Ledger
 from plait.comm.links import Links
 from plait.comm.membership import Membership, RendezvousPlace
-from plait.comm.network import listen_on, store_of_world
+from plait.comm.network import listen_on, on_one_machine, store_of_world
 from plait.comm.severance import Severance
 from plait.comm.work import Label, Recorder, naming_failure
 from plait.doctor.flight import FlightRecorder
@@ -290,6 +290,7 @@ def init(
         timeout_seconds,
         severance,
         on_device=device.type != "cpu",
+        spans_hosts=not on_one_machine(os.environ),
     )
 
     def leave() -> None:
@@ -342,18 +343,6 @@ def _ranks_a_node() -> int:
     hosts: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(hosts, socket.gethostname())
     return ranks_a_node(hosts)
-
-
-def ranks_a_node(hosts: Sequence[object]) -> int:
-    """The length of the blocks of equal hosts, by rank; 0 for one host, or blocks of unequal
-    length.
-
-    >>> ranks_a_node("aabb"), ranks_a_node("aaaa"), ranks_a_node("abab"), ranks_a_node("abbb")
-    (2, 0, 0, 0)
-    """
-    blocks = [len(list(block)) for _, block in itertools.groupby(hosts)]
-    regular = len(blocks) == len(set(hosts)) > 1 and len(set(blocks)) == 1
-    return blocks[0] if regular else 0
 
 
 def _make_group(

@@ -42,6 +42,14 @@ class Groups:
                     self._made[lines] = made
         return self._made[lines]
 
+    def across(self, axis: AxisName, block: int) -> dist.ProcessGroup:
+        """A new group of the ranks of this rank's line of `axis` with its place in blocks of
+        `block` ranks. Collective of all ranks.
+        """
+        columns = [line[place::block] for line in self.mesh.lines(axis) for place in range(block)]
+        made = {ranks: dist.new_group(list(ranks), timeout=self._timeout) for ranks in columns}
+        return next(group for ranks, group in made.items() if self.rank in ranks)
+
     def close(self) -> None:
         """Forget the groups; the process group itself is destroyed by its owner."""
         self._made.clear()

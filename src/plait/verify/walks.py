@@ -17,6 +17,7 @@ SCALED: Mapping[str, int] = {
     "gloo_all_reduce_bytes": 0,
     "gloo_reduce_scatter_bytes": 0,
     "grid_panel_bytes": 0,
+    "hosts_bytes": 0,
     "memory_piece_bytes": 1024,
     "product_multiplications": 1,
     "product_rows": 1,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import mmap
 import os
+import threading
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,6 +161,28 @@ class MappedMemory:
         del self._segments[base]
         self._bases.remove(base)
         os.close(descriptor)
+
+
+class LockedMemory(MappedMemory):
+    """Memory that one thread allocates while another stages in it."""
+
+    def __init__(self, severance: Severance | None = None) -> None:
+        super().__init__(severance)
+        self._lock = threading.RLock()  # what ends with a tensor is unmapped at any moment
+
+    def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Uninitialised (numel,) that `place` finds again."""
+        with self._lock:
+            return super().empty(numel, dtype)
+
+    def place(self, tensor: Tensor) -> Location | None:
+        """The place of a contiguous tensor [...], or None if it is not in readable memory."""
+        with self._lock:
+            return super().place(tensor)
+
+    def _unmap(self, base: int, descriptor: int) -> None:
+        with self._lock:
+            super()._unmap(base, descriptor)
 
 
 class _Block(Staged):
