@@ -159,6 +159,15 @@ def test_resume_auto_falls_back_past_a_damaged_checkpoint(tmp_path: Path) -> Non
     assert done.code == 0, done.err
     assert "step-00000003 is damaged, the one before it is tried" in done.err
     assert "into run, from step-00000002" in done.err
+    for steps, then in (
+        ((3,), "the one before it is tried"),
+        ((3, 2, 1), "no other is whole, and the run starts over"),
+    ):
+        for step in steps:
+            (newest.with_name(f"step-{step:08d}") / "checkpoint.json").write_text("{")
+        done = plait(*command, "--resume", "auto", cwd=tmp_path)
+        assert done.code == 0, done.err
+        assert f"step-00000003 is damaged, {then}: not all of its files" in done.err
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ from plait.checkpoint.write import (
     attempt,
     check_meta,
     complete,
+    reason_of,
     token_of_save,
     write_own_file,
 )
@@ -43,7 +44,12 @@ Task = Callable[[], None]
 LOOK_SECONDS = 0.02
 SILENT_SECONDS = 600.0
 TOKEN = "token"
+GIVEN_UP = "the save was given up"
 NICE = 10  # of a thread that writes, above that of its process
+
+
+class _Elsewhere(OSError):
+    """The save has ended for a reason that is not this rank's."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +104,14 @@ class BackgroundSave:
 
     Attributes:
         failure: why it came to nothing; on the first rank for all.
+        is_own: whether this rank is why, and not another.
         processor_seconds: of its threads, once it has ended.
     """
 
     def __init__(self, wanted: Wanted, then: Callable[[], None], memory: SaveMemory) -> None:
         """`then` is called on the first rank, once the checkpoint is published."""
         self.failure: str | None = None
+        self.is_own = False
         self.processor_seconds = 0.0
         self._wanted = wanted
         self._agreement = memory.agreement
@@ -129,7 +137,10 @@ class BackgroundSave:
         try:
             self._write()
         except Exception as error:  # the run goes on without this checkpoint
-            self.failure = f"{error}" or type(error).__name__
+            given_up = tombstone(self._wanted.temporary).exists()
+            self.is_own = not given_up and not isinstance(error, _Elsewhere)
+            lost = given_up and isinstance(error, FileNotFoundError)
+            self.failure = GIVEN_UP if lost else reason_of(error)
             self._agreement.forget()
             bury(self._wanted.temporary)  # the others see it
         finally:
@@ -226,7 +237,7 @@ class BackgroundSave:
         end = time.monotonic() + SILENT_SECONDS
         while not note.exists():
             if not self._wanted.temporary.exists() or time.monotonic() > end:
-                raise OSError(f"rank {rank} has written nothing")
+                raise _Elsewhere(f"rank {rank} has written nothing")
             self._stop_if_over()
             time.sleep(LOOK_SECONDS)
         return note
@@ -234,7 +245,7 @@ class BackgroundSave:
     def _stop_if_over(self) -> None:
         """Raise `OSError` where the save has failed on another rank, or is given up."""
         if self._owner() is None or tombstone(self._wanted.temporary).exists():
-            raise OSError("the save was given up")
+            raise _Elsewhere(GIVEN_UP)
 
 
 def tombstone(temporary: Path) -> Path:

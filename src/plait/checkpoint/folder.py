@@ -203,6 +203,18 @@ def newest_whole(path: str | Path) -> Path:
     return earlier
 
 
+def newest_in_parts(path: str | Path) -> Path | None:
+    """The newest checkpoint of a run's folder, where one of its files is missing or too short.
+
+    None where it is whole, or there is none.
+    """
+    try:
+        newest = resolve(path)
+    except CheckpointError:
+        return None
+    return None if is_whole(newest) else newest
+
+
 def keep_newest(folder: Path, count: int) -> None:
     """Remove whole checkpoints of a run's `checkpoints`, the oldest saves first, until `count` are
     left.

@@ -11,6 +11,7 @@ tells the others, so that none waits for it.
 
 from __future__ import annotations
 
+import errno
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -34,6 +35,7 @@ from plait.mesh import Shard
 from plait.values import JsonObject, JsonValue, PyTree
 
 T = TypeVar("T")
+FULL = (errno.ENOSPC, errno.EDQUOT)
 Gather = Callable[[PyTree], list[PyTree]]  # what every rank gives, by rank, to every rank
 
 
@@ -166,7 +168,14 @@ def attempt(action: Callable[..., T], *args: object) -> T | WriteFailure:
     try:
         return action(*args)
     except Exception as error:  # whatever it was, the other ranks are waiting to hear of it
-        return WriteFailure(str(error) or type(error).__name__, isinstance(error, OSError))
+        return WriteFailure(reason_of(error), isinstance(error, OSError))
+
+
+def reason_of(error: Exception) -> str:
+    """The words of an error, with the cure where a disk is full."""
+    words = str(error) or type(error).__name__
+    is_full = isinstance(error, OSError) and error.errno in FULL
+    return f"{words}; make room there, or set [recovery] keep" if is_full else words
 
 
 def _stop_if_failed(directory: Path, results: Sequence[object]) -> None:

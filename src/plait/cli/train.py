@@ -178,9 +178,24 @@ def _folder(
         return None, None
     before = auto_source(arguments.out, name)
     if before is None:
-        return fresh_run(arguments.out, name), None
+        fresh = fresh_run(arguments.out, name)
+        _tell_of_parts(fresh.path, "no other is whole, and the run starts over")
+        return fresh, None
+    _tell_of_parts(before, "the one before it is tried")
     folder, newest = resumed_run(None, before, name)
     return folder, undamaged(newest)
+
+
+def _tell_of_parts(run: Path, then: str) -> None:
+    """Say that the newest checkpoint of a run lacks files, and what happens then."""
+    from plait.checkpoint.folder import newest_in_parts
+
+    broken = newest_in_parts(run)
+    if broken is not None:
+        say(
+            f"plait train: {broken.name} is damaged, {then}: not all of its files are in {broken} "
+            "with their sizes"
+        )
 
 
 def undamaged(newest: Path) -> Path:

@@ -183,7 +183,9 @@ class Checkpoints(Hook):
                 self._pending.wait_for_copy()
 
     def _await(self) -> str | None:
-        """Wait for what this rank is writing. A failed checkpoint is one printed line."""
+        """Wait for what this rank is writing. A failed checkpoint is one printed line; another rank
+        that is why adds its reason.
+        """
         pending = self._pending
         self._pending = None
         if pending is None:
@@ -192,8 +194,11 @@ class Checkpoints(Hook):
         with engine.world.recorder.flight.during(Phase.SAVING):
             pending.wait()
         self._writing.add(pending.processor_seconds)
-        if pending.failure is not None and engine.world.rank == 0:
+        rank = engine.world.rank
+        if pending.failure is not None and rank == 0:
             say(f"a checkpoint was not saved, and the run goes on: {pending.failure}")
+        elif pending.is_own:
+            say(f"rank {rank} could not write its part of a checkpoint: {pending.failure}")
         return pending.failure
 
     def _wait_for_saves(self) -> bool:

@@ -144,13 +144,18 @@ def new_run(out: Path | None, name: str, root: Path = Path("runs")) -> RunFolder
     taken or not writable.
     """
     path = out if out is not None else _unused(root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder = RunFolder(path)
     if path.is_dir() and any(one.name != LOCK for one in path.iterdir()):
-        raise ConfigError(
-            f"{path} is not empty; choose another --out, or continue what is there with --resume "
-            f"{path}"
-        )
+        cure = "choose another --out"
+        if folder.has_checkpoint:
+            cure += f", or continue what is there with --resume {path}"
+        elif folder.plan.is_file():
+            cure += ", or start the run that is there over with --resume auto"
+        else:
+            cure += "; it holds no run that --resume could continue"
+        raise ConfigError(f"{path} is not empty; {cure}")
     _make_writable(path)
-    return RunFolder(path)
+    return folder
 
 
 def resumed_run(

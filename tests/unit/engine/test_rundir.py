@@ -110,6 +110,18 @@ def test_auto_continues_or_starts_afresh(tmp_path: Path) -> None:
         fresh_run(tmp_path / "other", "gpt")
 
 
+def test_a_folder_that_is_taken_gets_a_cure_that_works(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match=r"not empty; .* no run that --resume could continue"):
+        new_run(tmp_path, "gpt")
+    (tmp_path / "plan.txt").write_text("dp1")
+    with pytest.raises(ConfigError, match="start the run that is there over with --resume auto"):
+        new_run(tmp_path, "gpt")
+    _run_with(tmp_path, 10)
+    with pytest.raises(ConfigError, match="continue what is there with --resume /"):
+        new_run(tmp_path, "gpt")
+
+
 def test_the_latest_run_of_any_name_is_the_one_written_last(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no run"):
         latest_run(tmp_path)

@@ -176,9 +176,12 @@ def test_a_rank_that_cannot_begin_ends_the_save_on_all(
 
     monkeypatch.setattr(behind.BackgroundSave, "_make_folder", failing)
     threaded(2, trained, tmp_path, 3)
-    lines = [line for line in capsys.readouterr().err.splitlines() if "not saved" in line]
+    said = capsys.readouterr().err.splitlines()
+    lines = [line for line in said if "not saved" in line]
     why = "the disk is gone" if rank == 0 else "given up"
     assert len(lines) == 1 and why in lines[0]
+    own = "plait: rank 1 could not write its part of a checkpoint: the disk is gone"
+    assert [line for line in said if "its part" in line] == [own] * rank
     names = [path.name for path in sorted((tmp_path / "checkpoints").glob("step-*"))]
     assert names == ["step-00000001", "step-00000003"]
 
