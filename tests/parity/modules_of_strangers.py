@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -200,6 +201,34 @@ class Turning(nn.Module):
         for turn in self.turns:
             x = turn(x)
         return self.head(x)
+
+
+class Weighed(Turning):
+    """Has a convolution whose weight an old function of torch computes before each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            self.turns.append(nn.utils.weight_norm(nn.Linear(WIDTH, WIDTH)))
+
+
+class Encoder(nn.Module):
+    """An encoder of torch's own, with places for twelve positions and a mask of later ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.places = nn.Parameter(torch.randn(1, 12, WIDTH) * 0.1)
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 32, 0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        length = ids.shape[1]
+        later = nn.Transformer.generate_square_subsequent_mask(length, dtype=self.places.dtype)
+        x = self.embed(ids) + self.places[:, :length]
+        return self.head(self.layers(x, mask=later, is_causal=True))
 
 
 class Contrast(Turning):

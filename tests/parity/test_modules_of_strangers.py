@@ -24,6 +24,8 @@ QUICK = [
     (others.Shared, "cp2:ulysses"),
     (others.Turning, "cp2:ring"),
     (others.Contrast, "tp2"),
+    (others.Encoder, "cp2:ring"),
+    (others.Weighed, "dp2:zero3"),
     (others.Turning, "pp2:1f1b tp2 mb2"),
 ]
 LONG = [

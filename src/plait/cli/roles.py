@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
 from typing import TYPE_CHECKING, Any
 
 from plait.cli import common
@@ -69,11 +68,12 @@ def _cost(model: nn.Module, roles: dict[str, str], size: int) -> dict[str, float
     from plait.mesh import Mesh
     from plait.parallel import tensor
     from plait.plan import Plan
+    from plait.verify.reference.copied import copied
 
     whole = sum(param.numel() for param in model.parameters())
 
     def rank(world: Any) -> int:
-        own = copy.deepcopy(model)
+        own = copied(model)
         tensor.apply(own, roles, tensor.TensorGroup(world))
         return sum(param.numel() for param in own.parameters())
 

@@ -19,6 +19,7 @@ RANKS = 3
 SAMPLES = 2
 PARTS = (7, 5, 3, 11, 13, 17, 19, 23, 29, 31, 37)
 LENGTHS_TRIED = 3
+PACKED = 3  # queries, keys and values in one tensor, as torch's own attention makes it
 SHORT = ((5, 7), (3, 5), (7, 11), (11, 13))  # parts and wholes, for models of short sequences
 
 
@@ -105,7 +106,8 @@ def unlike_sizes(model: nn.Module) -> list[int]:
     Raises:
         ModelError: every length is a size of the model.
     """
-    parts = [part for part in parts_unlike(model, set()) if RANKS * part not in _sizes(model)]
+    parts = parts_unlike(model, {PACKED})
+    parts = [part for part in parts if RANKS * part not in _sizes(model)]
     if not parts:
         raise ModelError(f"every length of {PARTS} is a size of the model; leave cp out")
     return parts[:LENGTHS_TRIED]

@@ -12,7 +12,7 @@ from types import CellType, FunctionType
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from plait.values import PyTree
 
@@ -20,8 +20,15 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def copied(model: Module) -> Module:
-    """A copy whose functions hold the copy's own modules and tensors."""
+    """A copy whose functions hold the copy's own modules and tensors.
+
+    Attributes that were computed of parameters, as `weight_norm` leaves them, are copied as values.
+    Its hook computes them anew.
+    """
     memo: dict[int, PyTree] = {}
+    for module in model.modules():
+        computed = (one for one in vars(module).values() if isinstance(one, Tensor))
+        memo |= {id(one): one.detach().clone() for one in computed if not one.is_leaf}
     made = copy.deepcopy(model, memo)
     for module in made.modules():
         for key, value in list(vars(module).items()):
