@@ -89,17 +89,21 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
 def _mixed_answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     """The answer for two kinds of device. Errors: `UsageError` for a timeline."""
     from plait.predict.cost import estimate
+    from plait.predict.cost.api import job_of
     from plait.predict.cost.campaign import campaign
     from plait.predict.cost.frameworks import framework_of
+    from plait.predict.cost.model.tables import assumed
 
     if arguments.timeline:
         raise UsageError("--timeline is of one kind of device; leave it out")
     guess = estimate(tables, arguments.plan, arguments.cluster, framework=arguments.framework)
+    runs = framework_of(arguments.framework)
+    job = job_of(tables, guess.plan, runs, num_devices=guess.num_devices)
     data = {
         **guess.as_dict(),
         **campaign(guess, arguments.tokens, arguments.mtbf, common.costs_of(arguments)),
-        "framework": framework_of(arguments.framework).name,
-        "notes": [],
+        "framework": runs.name,
+        "notes": assumed(tables, job.global_batch, job.model.seq_len),
     }
     return Answer(data, _view(data), ok=guess.fits)
 

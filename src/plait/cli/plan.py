@@ -217,8 +217,10 @@ def near_notes(plans: list[Json]) -> list[str]:
 
 def mixed_answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
     """The plans of two kinds of device. Errors: `UsageError` for an option of one kind."""
-    from plait.predict.cost.api import cluster_name
+    from plait.predict.cost.api import cluster_name, job_of
     from plait.predict.cost.campaign import campaign
+    from plait.predict.cost.frameworks import framework_of
+    from plait.predict.cost.model.tables import assumed
     from plait.predict.planner.choose import NothingFits
     from plait.predict.planner.mixed import check_objective, choose_mixed
 
@@ -246,7 +248,18 @@ def mixed_answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
         }
         for one in different(found, arguments.top)
     ]
-    data: Json = {"plans": plans, "framework": arguments.framework, "cluster": name}
+    job = job_of(
+        tables,
+        None,
+        framework_of(arguments.framework),
+        num_devices=MixedCluster.parse(name).num_devices,
+    )
+    data: Json = {
+        "plans": plans,
+        "framework": arguments.framework,
+        "cluster": name,
+        "notes": assumed(tables, job.global_batch, job.model.seq_len),
+    }
     return Answer(data, partial(_mixed_view, data))
 
 
@@ -262,6 +275,7 @@ def _mixed_view(data: Json) -> RenderableType:
         *campaign_lines(best),
         f"predicted for {data['cluster']}; the first is run on {best['num_devices']} devices, "
         f"{runs}",
+        *(f"note: {note}" for note in data["notes"]),
     ]
     return Group(PlanTable(_head(data), rows), Prose("\n".join(below)))
 
@@ -309,10 +323,9 @@ def _view(data: Json) -> RenderableType:
         "",
         *campaign_lines(data["plans"][0]),
         *(plan_questions.budget_lines(data["budget"]) if "budget" in data else ()),
-        f"predicted for {data['cluster']}; {searched['plans']} plans of {searched['combinations']} "
-        "ways to split "
-        f"{data['num_devices']} devices were looked at, {searched['too_large']} of these ways do "
-        "not fit",
+        f"predicted for {data['cluster']}; plans looked at: {searched['plans']}; ways to split "
+        f"{data['num_devices']} devices: {searched['combinations']}, of which do not fit: "
+        f"{searched['too_large']}",
         *data.get("explanation", []),
         *(f"note: {note}" for note in data["notes"]),
     ]

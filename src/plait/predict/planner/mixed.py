@@ -73,7 +73,10 @@ def choose_mixed(
     for one in _estimates(asked):
         found[one.plan, one.shares, one.counts] = one
     plans = [one for one in found.values() if one.fits]
-    plans += [best for part in mixed.parts for best in _alone(tables, part, runs)]
+    # Without a batch in the config each kind alone would be asked about one of its own.
+    train = {**tables.get("train", {}), "global_batch": job.global_batch}
+    same = {**tables, "train": train}
+    plans += [best for part in mixed.parts for best in _alone(same, part, runs)]
     if not plans:
         raise NothingFits(
             f"no plan of {runs.name} fits {job.model.name} on {mixed.name}, nor on one of its "

@@ -38,6 +38,15 @@ def test_the_mixed_plan_is_faster_than_either_kind_and_near_both_together():
     assert together / best.step_seconds > 0.8
 
 
+def test_one_kind_alone_is_asked_about_the_batch_of_all(capsys):
+    config = {**CONFIG, "train": {}}
+    tokens = [one.tokens_per_second * one.step_seconds for one in choose_mixed(config, MIXED)]
+    assert tokens == pytest.approx([64 * 4096] * len(tokens))
+    for verb in (["plan"], ["estimate", "--plan", "dp16 precision:bf16"]):
+        main([verb[0], "llama3-8b", "--cluster", MIXED, *verb[1:], "--json"])
+        assert "64 samples a step are assumed" in json.loads(capsys.readouterr().out)["notes"][0]
+
+
 def test_shares_follow_speed_and_are_the_best_of_all():
     plan = "dp16:zero1 precision:bf16"
     seconds = {}
