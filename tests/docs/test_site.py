@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
@@ -15,6 +16,7 @@ from tests.architecture.source import ROOT
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 
 import build
+import conf
 import pages
 
 
@@ -56,3 +58,18 @@ def test_the_schema_for_editors_has_every_key(source: Path) -> None:
     text = json.dumps(schema)
     assert all(f'"{key.key}"' in text for key in keys())
     assert 'href="schema.json"' in (source / "reference" / "config.md").read_text()
+
+
+@pytest.mark.parametrize("default", ["<factory>", "<function <lambda>>", "<function f at 0x7f>"])
+def test_a_signature_of_the_reference_is_read_as_python(default: str) -> None:
+    text = f"(of: ~collections.abc.Callable[[int], float] = {default}, n: int = 1)"
+    signature, returns = conf.readable(None, "function", "f", None, None, text, "int")
+    assert returns == "int" and " = ..., n: int = 1)" in signature
+    ast.parse(f"def f{signature.replace('~', '')}: ...")
+    assert conf.readable(None, "module", "m", None, None, None, None) == (None, None)
+
+
+def test_a_docstring_has_no_table_of_markdown() -> None:
+    """The reference is reStructuredText, where its rows would be one line."""
+    for path in (ROOT / "src").rglob("*.py"):
+        assert "\n|---" not in path.read_text(), path

@@ -6,21 +6,19 @@ pipelines and ZeRO count in. `CHAIN` has the patterns of the modules whose compo
 forward, one tensor from each to the next. So a model can be cut between any two links. `ROLES` maps
 a module pattern to a role. In a pattern `*` stands for one name between dots.
 
-| role | the module |
-|---|---|
-| embedding | token numbers -> vectors; the table's rows are the vocabulary |
-| position | knows where in the sequence a token stands; `forward` takes `positions` [S] when they
-are not 0 .. S-1 |
-| norm | normalises each feature vector |
-| column | first half of a pair of linear layers: the output features may be split |
-| row | second half: the input features are split as the `column` before left them |
-| attention | q, k, v [B, heads, S, head size] -> the same; no parameters; heads are independent,
-positions are not |
-| head | vectors -> logits over the vocabulary, no bias |
-| router | chooses experts; its parameters compute alike on every tensor-parallel rank |
-| experts | rows sorted by expert, and their counts -> rows; parameters `gate`, `up`, `down`
-[experts, out, in] |
-| replicated | computes alike on every tensor-parallel rank |
+- `embedding`: token numbers -> vectors; the table's rows are the vocabulary.
+- `position`: knows where in the sequence a token stands; `forward` takes `positions` [S] when they
+  are not 0 .. S-1.
+- `norm`: normalises each feature vector.
+- `column`: first half of a pair of linear layers: the output features may be split.
+- `row`: second half: the input features are split as the `column` before left them.
+- `attention`: q, k, v [B, heads, S, head size] -> the same; no parameters; heads are independent,
+  positions are not.
+- `head`: vectors -> logits over the vocabulary, no bias.
+- `router`: chooses experts; its parameters compute alike on every tensor-parallel rank.
+- `experts`: rows sorted by expert, and their counts -> rows; parameters `gate`, `up`, `down`
+  [experts, out, in].
+- `replicated`: computes alike on every tensor-parallel rank.
 
 Modules without a role own no parameters and act on each element alone.
 """
