@@ -99,3 +99,15 @@ def test_a_batch_norm_and_an_example_of_one_sample() -> None:
     assert split == pytest.approx(alone * 2, rel=1e-6)
     text = message(2, Normed, "pp2:1f1b mb4", torch.ones(4, 6), options)
     assert "'layers.0.1' (BatchNorm1d)" in text and "larger global_batch" in text
+
+
+def test_an_example_has_the_precision_of_the_model() -> None:
+    def make() -> nn.Module:
+        return Normed().double()
+
+    options = Options(blocks="layers.*")
+    inputs = torch.arange(48.0).view(8, 6) % 7
+    plan = "pp2:1f1b mb2 precision:float64"
+    losses = threaded(2, step, make, plan, inputs, options, plan=plan)
+    alone = threaded(1, step, make, "dp1 mb2 precision:float64", inputs, options, plan="dp1")
+    assert losses == pytest.approx(alone * 2, rel=1e-12)

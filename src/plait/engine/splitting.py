@@ -23,7 +23,12 @@ from plait.engine.balance import routers_of
 from plait.engine.batch import accepted, arguments, call
 from plait.engine.loss import LossFunction
 from plait.engine.options import Options
-from plait.engine.stages.cut import Cutting, example_inputs, is_without_example
+from plait.engine.stages.cut import (
+    Cutting,
+    example_inputs,
+    in_its_precision,
+    is_without_example,
+)
 from plait.engine.state.buffers import unmoved
 from plait.engine.with_experts import expert_groups, placements
 from plait.errors import ModelError, NotAvailable, PlanError
@@ -213,12 +218,7 @@ def call_without_values(
     numbers ask for rows that lie in memory.
     """
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-    floats = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    inputs = tree_map_only(
-        Tensor,
-        lambda leaf: leaf.to(floats) if leaf.is_floating_point() else leaf,
-        make(accepted(model, example)),
-    )
+    inputs = in_its_precision(model, make(accepted(model, example)))
     positional, named = arguments(inputs)
     device = next(leaf.device for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
     zeros = {

@@ -233,7 +233,7 @@ def _on_example(model: nn.Module, cutting: Cutting, see: Callable[[Run], Seen]) 
     Where a batch norm gets one value a channel, the forward gets the example twice. The slices of
     training may have more samples.
     """
-    example = accepted(model, example_inputs(model, cutting))
+    example = in_its_precision(model, accepted(model, example_inputs(model, cutting)))
     with unmoved(model), explained(batch_norm_error(model)):
         try:
             return see(lambda: call(model, example))
@@ -244,6 +244,14 @@ def _on_example(model: nn.Module, cutting: Cutting, see: Callable[[Run], Seen]) 
             Tensor, lambda one: torch.cat([one, one]) if one.dim() else one, example
         )
         return see(lambda: call(model, twice))
+
+
+def in_its_precision(model: nn.Module, inputs: PyTree) -> PyTree:
+    """The inputs, whose real tensors [...] have the precision of the model's parameters."""
+    floats = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    return tree_map_only(
+        Tensor, lambda leaf: leaf.to(floats) if leaf.is_floating_point() else leaf, inputs
+    )
 
 
 def example_inputs(model: nn.Module, cutting: Cutting) -> PyTree:
