@@ -17,6 +17,11 @@ from plait import errors
 from plait.errors import PlaitError, RankFailed
 
 TRACEBACK_LINES = 12
+CURES = {
+    "SIGKILL": "; the kernel kills so when memory runs out: see dmesg",
+    "SIGBUS": "; the kernel kills so when a file in memory cannot be written: the disk of the run, "
+    "or /dev/shm, is full or read-only",
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ def died_silently(rank: int, exit_code: int) -> RankFailed:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = f"signal {-exit_code}"
-    cure = "; the kernel kills so when memory runs out: see dmesg" if name == "SIGKILL" else ""
+    cure = CURES.get(name, "")
     return RankFailed(f"rank {rank} was killed by {name}{cure}; the other ranks were stopped")
 
 

@@ -152,18 +152,13 @@ def _trained(
     if folder is not None and world.rank == 0:
         training.engine.guard.listeners.append(partial(report, folder.doctor))
     _say_what_is_in_vain(plan, world)
-    source = load(job.checkpoint, training, place, memory)
-    taken = (source, training.engine.step_index)
+    taken = (load(job.checkpoint, training, place, memory), training.engine.step_index)
     again = _begun(folder if world.rank == 0 else None, job, table, taken)
     watch = Watch(_warn if world.rank == 0 else _be_silent)
     steps = job.config.train.steps
     observers = Observers.of(job.config, job.plan, world, folder)
-    hooks = [
-        tally,
-        watch,
-        *_hooks(job, world, folder, training, place),
-        *observers.hooks(),
-    ]
+    beside = _hooks(job, world, folder, training, place, table=table)
+    hooks = [tally, watch, *beside, *observers.hooks()]
     progress = [] if place is None else [place.hook(job.config.recovery)]
     ending = next(iter(progress), ending)
     rollback = Rollback(job.folder, place, memory)
@@ -316,6 +311,8 @@ def _hooks(
     folder: RunFolder | None,
     training: Training,
     place: RankContext | None,
+    *,
+    table: ProductTable,
 ) -> list[Hook]:
     from plait.doctor.findings import report
     from plait.run.checkpoints import Checkpoints
@@ -329,7 +326,7 @@ def _hooks(
     account = WaitedFor if place is None else place.waited_for
     if world.rank == 0 and folder is not None:
         first = training.engine.step_index + 1
-        hooks.append(MetricsFile(folder.metrics, first, partial(_describe, folder, job)))
+        hooks.append(MetricsFile(folder.metrics, first, partial(_describe, folder, job, table)))
     if world.rank == 0 and job.shows_progress:
         hooks.append(progress(terminal_of(sys.stderr)))
     if folder is not None:
