@@ -1,10 +1,13 @@
 """Step times through a real link: two ranks in two network namespaces, shaped to 1 and 10 Gbit/s.
 
     python -m benchmarks.sockets.bench [--gigabits 1 10] [--seconds 480] [--families data ...]
+    python -m benchmarks.sockets.bench --hosts --families data tensor
 
 Every byte between the ranks goes through the link: plait runs with `transport = "sockets"`, its
-peers over Gloo. Systems of a table take turns in the same ranks, and ratios are to torch DDP. Where
-there is no right to make namespaces the script says so and ends well.
+peers over Gloo. With `--hosts` each namespace is a host of two ranks. There plait runs over sockets
+alone, and with the memory of each host too; one plan at a time beside DDP, for memory.
+Systems of a table take turns in the same ranks, and ratios are to torch DDP. Where there is no
+right to make namespaces the script says so and ends well.
 """
 
 from __future__ import annotations
@@ -22,45 +25,60 @@ from pathlib import Path
 from benchmarks.machine import announce
 from benchmarks.page.measure import Group
 from benchmarks.page.page import Row, text
-from benchmarks.page.systems import CASES, PLANS, peers_of, plans_of
+from benchmarks.page.systems import CASES, DDP, PLANS, peers_of, plans_of
 from benchmarks.sockets.link import End, link, why_not
 
-RANKS = 2
+NUM_ENDS = 2
+RANKS_A_HOST = 2  # of `--hosts`
 PORT = 29631
 RANK = "from benchmarks.sockets.rank import main; main()"
 
 
-def group_of(case: str, family: str, seconds: float) -> Group:
+def groups_of(case: str, family: str, seconds: float) -> list[Group]:
     """The systems of a family, plait's through sockets with torch's product."""
-    plans = plans_of(family, RANKS, CASES[case])
+    plans = plans_of(family, NUM_ENDS, CASES[case])
     own = [f"{plan} | sockets" for plan in plans]
-    return Group(case, family, RANKS, (*peers_of(family, CASES[case]), *own), seconds)
+    return [Group(case, family, NUM_ENDS, (*peers_of(family, CASES[case]), *own), seconds)]
+
+
+def groups_of_hosts(case: str, family: str, seconds: float) -> list[Group]:
+    """Each plan over sockets and by hosts, beside DDP."""
+    size = NUM_ENDS * RANKS_A_HOST
+    plans = plans_of(family, size, CASES[case])
+    ways = [(DDP, f"{plan} | sockets", f"{plan} | shared memory") for plan in plans]
+    return [Group(case, family, size, systems, seconds / len(plans)) for systems in ways]
 
 
 def ran(group: Group, ends: tuple[End, End]) -> dict[str, object]:
-    """What the two ranks measured, each in its namespace."""
+    """What the ranks measured, each in the namespace of its end."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "answer.json")
         question = json.dumps({"group": asdict(group)})
         words = (sys.executable, "-c", RANK, question, str(out))
-        ranks = [
-            subprocess.Popen(end.command(*words), env={**os.environ, **_variables(rank, end, ends)})
-            for rank, end in enumerate(ends)
-        ]
-        codes = [rank.wait(timeout=2 * group.limit_seconds + 180) for rank in ranks]
+        ranks = []
+        for number in range(group.size):
+            end = ends[number * NUM_ENDS // group.size]
+            variables = {**os.environ, **_variables(number, group.size, end, ends)}
+            ranks.append(subprocess.Popen(end.command_of_host(*words), env=variables))
+        try:
+            codes = [rank.wait(timeout=2 * group.limit_seconds + 180) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()  # nothing, where it has ended
         if any(codes):
             return {"rows": [], "failed": {"ranks": f"exit codes {codes}"}, "carried": {}}
         answer: dict[str, object] = json.loads(out.read_text())
         return answer
 
 
-def _variables(rank: int, end: End, ends: tuple[End, End]) -> dict[str, str]:
+def _variables(rank: int, size: int, end: End, ends: tuple[End, End]) -> dict[str, str]:
     """The variables of torchrun, and the interface that Gloo listens on."""
+    local_size = size // NUM_ENDS
     return {
         "RANK": str(rank),
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": str(RANKS),
-        "LOCAL_WORLD_SIZE": "1",
+        "LOCAL_RANK": str(rank % local_size),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(local_size),
         "MASTER_ADDR": ends[0].address,
         "MASTER_PORT": str(PORT),
         "GLOO_SOCKET_IFNAME": end.interface,
@@ -78,7 +96,7 @@ def show(answer: dict[str, object]) -> None:
     carried = answer["carried"]
     assert isinstance(carried, dict)
     if carried:
-        shown = (f"{name.split(' | ')[0]} {sent / 1e6:.2f}" for name, sent in carried.items())
+        shown = (f"{name} {sent / 1e6:.2f}" for name, sent in carried.items())
         print("MB through the fuller end of the link, a step: " + ", ".join(shown))
     failed = answer["failed"]
     assert isinstance(failed, dict)
@@ -95,6 +113,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=480.0, help="of all tables together")
     parser.add_argument("--families", nargs="+", default=list(PLANS), choices=list(PLANS))
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--hosts", action="store_true", help="two hosts of two ranks each")
     arguments = parser.parse_args(words)
     announce()
     reason = why_not()
@@ -103,12 +122,14 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     tables = len(arguments.gigabits) * len(arguments.families) * len(arguments.cases)
     each = 0.7 * arguments.seconds / tables
+    groups_of_way = groups_of_hosts if arguments.hosts else groups_of
     for gigabits in arguments.gigabits:
         print(f"\n## A link of {gigabits} Gbit/s")
         with link(gigabits) as ends:
             for family in arguments.families:
                 for case in arguments.cases:
-                    show(ran(group_of(case, family, each), ends))
+                    for group in groups_of_way(case, family, each):
+                        show(ran(group, ends))
 
 
 if __name__ == "__main__":

@@ -28,12 +28,20 @@ class End:
         """A command inside the namespace."""
         return ["ip", "netns", "exec", self.namespace, *words]
 
+    def command_of_host(self, *words: str) -> list[str]:
+        """A command inside the namespace, on a host of its name: its ranks share memory with each
+        other alone.
+        """
+        named = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.namespace)
+        return self.command(*named, *words)
+
 
 def why_not() -> str | None:
     """The reason why this machine has no shaped link; None where it has."""
-    for tool in ("ip", "tc"):
+    packages = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "hostname": "hostname"}
+    for tool, package in packages.items():
         if shutil.which(tool) is None:
-            return f"the command {tool} is not installed (package iproute2)"
+            return f"the command {tool} is not installed (package {package})"
     name = f"plait-try-{os.getpid()}"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
     if made.returncode:
