@@ -3,8 +3,8 @@ once a rank.
 
 A large all-reduce begins with a reduce-scatter through the memory of each host. Then the ranks with
 equal places on their hosts all-reduce their parts. A gathering through memory ends it.
-Reduce-scatter and all-gather are the halves of that. So a rank sends other hosts as many times less
-as a host has ranks. Small tensors go over Gloo, from each rank to each, and so do sums of halves.
+Reduce-scatter and all-gather are the halves of that. They send other hosts as many times less as a
+host has ranks. Small tensors go over Gloo, from each rank to each, and so do sums of halves.
 
 The order of sums is fixed. First come the ranks of each host in the order of coordinates. Then come
 the hosts, as Gloo's backend adds its ranks. One rank of a host adds up an element, and all hosts
