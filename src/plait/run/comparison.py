@@ -190,9 +190,8 @@ def _predicted(rows: Sequence[JsonObject], runs: Sequence[ComparedRun]) -> list[
         )
         grid_rows.append((row["plan"], *(f"{own} / {other}" for own, other in pairs)))
     head = ("plan", "ms/step", "tokens/s", "bubble")
-    return (
-        [PageSection("Measured / predicted", [Grid(head, tuple(grid_rows))])] if grid_rows else []
-    )
+    grid = Grid(head, tuple(grid_rows), wide=True)
+    return [PageSection("Measured / predicted", [grid])] if grid_rows else []
 
 
 def _parts(breakdown: JsonObject) -> tuple[tuple[str, float], ...]:

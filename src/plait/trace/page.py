@@ -85,6 +85,8 @@ class Grid:
     rows: tuple[tuple[str, ...], ...]
     sentences: tuple[str, ...] = ()
     """The columns, by their heads, that hold words: they begin at the left and may break."""
+    wide: bool = False
+    """Whether few columns, too, do not fit a narrow screen side by side."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,6 @@ class Drawing:
 
 MOST_NARROW: Final = 4
 """Columns of a table that fit a screen of 400 pixels side by side."""
-MOST_LETTERS: Final = 36
-"""Letters of the longest cells of all columns, where they fit it too."""
 NO_TOP: Final = Top()
 NO_DRAWING: Final = Drawing()
 
@@ -165,7 +165,7 @@ def _section(section: PageSection) -> str:
 
 def _table(grid: Grid) -> str:
     """A table. On a narrow screen a row of many columns is a block, each number below its name."""
-    wide = _is_wide(grid)
+    wide = grid.wide or len(grid.head) > MOST_NARROW
     kinds = [' class="words"' if name in grid.sentences else "" for name in grid.head]
     head = "".join(
         f"<th{kind}>{escape(name)}</th>" for name, kind in zip(grid.head, kinds, strict=True)
@@ -179,13 +179,6 @@ def _table(grid: Grid) -> str:
     body = f"<thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody>"
     begins = '<table class="wide">' if wide else "<table>"
     return f'<div class="table">{begins}{body}</table></div>'
-
-
-def _is_wide(grid: Grid) -> bool:
-    """Whether its columns do not fit a screen of 400 pixels side by side."""
-    numbers = [index for index, name in enumerate(grid.head) if name not in grid.sentences]
-    letters = sum(max((len(row[index]) for row in grid.rows), default=0) for index in numbers)
-    return len(grid.head) > MOST_NARROW or letters > MOST_LETTERS
 
 
 def _cells(row: Sequence[str], kinds: Sequence[str]) -> str:
