@@ -231,6 +231,20 @@ class Encoder(nn.Module):
         return self.head(self.layers(x, mask=later, is_causal=True))
 
 
+class Flattened(Turning):
+    """Takes the statistics of a batch norm over all positions of all samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for turn in self.turns:
+            x = self.norm(turn(x).flatten(0, 1)).view_as(x)
+        return self.head(x)
+
+
 class Contrast(Turning):
     """Compares the mean of each sequence with those of all others."""
 

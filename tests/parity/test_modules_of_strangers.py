@@ -25,6 +25,7 @@ QUICK = [
     (others.Turning, "cp2:ring"),
     (others.Contrast, "tp2"),
     (others.Encoder, "cp2:ring"),
+    (others.Flattened, "tp4:2d"),
     (others.Weighed, "dp2:zero3"),
     (others.Turning, "pp2:1f1b tp2 mb2"),
 ]

@@ -35,10 +35,20 @@ class WholeSamples:
     def enter(self, x: Tensor) -> Tensor:
         """[samples / ranks, ...] -> [samples, ...], alike on every rank.
 
-        Collective and differentiable. The rows that fill up the last ranks' parts are left out.
+        Collective and differentiable. The rows that fill up the last ranks' parts are left out. A
+        sample may have several rows, as flattened positions; then nothing may need to be filled up.
+        Raises `NotAvailable` where it does.
         """
         whole = transition(x, self._axis, Sharded(0), INVARIANT)
-        return whole[: self._context.num_rows or len(whole)]
+        samples, size = self._context.num_rows or len(whole), self._axis.size
+        if len(whole) == samples + -samples % size:
+            return whole[:samples]
+        if samples % size:
+            raise NotAvailable(
+                f"a batch norm gets {len(whole)} rows of {samples} samples under a grid that gives "
+                f"samples to {size} ranks; give a micro-batch a number that {size} divides"
+            )
+        return whole
 
     def leave(self, y: Tensor) -> Tensor:
         """[samples, ...] of all ranks -> [samples / ranks, ...] of this one, without communication.
