@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from plait.predict.cost import describe
-from plait.predict.cost.model.families import FAMILIES
+from plait.predict.cost.model.families import DEFAULTS, FAMILIES
 from plait.predict.cost.model.operations import Attention
 
 transformers = pytest.importorskip("transformers")
@@ -186,3 +186,17 @@ def test_a_model_that_also_sees_is_its_language_model():
         describe({"model_type": "gemma3", "text_config": inner}, 32).parameters
         == describe(inner, 32).parameters
     )
+
+
+def test_sizes_that_a_published_config_leaves_out_are_the_librarys():
+    library = pytest.importorskip("transformers").Gemma3TextConfig()
+    for key, value in DEFAULTS["gemma3_text"].items():
+        assert getattr(library, key) == value
+    inner = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+    }
+    found = describe({"model_type": "gemma3", "text_config": inner}, 32)
+    assert found.parameters == pytest.approx(3.88e9, rel=1e-3)

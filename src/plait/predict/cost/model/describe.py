@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import ModelError
-from plait.predict.cost.model.families import is_known, traits_of
+from plait.predict.cost.model.families import DEFAULTS, is_known, traits_of
 from plait.predict.cost.model.from_config import describe_made, is_made
 from plait.predict.cost.model.operations import ATTENTION_KERNELS, LARGE, Model
 from plait.predict.cost.model.transformer import Transformer, transformer_model
@@ -244,6 +244,7 @@ def transformer_shape(model: JsonMapping, family: str) -> Transformer:
     wrong = list(wrong_sizes(model))
     if wrong:
         raise ModelError("\n  ".join(wrong))
+    model = {**DEFAULTS.get(family, {}), **model}
     traits = traits_of(family, model)
     hidden = int(_need(model, "hidden_size", family))
     heads = int(_need(model, "num_attention_heads", family))

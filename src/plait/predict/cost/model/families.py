@@ -176,6 +176,17 @@ def traits_of(family: str, model: JsonMapping) -> Traits:
     return traits
 
 
+DEFAULTS: Final[Mapping[str, JsonObject]] = {
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+    }
+}
+"""Sizes that the published config.json of a family leaves out: the defaults of transformers'
+`Gemma3TextConfig`.
+"""
 _NO_OUTPUT_BIAS: Final = frozenset({"glm", "glm4", "glm4_moe"})
 _SWITCHES: Final = {
     "attention_bias": ("qkv_bias", "out_bias"),
