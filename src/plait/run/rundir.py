@@ -248,5 +248,10 @@ def _make_writable(path: Path) -> None:
             f"the run's folder {path} cannot be made: {error.strerror or error}; "
             f"{WRITE_ELSEWHERE}, with --out"
         ) from error
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigError(f"the run's folder {path} takes no files; {WRITE_ELSEWHERE}, with --out")
+    folder = RunFolder(path)
+    inside = (one for one in (folder.doctor, path / "logs") if one.exists())
+    for one in (path, *inside):
+        if not one.is_dir() or not os.access(one, os.W_OK | os.X_OK):
+            raise ConfigError(
+                f"the run's folder {one} takes no files; {WRITE_ELSEWHERE}, with --out"
+            )

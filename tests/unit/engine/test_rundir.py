@@ -44,6 +44,14 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         new_run(tmp_path / "file" / "out", "gpt")
 
 
+@pytest.mark.parametrize("name", ["doctor", "logs"])
+def test_a_folder_inside_that_takes_no_files_is_named(tmp_path: Path, name: str) -> None:
+    run = _run_with(tmp_path / "run", 10).path
+    (run / name).touch()
+    with pytest.raises(ConfigError, match=rf"run/{name} takes no files; name .*--out"):
+        resumed_run(run, None, "gpt")
+
+
 def test_a_run_has_a_checkpoint_once_one_is_whole(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-00000999.tmp").mkdir(parents=True)
     assert not RunFolder(tmp_path).has_checkpoint
