@@ -26,6 +26,7 @@ from plait.engine.guard import Guard, make_guard
 from plait.engine.loss import LossFunction
 from plait.engine.optimizer_like import like
 from plait.engine.options import Options
+from plait.engine.own_modules import own_modules
 from plait.engine.parts import EngineParts, Uncut
 from plait.engine.precision import Precision, refuse_complex
 from plait.engine.splitting import (
@@ -114,6 +115,7 @@ def build(
     options = choosing.chosen_options(options, plan, world)
     if world.membership is not None:
         check_restarts(plan, options.num_servers)
+    own_modules(model)
     make = partial(compose, model, plan, loss=loss, optimizer=optimizer, world=world, guard=guard)
     cuts_by_example = plan.pp.size > 1 and needs_example(model, options.cutting)
     if cuts_by_example or cuts_unknown_inputs(model, plan, options):
