@@ -172,7 +172,7 @@ def _wait(handles: Iterable[Handle]) -> None:
         handle.wait()
 
 
-class _Errand(Handle):
+class _Operation(Handle):
     """One operation, run by the thread."""
 
     def __init__(self, act: Callable[[], None]) -> None:
@@ -204,7 +204,7 @@ class _Runner:
 
     def __init__(self, failed: Callable[[], None]) -> None:
         self._failed = failed
-        self._errands: SimpleQueue[_Errand | None] = SimpleQueue()
+        self._operations: SimpleQueue[_Operation | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def run(self, act: Callable[[], None]) -> Handle:
@@ -212,13 +212,13 @@ class _Runner:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="plait-hosts", daemon=True)
             self._thread.start()
-        errand = _Errand(act)
-        self._errands.put(errand)
-        return errand
+        operation = _Operation(act)
+        self._operations.put(operation)
+        return operation
 
     def close(self) -> None:
         """End the thread. One that waits for a lost rank is left to its time limit."""
-        self._errands.put(None)
+        self._operations.put(None)
         if self._thread is not None:
             self._thread.join(CLOSE_SECONDS)
 
@@ -226,10 +226,10 @@ class _Runner:
         error: Exception | None = None
         with torch.no_grad():
             while True:
-                errand = self._errands.get()
-                if errand is None:
+                operation = self._operations.get()
+                if operation is None:
                     return
                 before = error
-                error = errand.run(before)
+                error = operation.run(before)
                 if error is not before:
                     self._failed()

@@ -17,11 +17,11 @@ from plait.plan.precisions import PRECISION
 from plait.predict.cost.memory.local_sizes import held
 from plait.predict.cost.memory.rules import DEVICE, MemoryRules
 from plait.predict.cost.model.operations import (
-    LARGE_LOGITS,
     LATENT_PRODUCTS,
     Attention,
     Block,
     Elementwise,
+    Loss,
     Matmul,
 )
 from plait.predict.cost.sharding import Sharding
@@ -142,7 +142,7 @@ def block_activations(
     loss = saved.logits * (
         4.0 * copies if PRECISION[precision].has_masters else width * (copies - 1.0)
     )
-    if saved.lean_logits and tokens * saved.logits / shard.tp > LARGE_LOGITS:
+    if any(isinstance(op, Loss) and op.is_lean(tokens / shard.tp) for op in block.operations):
         loss = saved.logits * width  # their gradient
     tensor = (numbers * width + saved.tensor_masks + 4.0 * saved.statistics + loss) / shard.tp
     scores = (

@@ -182,8 +182,6 @@ class Saved:
     """Numbers kept besides in `tensor` when elementwise operations are not fused."""
     logits: float = 0.0
     """Numbers that are also kept in float32 by the loss."""
-    lean_logits: bool = False
-    """Whether a loss of large logits keeps their gradient alone, in the working width."""
     routed: float = 0.0
     """Numbers for each token that an expert axis moves and keeps (inputs and insides of experts),
     divided like `tensor`.

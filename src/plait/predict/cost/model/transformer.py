@@ -170,7 +170,6 @@ def head_block(shape: Transformer) -> Block:
         gathered=float(width),
         tensor=float(vocab),
         logits=float(copied),
-        lean_logits=shape.loss_by_rows,
     )
     return Block("head", tuple(operations), saved, width)
 
