@@ -1,0 +1,160 @@
+"""Snapshots and checkpoints beside the next step, on a GPU: bit for bit the state of their step.
+
+The update is late: long work stands before it in the device's queue. So a copy that does not wait
+for it has the state before, which the last test shows. A trial on the CPU asks the same question.
+"""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from plait import models
+from plait.checkpoint import Checkpoint
+from plait.checkpoint.memory import MemoryCheckpoint
+from plait.checkpoint.room import SideStream
+from plait.comm import World
+from plait.engine.build import build
+from plait.engine.state import snapshots
+from plait.engine.state.saves_behind import SavesBehind
+from plait.engine.state.saving import lasting_shards_of
+from plait.engine.state.snapshots import Snapshots
+from plait.models.losses import cross_entropy
+from plait.run.copier import Copier
+from tests.accelerator.on_device import is_there, sharing
+
+on_gpu = [
+    pytest.mark.accelerator,
+    pytest.mark.skipif(not is_there(), reason="there is no GPU at hand"),
+]
+STEPS = 4
+WIDTHS = {"cpu": 32, "cuda:0": 768}
+
+
+def optimizer_that_is_late(device: str) -> Callable[[Any], torch.optim.Optimizer]:
+    """AdamW whose update comes after long work in the device's queue."""
+    width = 4096 if device != "cpu" else 64
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        made = torch.optim.AdamW(parameters, lr=1e-3)
+        busy = torch.randn(width, width, device=device)
+
+        def wait(*unused: object) -> None:
+            for _ in range(20):
+                torch.tanh(busy @ busy)
+
+        made.register_step_pre_hook(wait)
+        return made
+
+    return make
+
+
+def different(source: Checkpoint, expected: dict[tuple[str, int], Tensor]) -> list[str]:
+    """The tensors of a checkpoint that are not what was expected, bit for bit."""
+    found = []
+    for (name, start), values in expected.items():
+        kept = source.tensor(name).reshape(-1)[start : start + values.numel()]
+        if not torch.equal(kept, values.cpu()):
+            found.append(name)
+    return found
+
+
+Made = tuple[nn.Module, Tensor]
+"""A model and the tokens [batch, sequence + 1] of its steps."""
+
+
+def made_on_host(device: str) -> Made:
+    """Of a size for the device; its values are drawn before ranks that are threads draw any."""
+    torch.manual_seed(0)
+    width = WIDTHS[device]
+    model = models.make(
+        "gpt",
+        vocab_size=8 * width,
+        max_position_embeddings=64,
+        hidden_size=width,
+        num_attention_heads=width // 16,
+        num_hidden_layers=4,
+    )
+    return model, torch.randint(0, 8 * width, (4, 65))
+
+
+def wrong_copies(world: World, device: str, made: Made, folder: Path) -> list[str]:
+    """What differs in any snapshot or checkpoint of a training whose next step begins at once."""
+    model, tokens = made
+    engine = build(
+        copy.deepcopy(model).to(device),
+        "dp1" if world.size == 1 else "dp2:zero1",
+        loss=cross_entropy,
+        optimizer=optimizer_that_is_late(device),
+        world=world,
+    )
+    batch = (tokens[:, :-1].to(device), tokens[:, 1:].to(device))
+    files = [[folder / f"{rank}-{turn}" for turn in range(2)] for rank in range(world.size)]
+    for path in files[world.rank]:
+        path.touch()
+    taken = Snapshots(files[world.rank], engine)
+    saves = SavesBehind(engine)
+    copier = Copier()
+    found = []
+    engine.step(batch)
+    for step in range(2, STEPS + 2):
+        shards = lasting_shards_of(engine)
+        copier.begin(taken.begin(step, {}))
+        engine.copies.add(copier.wait)  # type: ignore[arg-type]
+        save = saves.begin(folder / f"saved-{step}", {}, lambda: None)
+        engine.copies.add(save.wait_for_copy)
+        expected = {(shard.name, shard.start): shard.values.clone() for shard in shards}
+        engine.step(batch)
+        save.wait()
+        world.axis("world").barrier()
+        kept = MemoryCheckpoint([own[step % 2] for own in files])
+        for source in (kept, Checkpoint.open(folder / f"saved-{step}")):
+            found += different(source, expected)
+        world.axis("world").barrier()
+    copier.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda:0", marks=on_gpu)], ids=["cpu", "gpu"]
+)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_copy_beside_the_next_step_is_the_state_of_its_step(
+    device: str, num_ranks: int, tmp_path: Path
+) -> None:
+    found = sharing(device)(num_ranks, wrong_copies, device, made_on_host(device), tmp_path)
+    assert found == [[]] * num_ranks
+
+
+@pytest.mark.parametrize("_", [pytest.param(None, marks=on_gpu)])
+def test_a_copy_that_does_not_wait_for_the_update_is_seen(
+    _: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Early(SideStream):
+        """A stream that waits for the first step alone."""
+
+        def mark(self) -> None:
+            if self._ready is None:
+                super().mark()
+
+    monkeypatch.setattr(snapshots, "side_stream_of", Early)
+    made = made_on_host("cuda:0")
+    (found,) = sharing("cuda:0")(1, wrong_copies, "cuda:0", made, tmp_path)
+    assert found
+
+
+@pytest.mark.long
+def test_a_trial_of_the_measurement_on_the_cpu() -> None:
+    words = ["--device", "cpu", "--plan", "dp1 precision:bf16", "--group", "2", "--turns", "1"]
+    command = [sys.executable, "-m", "tests.accelerator.stalls", *words]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "a snapshot each step" in done.stdout
