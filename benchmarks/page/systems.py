@@ -23,6 +23,7 @@ from plait.mesh import Mesh
 from plait.models.losses import cross_entropy
 from plait.parallel.pipeline.actions import vee
 from plait.plan import Plan
+from plait.plan.precisions import Messages
 
 Step = Callable[[], Any]
 
@@ -46,11 +47,18 @@ COUNTERPART = {"1f1b": "torch 1F1B", "zbv": "torch ZBV"}
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to run a plan. `product` is torch's own, or the machine's measured table."""
+    """A way to run a plan. `product` is torch's own, or the machine's measured table. `messages`:
+    see `Options`.
+    """
 
     backend: str
     product: str | ProductTable
     title: str
+    messages: Messages = "whole"
+
+
+IN_HALVES = Variant("gloo", "torch", "sockets, messages bf16", "bf16")
+"""Of the plans that send activations; not on the page, as its numbers are others."""
 
 
 def variants(table: ProductTable) -> tuple[Variant, ...]:
@@ -131,13 +139,14 @@ def start(name: str, case: Case, size: int, table: ProductTable) -> Step:
     plan, _, title = name.partition(" | ")
     if not title:
         return _peer(name, case, size)
-    variant = next(one for one in variants(table) if one.title == title)
+    known = (*variants(table), IN_HALVES)
+    variant = next(one for one in known if one.title == title)
     return _plait(Plan.parse(plan), case, variant)
 
 
 def _plait(plan: Plan, case: Case, variant: Variant) -> Step:
     world = comm.init(Mesh.of(plan), backend=variant.backend)
-    options = Options(blocks="blocks.*", linear_product=variant.product)
+    options = Options(blocks="blocks.*", linear_product=variant.product, messages=variant.messages)
     engine = build(
         case.model("meta"), plan, loss=cross_entropy, optimizer=adamw, options=options, world=world
     )

@@ -25,11 +25,12 @@ from pathlib import Path
 from benchmarks.machine import announce
 from benchmarks.page.measure import Group
 from benchmarks.page.page import Row, text
-from benchmarks.page.systems import CASES, DDP, PLANS, peers_of, plans_of
+from benchmarks.page.systems import CASES, DDP, IN_HALVES, PLANS, peers_of, plans_of
 from benchmarks.sockets.link import End, link, why_not
 
 NUM_ENDS = 2
 RANKS_A_HOST = 2  # of `--hosts`
+SENDS_ACTIVATIONS = ("tensor", "pipeline")
 PORT = 29631
 RANK = "from benchmarks.sockets.rank import main; main()"
 
@@ -37,7 +38,10 @@ RANK = "from benchmarks.sockets.rank import main; main()"
 def groups_of(case: str, family: str, seconds: float) -> list[Group]:
     """The systems of a family, plait's through sockets with torch's product."""
     plans = plans_of(family, NUM_ENDS, CASES[case])
-    own = [f"{plan} | sockets" for plan in plans]
+    titles = ["sockets"]
+    if family in SENDS_ACTIVATIONS:
+        titles.append(IN_HALVES.title)
+    own = [f"{plan} | {title}" for plan in plans for title in titles]
     return [Group(case, family, NUM_ENDS, (*peers_of(family, CASES[case]), *own), seconds)]
 
 

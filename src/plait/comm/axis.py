@@ -81,9 +81,9 @@ class Axis:
     ) -> Work:
         """Sum `tensor` [...] over the axis: in place where it is contiguous, or into `out` [...].
 
-        `out` is contiguous and of the shape of `tensor`, which then has any strides and is kept. In
-        place, `padding` elements only make the buffer divide, and are counted apart; so are scalars
-        of `control`.
+        `out` is contiguous and of the shape of `tensor`, which then has any strides and is kept. It
+        is there when the call returns. In place, `padding` elements only make the buffer divide,
+        and are counted apart; so are scalars of `control`.
         """
         if out is not None:
             return self._all_reduce_into(out, tensor)
@@ -95,12 +95,14 @@ class Axis:
         out = contiguous(self, out)
         source = source.detach()
         check_shapes(self, "all_reduce", out.shape, source.shape)
-        return self._issue(
+        work = self._issue(
             "all_reduce",
             MessageSize.of(out),
             lambda b: b.all_reduce_into(out, source),
             lambda: out.copy_(source),
         )
+        work.wait()
+        return work
 
     def reduce_scatter(self, out: Tensor, full: Tensor, *, padding: int = 0) -> Work:
         """Sum `full` over the axis and keep this rank's part of the sum, in `out`.

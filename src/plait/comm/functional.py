@@ -74,7 +74,7 @@ def reduced(tensor: Tensor, axis: Axis, target: Layout) -> Tensor:
     if isinstance(target, Sharded):
         return _reduce_scatter(tensor, axis, _dim(tensor, target))
     total = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-    axis.all_reduce(tensor, out=total).wait()
+    axis.all_reduce(tensor, out=total)
     return total
 
 

@@ -117,6 +117,8 @@ class Backend(ABC):
     def all_reduce_into(self, out: Tensor, source: Tensor) -> Handle:
         """`out` [...] becomes the sum of `source`, of the same shape and any strides, which stays
         as it is.
+
+        Every rank waits for it before it does anything else with this line.
         """
         out.copy_(source)
         return self.all_reduce(out)

@@ -6,6 +6,11 @@ as Gloo's rings but in one step instead of N-1 (the numbers: benchmarks/collecti
 all-reduce is an all-to-all of copies and a sum: more bytes, but what it waits for is latency. Local
 sums run in the order of coordinates and accumulate halves in float32, so no result depends on
 timing.
+
+Gloo's own ring would round halves at every step. So two ranks send each other all of them and add
+them up in float32. More ranks send parts to those that sum them, and gather the sums. Gathering
+begins when summing has ended, so all ranks have to wait for it at once. A sum that goes on beside
+other operations sends float32 there.
 """
 
 from __future__ import annotations
@@ -23,7 +28,8 @@ from plait.comm.backends.sums import HALVES
 _ALL_GATHER_TAG = 1  # tags of the user are shifted beyond these
 _EXCHANGE_TAG = 2
 _REDUCE_SCATTER_TAG = 3
-_USER_TAG = 4
+_ALL_REDUCE_TAG = 4
+_USER_TAG = 5
 
 
 # All ranks' tensors together: up to here an all-reduce waits for latency, not for bytes.
@@ -35,18 +41,45 @@ class Gloo(Native):
     """Native, but for reduce_scatter, all_gather and the sums of halves."""
 
     def all_reduce(self, tensor: Tensor) -> Handle:
-        """Small: everyone sums everything. Large: Gloo's own; halves as float32, because it would
-        round at every step.
+        """Small: everyone sums everything. Large: Gloo's own; halves of two ranks are exchanged, of
+        more they are summed as float32.
         """
-        num_bytes = tensor.numel() * tensor.element_size() * self.size
-        if not self.paths.beyond("gloo_all_reduce_bytes", num_bytes, SMALL_BYTES):
-            arrived, work = self._spread(tensor.view(-1))
-            return Then([work], lambda: self.sum_into(tensor.view(-1), arrived.unbind()))
+        flat = tensor.view(-1)
+        if not self._is_large_sum(tensor):
+            arrived, work = self._spread(flat)
+            return Then([work], lambda: self.sum_into(flat, arrived.unbind()))
         if tensor.dtype not in HALVES:
             return super().all_reduce(tensor)
+        if self.size == 2:
+            rows = [flat, flat]
+            rows[1 - self.rank] = torch.empty_like(flat)
+            works = self._trade(rows, [flat, flat], _ALL_REDUCE_TAG)
+            return Then(works, lambda: self.sum_into(flat, rows))
         wide = tensor.float()
         work = dist.all_reduce(wide, group=self.group, async_op=True)
         return Then([work], lambda: tensor.copy_(wide))
+
+    def all_reduce_into(self, out: Tensor, source: Tensor) -> Handle:
+        """Large halves of more than two ranks: a part is summed by each rank, and gathered."""
+        if self.size == 2 or source.dtype not in HALVES or not self._is_large_sum(source):
+            return super().all_reduce_into(out, source)
+        numel = source.numel()
+        length = -(-numel // self.size)
+        full = out.view(-1) if numel == length * self.size else out.new_zeros(length * self.size)
+        full[:numel].view(source.shape).copy_(source)
+        part = full.view(self.size, -1)[self.rank]
+        summing = self.reduce_scatter(part, full)
+
+        def gather() -> None:
+            self.all_gather(full, part).wait()
+            if full.data_ptr() != out.data_ptr():
+                out.view(-1).copy_(full[:numel])
+
+        return Then([summing], gather)
+
+    def _is_large_sum(self, tensor: Tensor) -> bool:
+        num_bytes = tensor.numel() * tensor.element_size() * self.size
+        return self.paths.beyond("gloo_all_reduce_bytes", num_bytes, SMALL_BYTES)
 
     def reduce_scatter(self, out: Tensor, full: Tensor) -> Handle:
         """Everyone sends to everyone the part that it sums, then the sum of what arrived."""
