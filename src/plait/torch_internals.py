@@ -128,6 +128,17 @@ def _plain_step(optimizer: torch.optim.Optimizer) -> Callable[..., object] | Non
     return plain
 
 
+def has_own_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step of the optimizer is torch's own rule alone: no hook, no step put over it."""
+    return _plain_step(optimizer) is not None
+
+
+def allow_any_grad_dtype(param: torch.nn.Parameter) -> None:
+    """Let the gradient of a parameter [...] have another precision than its own."""
+    tensor: Any = param
+    tensor.grad_dtype = None
+
+
 def storage_key(tensor: Tensor) -> int:
     """A number that tensors [...] on one storage share, for as long as the storage lives."""
     key: int = tensor.untyped_storage()._cdata

@@ -17,7 +17,7 @@ from torch import nn
 from plait import comm
 from plait.cluster.products import MEASUREMENTS
 from plait.comm import World
-from plait.engine import choosing, compiling, recompute, update
+from plait.engine import choosing, compiling, one_pass, recompute, update
 from plait.engine.around import contexts_of, make_balance, make_splitter
 from plait.engine.balance import has_routers
 from plait.engine.composition import check_composition, check_delayed
@@ -161,7 +161,13 @@ def compose(
     stages = local_stages(model, blocks, cut, schedule.stages(world.axis("pp").rank))
     holding = local_holding(model, cut, stages, split.placements)
     make_strategy = strategy_maker(
-        plan, options, precision, schedule, experts=split.experts, world=world
+        plan,
+        options,
+        precision,
+        schedule,
+        experts=split.experts,
+        world=world,
+        takes_as_computed=one_pass.is_at_hand(world.device, optimizer),
     )
     strategies = {index: stage.strategy(make_strategy) for index, stage in stages.items()}
     products = layer_products(plan, options, precision, schedule, world)

@@ -52,10 +52,12 @@ def strategy_maker(
     *,
     experts: ExpertSplit | None,
     world: World,
+    takes_as_computed: bool = False,
 ) -> StrategyMaker:
     """The maker of this rank's data strategies.
 
-    Gradients are reduced as they come, unless a schedule makes weight gradients apart.
+    Gradients are reduced as they come, unless a schedule makes weight gradients apart. With
+    `takes_as_computed` the update takes them in the precision of the layers, where it can.
     """
     splits_backward = any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
     group = DataGroup(
@@ -70,8 +72,25 @@ def strategy_maker(
         eager=not splits_backward,
         membership=world.membership,
         fixed_order=options.fixed_order,
+        one_backward=(
+            takes_as_computed and experts is None and has_one_backward(plan, options, precision)
+        ),
     )
     return StrategyMaker(plan, group, asynchrony_of(plan, options), experts, world)
+
+
+def has_one_backward(plan: Plan, options: Options, precision: Precision) -> bool:
+    """Whether one rank makes the gradients of a step by one backward, in less than the masters'
+    precision.
+    """
+    return (
+        plan.world_size == 1
+        and plan.micro_batches == 1
+        and plan.dp.strategy == "allreduce"
+        and not plan.dp.offload
+        and not options.fixed_order
+        and precision.compute != precision.master
+    )
 
 
 def as_one(strategies: Mapping[int, DataStrategy]) -> DataStrategy:

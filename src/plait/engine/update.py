@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from plait.comm import Axis
 from plait.engine.group_counts import GroupCounts
 from plait.engine.loss import LossSum, LossTotals
+from plait.engine.one_pass import OnePass
 from plait.errors import OptimizerError
 from plait.models.parameters import OnWhole, Parameters
 from plait.outer import Change
-from plait.parallel.data import DataStrategy, refuse_modes
+from plait.parallel.data import DataStrategy, OptimizerShard, refuse_modes
 from plait.parallel.data.gradients import BucketState
 from plait.parallel.tensor import TensorSplit
 from plait.torch_internals import numbers_on, takes_gradient_scale
@@ -66,6 +67,7 @@ class Update:
         self._learning_rate = learning_rate
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
         self._rate = 1.0
+        self._one_pass = OnePass.of(optimizer, strategy)
         self._takes_scale = takes_gradient_scale(optimizer) and all(
             piece.value.dtype == torch.float32 for piece in strategy.pieces
         )
@@ -140,20 +142,31 @@ class Update:
             scheduled = self.rate(change.step)
             for group, base in zip(self.optimizer.param_groups, self._base, strict=True):
                 group["lr"] = base * scheduled * change.rate
+        if self._one_pass is not None and self._one_pass.step(factor):
+            return
         optimizer: Any = self.optimizer
+        pieces = self._strategy.pieces
+        if self._strategy.copies is not None:
+            widen_gradients(pieces)
         if self._takes_scale:
-            pieces = self._strategy.pieces
             device = pieces[0].value.device if pieces else torch.device("cpu")
             # `full` runs on the device, where `tensor` would have the host wait for a copy
             optimizer.grad_scale = torch.full((), 1.0 / factor, dtype=torch.float32, device=device)
             optimizer.found_inf = torch.zeros((), dtype=torch.float32, device=device)
         else:
             grads: list[Tensor] = [
-                piece.value.grad for piece in self._strategy.pieces if piece.value.grad is not None
+                piece.value.grad for piece in pieces if piece.value.grad is not None
             ]
             if grads and factor != 1.0:
                 torch._foreach_mul_(grads, factor)
         self.counts.step()
+
+
+def widen_gradients(pieces: Sequence[OptimizerShard]) -> None:
+    """Give every piece its gradient [...] in the precision of its value, for torch's optimizers."""
+    for piece in pieces:
+        if piece.value.grad is not None:
+            piece.value.grad = piece.value.grad.to(piece.value.dtype)
 
 
 def partial_sums(strategy: DataStrategy, split: TensorSplit | None) -> list[Callable[[], None]]:

@@ -18,7 +18,13 @@ from plait.parallel.data.replicated import (
     unreduced,
 )
 from plait.parallel.data.server import ParameterServer
-from plait.parallel.data.strategy import DataGroup, DataStrategy, OptimizerShard, Replicas
+from plait.parallel.data.strategy import (
+    DataGroup,
+    DataStrategy,
+    OptimizerShard,
+    Replicas,
+    RoundedCopies,
+)
 from plait.parallel.data.units import Unit, find_blocks, match_blocks, split_units
 from plait.parallel.data.zero import zero1, zero2
 from plait.parallel.data.zero3 import Zero3
@@ -58,6 +64,7 @@ __all__ = [
     "OptimizerShard",
     "Replicas",
     "ReplicatedParameters",
+    "RoundedCopies",
     "Unit",
     "find_blocks",
     "make",

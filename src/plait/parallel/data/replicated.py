@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from plait.comm import Axis, Waitable, wait_all
+from plait.parallel.data.as_computed import GradientsAsComputed
 from plait.parallel.data.fixed_order import FixedOrderGradients, fixed_order_all_reduce
-from plait.parallel.data.gradients import BucketState, PersistentGradients, Reducer
+from plait.parallel.data.gradients import BucketState, GradientStore, PersistentGradients, Reducer
 from plait.parallel.data.ring import ring_all_reduce
 from plait.parallel.data.strategy import (
     DataGroup,
     DataStrategy,
     Replicas,
+    RoundedCopies,
     Weight,
     bind,
     make_optimizer_shard,
@@ -28,6 +30,7 @@ from plait.parallel.data.strategy import (
     squared_norm,
 )
 from plait.parallel.data.units import Unit
+from plait.torch_internals import allow_any_grad_dtype
 
 
 class AllReduce(Protocol):
@@ -60,9 +63,22 @@ class ReplicatedParameters(DataStrategy):
         self._flats: list[Tensor] = []
         for state in self.states:
             self._allocate(state)
-        make_store = FixedOrderGradients if group.fixed_order else PersistentGradients
-        store = make_store(self.states, group.axis, group.master_dtype, group.device)
-        self.reducer = Reducer(self.states, store, self._launch, eager=group.eager)
+        self._as_computed: GradientsAsComputed | None = None
+        self._copies: RoundedCopies | None = None
+        self.reducer = Reducer(self.states, self._make_store(), self._launch, eager=group.eager)
+
+    def _make_store(self) -> GradientStore:
+        group = self.group
+        common = (self.states, group.axis, group.master_dtype, group.device)
+        if group.fixed_order:
+            return FixedOrderGradients(*common)
+        if not group.one_backward:
+            return PersistentGradients(*common)
+        self._as_computed = store = GradientsAsComputed(*common)
+        self._copies = RoundedCopies(self.pieces, self._flats)
+        for piece in self.pieces:
+            allow_any_grad_dtype(piece.value)
+        return store
 
     def _allocate(self, state: BucketState) -> None:
         numel = state.bucket.padded_numel
@@ -81,6 +97,20 @@ class ReplicatedParameters(DataStrategy):
         self.pieces += [
             make_optimizer_shard(state, part, master, group, self.replicas) for part in parts
         ]
+
+    @property
+    def copies(self) -> RoundedCopies | None:
+        return self._copies
+
+    def begin_step(self) -> None:
+        if self._as_computed is not None:
+            for piece in self.pieces:
+                piece.value.grad = None  # backward's own tensor, whose memory the forward may take
+        super().begin_step()
+
+    def before_forward(self) -> None:
+        if self._as_computed is not None:
+            self._as_computed.before_forward()
 
     @property
     def masters(self) -> list[Tensor]:
@@ -125,7 +155,7 @@ class ReplicatedParameters(DataStrategy):
             flat[slot.offset : slot.stop].view(slot.shape).copy_(value)
 
     def _launch(self, state: BucketState) -> None:
-        if self._all_reduce is not None:
+        if self._all_reduce is not None and self._as_computed is None:
             assert state.grad is not None
             work = self._all_reduce(self.group.axis, state.grad, state.bucket.padding)
             self._works.append(work)
@@ -133,11 +163,17 @@ class ReplicatedParameters(DataStrategy):
     def reduce(self) -> None:
         wait_all(self._works)
         self._works.clear()
+        leaves = self._as_computed is not None and not self._as_computed.adds_up
         for piece in self.pieces:
             assert piece.state.grad is not None
-            piece.value.grad = piece.part.view(piece.state.grad)
+            if leaves:
+                piece.value.grad = piece.part.slot.param.grad
+            else:
+                piece.value.grad = piece.part.view(piece.state.grad)
 
     def publish(self) -> None:
+        if self._copies is not None and self._copies.take_written():
+            return
         for flat, master in zip(self._flats, self._masters, strict=True):
             if flat is not master:
                 flat.copy_(master)
@@ -152,7 +188,7 @@ class ReplicatedParameters(DataStrategy):
 
         Where gradients are not summed, the squared norm of this rank's own.
         """
-        if self._all_reduce is None:
+        if self._all_reduce is None or self._as_computed is not None:
             own = (p.value.grad for p in self.pieces if p.value.grad is not None)
             return squared_norm(own, self.group.device)
         rank = self.group.axis.rank
@@ -173,13 +209,18 @@ class ReplicatedParameters(DataStrategy):
     def live_tensors(self) -> dict[str, list[Tensor]]:
         return {
             "parameters": list(self._flats),
-            "gradients": [state.grad for state in self.states if state.grad is not None],
+            "gradients": self._live_gradients(),
             "optimizer": [
                 master
                 for flat, master in zip(self._flats, self._masters, strict=True)
                 if flat is not master
             ],
         }
+
+    def _live_gradients(self) -> list[Tensor]:
+        if self._as_computed is not None:
+            return self._as_computed.live()
+        return [state.grad for state in self.states if state.grad is not None]
 
 
 def all_reduce_strategy(units: Sequence[Unit], group: DataGroup) -> ReplicatedParameters:

@@ -31,6 +31,8 @@ from plait.parallel.data.units import Unit
 
 CPU = torch.device("cpu")
 Weight = Callable[[str], float]
+HALVES = (torch.bfloat16, torch.float16)
+"""Precisions whose squares are summed in float32."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class DataGroup:
         tied_copies: parameters that an earlier pipeline stage holds too, and counts.
         membership: membership, where ranks join and leave.
         fixed_order: sums over micro-batches and ranks follow one tree.
+        one_backward: one rank makes a step's gradients by one backward, and the update takes them
+            as they were computed.
     """
 
     axis: Axis
@@ -65,6 +69,7 @@ class DataGroup:
     tied_copies: frozenset[str] = frozenset()
     membership: Membership | None = None
     fixed_order: bool = False
+    one_backward: bool = False
 
     @property
     def worker(self) -> int:
@@ -106,6 +111,33 @@ class OptimizerShard:
     def numel(self) -> int:
         """Number of elements."""
         return self.part.numel
+
+
+class RoundedCopies:
+    """The optimizer's pieces in the precision of the layers, which one update may write itself.
+
+    The pieces' gradients have that precision, too, unless several were added up.
+    """
+
+    def __init__(self, pieces: Sequence[OptimizerShard], flats: Sequence[Tensor]) -> None:
+        """`flats` are the layers' parameters (padded_numel,), one a bucket."""
+        self._copies = {
+            id(piece.value): piece.part.view(flats[piece.state.index]) for piece in pieces
+        }
+        self._is_written = False
+
+    def of(self, value: nn.Parameter) -> Tensor:
+        """The copy of a piece [...], of its shape."""
+        return self._copies[id(value)]
+
+    def are_written(self) -> None:
+        """The update has written all copies."""
+        self._is_written = True
+
+    def take_written(self) -> bool:
+        """Whether the update since the last call has written all copies."""
+        is_written, self._is_written = self._is_written, False
+        return is_written
 
 
 class DataStrategy(ABC):
@@ -168,6 +200,13 @@ class DataStrategy(ABC):
         """Give slot `index` its value, the full parameter in its shape; elements of other ranks are
         dropped.
         """
+
+    @property
+    def copies(self) -> RoundedCopies | None:
+        """Where an update may write the parameters that layers see. None where gradients are not
+        kept as computed.
+        """
+        return None
 
     @property
     @abstractmethod
@@ -234,9 +273,16 @@ def weighted_squared_norm(
 def squared_norm(grads: Iterable[Tensor], device: torch.device) -> Tensor:
     """The sum of squares of all elements of tensors [...]. 0-dim, float64; nothing is sent."""
     total = torch.zeros((), dtype=torch.float64, device=device)
+    halves = []
     for grad in grads:
+        if grad.dtype in HALVES:
+            halves.append(grad)
+            continue
         flat = grad.reshape(-1)
         total += torch.dot(flat, flat).to(total)
+    if halves:
+        norms = torch._foreach_norm(halves, 2, torch.float32)
+        total += torch.stack(norms).double().square().sum()
     return total
 
 

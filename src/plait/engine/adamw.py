@@ -1,0 +1,59 @@
+"""AdamW of tensors in two precisions: the rule, and what it reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The numbers of AdamW for one group of parameters, at one step.
+
+    Source: I. Loshchilov and F. Hutter, Decoupled Weight Decay Regularization (ICLR 2019),
+    algorithm 2. `factor` multiplies the gradient first.
+    """
+
+    rate: float
+    betas: tuple[float, float]
+    epsilon: float
+    decay: float
+    factor: float
+
+
+@dataclass(frozen=True)
+class Updated:
+    """The tensors of one parameter [...] that an update reads or writes.
+
+    `value`, `mean` and `square` are in float32; `grad` and `copy` in the layers' precision. `step`,
+    0-dim in float32, has counted the running step already.
+    """
+
+    value: Tensor
+    mean: Tensor
+    square: Tensor
+    grad: Tensor
+    copy: Tensor
+    step: Tensor
+
+    @property
+    def arrays(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """All tensors of the parameter's shape."""
+        return self.value, self.mean, self.square, self.grad, self.copy
+
+
+def update_plainly(tensors: Sequence[Updated], rule: Rule) -> None:
+    """The rule in torch's own operations, by which kernels are judged."""
+    first, second = rule.betas
+    for one in tensors:
+        step = float(one.step)
+        grad = one.grad.float() * rule.factor
+        one.mean.lerp_(grad, 1 - first)
+        one.square.mul_(second).addcmul_(grad, grad, value=1 - second)
+        root = (1 - second**step) ** 0.5
+        size = rule.rate / (1 - first**step)
+        one.value.mul_(1 - rule.rate * rule.decay)
+        one.value.addcdiv_(one.mean, (one.square.sqrt() / root).add_(rule.epsilon), value=-size)
+        one.copy.copy_(one.value)

@@ -1,0 +1,136 @@
+"""AdamW of many tensors by one kernel of Triton, in one pass over memory.
+
+A table has the addresses of each tensor, so that gradients are read where backward left them. Only
+this module imports Triton, which a build of torch for GPUs brings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from plait.engine.adamw import Rule, Updated
+
+BLOCK = 2048
+"""Elements that one program updates."""
+ALIGNMENT = 16
+"""Bytes of one load, where every tensor begins at a multiple of them, and its size is one."""
+TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+def update(tensors: Sequence[Updated], rule: Rule) -> None:
+    """Update tensors of one GPU by AdamW, and write their rounded copies."""
+    kinds: dict[tuple[bool, torch.dtype, torch.dtype], list[Updated]] = {}
+    for one in tensors:
+        kinds.setdefault((_is_aligned(one), one.grad.dtype, one.copy.dtype), []).append(one)
+    numbers = _numbers(rule, tensors[0].value.device)
+    for (is_aligned, grad, copy), some in kinds.items():
+        blocks = _blocks(tuple(one.value.numel() for one in some), some[0].value.device)
+        _adamw[(blocks.shape[0],)](
+            _addresses(some),
+            blocks,
+            numbers,
+            GRAD=TYPES[grad],
+            COPY=TYPES[copy],
+            ALIGNED=is_aligned,
+            BLOCK=BLOCK,
+            num_warps=8,
+        )
+
+
+def _is_aligned(one: Updated) -> bool:
+    sizes = (one.value.numel(), *(array.data_ptr() for array in one.arrays))
+    return not any(size % ALIGNMENT for size in sizes)
+
+
+def _addresses(tensors: Sequence[Updated]) -> Tensor:
+    """Where the arrays and the count of steps of each tensor begin: [n, 6], on their device."""
+    rows = [[*(array.data_ptr() for array in one.arrays), one.step.data_ptr()] for one in tensors]
+    return _on(tensors[0].value.device, torch.tensor(rows, dtype=torch.int64))
+
+
+def _numbers(rule: Rule, device: torch.device) -> Tensor:
+    """The numbers of a rule and the logarithms of its betas: [8], in float64."""
+    logs = [math.log(beta) if beta else -math.inf for beta in rule.betas]
+    numbers = [rule.rate, *rule.betas, rule.epsilon, rule.decay, rule.factor, *logs]
+    return _on(device, torch.tensor(numbers, dtype=torch.float64))
+
+
+@cache
+def _blocks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """The tensor, its first element and its size for each program: [n, 3]."""
+    rows = [
+        (index, start, size) for index, size in enumerate(sizes) for start in range(0, size, BLOCK)
+    ]
+    return torch.tensor(rows, dtype=torch.int64).to(device)
+
+
+def _on(device: torch.device, tensor: Tensor) -> Tensor:
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _adamw(  # type: ignore[no-untyped-def] # noqa: PLR0917 - what Triton calls has no keywords
+    addresses,
+    blocks,
+    numbers,
+    GRAD: tl.constexpr,
+    COPY: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    program = blocks + 3 * tl.program_id(0)
+    row = addresses + 6 * tl.load(program)
+    value = tl.load(row).to(tl.pointer_type(tl.float32))
+    mean = tl.load(row + 1).to(tl.pointer_type(tl.float32))
+    square = tl.load(row + 2).to(tl.pointer_type(tl.float32))
+    grad = tl.load(row + 3).to(tl.pointer_type(GRAD))
+    copy = tl.load(row + 4).to(tl.pointer_type(COPY))
+    size = tl.load(program + 2)
+    if ALIGNED:
+        value = tl.multiple_of(value, 16)
+        mean = tl.multiple_of(mean, 16)
+        square = tl.multiple_of(square, 16)
+        grad = tl.multiple_of(grad, 16)
+        copy = tl.multiple_of(copy, 16)
+        size = tl.multiple_of(size, 16)
+    first = tl.multiple_of(tl.load(program + 1), BLOCK)
+    offsets = first + tl.arange(0, BLOCK)
+    inside = offsets < size
+
+    step = tl.load(tl.load(row + 5).to(tl.pointer_type(tl.float32))).to(tl.float64)
+    rate = tl.load(numbers)
+    beta1 = tl.load(numbers + 1)
+    beta2 = tl.load(numbers + 2)
+    epsilon = tl.load(numbers + 3).to(tl.float32)
+    decay = tl.load(numbers + 4)
+    factor = tl.load(numbers + 5).to(tl.float32)
+    correction1 = 1.0 - tl.exp(step * tl.load(numbers + 6))
+    correction2 = 1.0 - tl.exp(step * tl.load(numbers + 7))
+    rate1 = (rate / correction1).to(tl.float32)
+    root = tl.sqrt(correction2).to(tl.float32)
+    kept = (1.0 - rate * decay).to(tl.float32)
+    new1 = (1.0 - beta1).to(tl.float32)
+    old2 = beta2.to(tl.float32)
+    new2 = (1.0 - beta2).to(tl.float32)
+
+    g = tl.load(grad + offsets, mask=inside).to(tl.float32) * factor
+    m = tl.load(mean + offsets, mask=inside)
+    v = tl.load(square + offsets, mask=inside)
+    w = tl.load(value + offsets, mask=inside)
+    m += new1 * (g - m)
+    v = old2 * v + new2 * g * g
+    denominator = tl.div_rn(tl.sqrt_rn(v), root) + epsilon
+    w = w * kept - tl.div_rn(rate1 * m, denominator)
+    tl.store(mean + offsets, m, mask=inside)
+    tl.store(square + offsets, v, mask=inside)
+    tl.store(value + offsets, w, mask=inside)
+    tl.store(copy + offsets, w.to(COPY), mask=inside)

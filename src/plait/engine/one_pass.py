@@ -1,0 +1,117 @@
+"""The update in one pass over memory, where masters are float32 and layers compute in bf16.
+
+torch's fused AdamW takes gradients of the masters' precision alone. Before it a gradient in bf16 is
+copied to float32, and after it the new masters are rounded to bf16. These three passes move 44
+bytes a parameter. One kernel reads gradients as backward left them, and writes the rounded
+parameters too: 28 bytes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.engine.adamw import Rule, Updated
+from plait.models.parameters import Parameters
+from plait.parallel.data import DataStrategy, RoundedCopies
+from plait.torch_internals import has_own_step
+
+MakeOptimizer = Callable[[Parameters], torch.optim.Optimizer]
+MODES = ("amsgrad", "maximize", "differentiable", "capturable")
+
+
+Kernel = Callable[[Sequence[Updated], Rule], None]
+
+
+def is_at_hand(device: torch.device, make_optimizer: MakeOptimizer) -> bool:
+    """Whether the update of an optimizer can be one pass on a device.
+
+    The optimizer is made once for one number, to learn its kind.
+    """
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return False
+    probe = nn.Parameter(torch.zeros(1, device=device))
+    return takes(make_optimizer(Parameters([("nothing", probe)])))
+
+
+def takes(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer is torch's fused AdamW in its plain form, whose step nobody watches."""
+    if type(optimizer) is not torch.optim.AdamW or not has_own_step(optimizer):
+        return False
+    return all(_is_plain(group) for group in optimizer.param_groups)
+
+
+def _is_plain(group: dict[str, Any]) -> bool:
+    numbers = (group["lr"], *group["betas"])
+    if not all(isinstance(number, float | int) for number in numbers):
+        return False
+    return bool(group.get("fused")) and not any(group.get(mode) for mode in MODES)
+
+
+def kernel_of_gpus() -> Kernel:
+    """The kernel for tensors of a GPU; it needs Triton."""
+    from plait.engine.adamw_kernel import update
+
+    return update
+
+
+class OnePass:
+    """The update of one optimizer's parameters by one kernel, with the optimizer's own state."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, copies: RoundedCopies, kernel: Kernel
+    ) -> None:
+        self._optimizer = optimizer
+        self._copies = copies
+        self._kernel = kernel
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, strategy: DataStrategy) -> OnePass | None:
+        """The update of a strategy that keeps gradients as computed; None for all others."""
+        copies = strategy.copies
+        return None if copies is None else cls(optimizer, copies, kernel_of_gpus())
+
+    def step(self, factor: float) -> bool:
+        """One step on gradients times `factor`; False where the optimizer must do it by itself."""
+        if not takes(self._optimizer):
+            return False
+        for group in self._optimizer.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            if not params:
+                continue
+            tensors = [self._tensors(param) for param in params]
+            torch._foreach_add_([one.step for one in tensors], 1)
+            self._kernel(tensors, _rule(group, factor))
+        self._copies.are_written()
+        return True
+
+    def _tensors(self, param: nn.Parameter) -> Updated:
+        state = self._state(param)
+        assert param.grad is not None
+        return Updated(
+            param.data,
+            state["exp_avg"],
+            state["exp_avg_sq"],
+            param.grad,
+            self._copies.of(param),
+            state["step"],
+        )
+
+    def _state(self, param: nn.Parameter) -> dict[str, Tensor]:
+        """The state that torch's AdamW keeps of a parameter [...], made as it makes it."""
+        state: dict[str, Tensor] = self._optimizer.state[param]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
+            state["exp_avg"] = torch.zeros_like(param.data)
+            state["exp_avg_sq"] = torch.zeros_like(param.data)
+        return state
+
+
+def _rule(group: dict[str, Any], factor: float) -> Rule:
+    rate, decay, epsilon = (float(group[name]) for name in ("lr", "weight_decay", "eps"))
+    first, second = (float(beta) for beta in group["betas"])
+    return Rule(rate, (first, second), epsilon, decay, factor)
