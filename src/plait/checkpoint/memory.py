@@ -13,6 +13,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from operator import is_
 from pathlib import Path
 
 import torch
@@ -36,9 +37,13 @@ class MemoryFile:
     """One rank's file for snapshots, mapped for writing.
 
     What lies on a device comes by way of a `room`, which files that take turns share.
+
+    Attributes:
+        num_bytes: of the shards that were written last.
     """
 
     def __init__(self, path: Path, room: Room | None = None) -> None:
+        self.num_bytes = 0
         self._path = path
         self._room = room
         self._map: mmap.mmap | None = None
@@ -47,11 +52,6 @@ class MemoryFile:
         self._views: list[Tensor] = []
         self._list_place = 0
         self._list_bytes = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the shards that were written last."""
-        return sum(view.numel() * view.element_size() for view in self._views)
 
     def content(self) -> Tensor:
         """The bytes (num_bytes,) of the file, uint8, as far as it is written: a view of the map."""
@@ -86,6 +86,8 @@ class MemoryFile:
 
     def _entries_of(self, held: Sequence[Shard]) -> list[Entry]:
         """The entries of shards. That of a shard which the file held before is known."""
+        if len(held) == len(self._held) and all(map(is_, held, self._held)):
+            return self._entries
         known = {id(shard): entry for shard, entry in zip(self._held, self._entries, strict=True)}
         return [known.get(id(shard)) or entry_of(shard) for shard in held]
 
@@ -123,6 +125,7 @@ class MemoryFile:
         self._list_place = end
         self._list_bytes = len(text)
         self._views = [_values(self._map, entry) for entry in placed]
+        self.num_bytes = sum(view.numel() * view.element_size() for view in self._views)
 
 
 class MemoryCopy:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import is_
 from typing import Any
 
 import torch
@@ -82,6 +83,8 @@ class Room:
         self._side = side
         self._forms: list[Form] = []
         self._values: list[Tensor] = []
+        self._given: list[Shard] = []
+        self._copies: list[Shard] = []
 
     def mark(self) -> None:
         """Copies from here on are of the present state. In the thread that makes the steps."""
@@ -94,10 +97,7 @@ class Room:
 
     def begin(self, shards: Sequence[Shard]) -> Callable[[], list[Shard]]:
         """Begin to copy what lies on a device; the answer copies the rest, and gives the copies."""
-        forms = [(shard.values.dtype, shard.numel) for shard in shards]
-        if forms != self._forms:
-            self._values = self._rooms(forms)
-            self._forms = forms
+        copies = self._copies_of(shards)
         pairs = [*zip(self._values, (shard.values for shard in shards), strict=True)]
         side = self._side
         far = [pair for pair in pairs if side is not None and side.has(pair[1])]
@@ -115,10 +115,23 @@ class Room:
                     torch._foreach_copy_(rooms, values)  # one call, without the interpreter
             if wait is not None:
                 wait()
-            copies = zip(shards, self._values, strict=True)
-            return [replace(shard, values=values) for shard, values in copies]
+            return copies
 
         return finish
+
+    def _copies_of(self, shards: Sequence[Shard]) -> list[Shard]:
+        """The shards with this memory for their values. Those of the last copy are known."""
+        given = list(shards)
+        if len(given) == len(self._given) and all(map(is_, given, self._given)):
+            return [*self._copies]
+        forms = [(shard.values.dtype, shard.numel) for shard in given]
+        if forms != self._forms:
+            self._values = self._rooms(forms)
+            self._forms = forms
+        pairs = zip(given, self._values, strict=True)
+        self._copies = [replace(shard, values=values) for shard, values in pairs]
+        self._given = given
+        return [*self._copies]
 
     def _rooms(self, forms: Sequence[Form]) -> list[Tensor]:
         """Room for tensors of these forms in one piece of memory, in the order of their file."""

@@ -80,6 +80,20 @@ def test_a_save_copies_the_state_of_its_beginning(monkeypatch: pytest.MonkeyPatc
     assert kept.values.tolist() == [2, 2]
 
 
+def test_shards_that_are_those_before_have_the_copies_before() -> None:
+    memory = Room()
+    shards = [Shard.whole("weight", torch.zeros(3)), Shard.whole("bias", torch.zeros(2))]
+    first = memory.copy(shards)
+    shards[0].values.fill_(1)
+    again = memory.copy(list(shards))
+    assert all(one is before for one, before in zip(again, first, strict=True))
+    assert again[0].values.tolist() == [1, 1, 1]
+    shards[1] = Shard.whole("bias", torch.full((2,), 2.0))  # the same form, another tensor
+    assert [one.values.tolist() for one in memory.copy(shards)] == [[1, 1, 1], [2, 2]]
+    one_less = memory.copy(shards[1:])
+    assert [(one.name, one.values.tolist()) for one in one_less] == [("bias", [2, 2])]
+
+
 def test_what_lies_on_the_host_is_copied_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Optimizer state that is offloaded, and counts of steps."""
     device, recorded = faked(monkeypatch, eager=False)

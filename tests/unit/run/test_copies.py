@@ -149,6 +149,47 @@ def test_a_checkpoint_takes_the_list_of_the_snapshots(
     assert len(made) == 2  # one for each rank
 
 
+def test_a_later_save_walks_through_no_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model without buffers: what no step changes is found once, and the step count each time."""
+    walks: list[str] = []
+    named_modules = nn.Module.named_modules
+
+    def walking(module: nn.Module, *args: Any, **more: Any) -> Any:
+        walks.append(threading.current_thread().name)
+        return named_modules(module, *args, **more)
+
+    def run(world: World) -> list[Any]:
+        model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4))
+        loss = nn.MSELoss()
+        engine = build(model, "dp1", loss=loss, optimizer=torch.optim.AdamW, world=world)
+        files = [tmp_path / "0", tmp_path / "1"]
+        for file in files:
+            file.touch()
+        snapshots = Snapshots(files, engine)
+        saves = SavesBehind(engine)
+        found: list[Any] = []
+        for step in (1, 2, 3):
+            engine.step(BATCH)
+            before = len(walks)
+            snapshots.take(step, {"loader": {}})
+            save = saves.begin(tmp_path / f"step-{step}", {"loader": {}}, lambda: None)
+            save.wait()
+            assert save.failure is None
+            found.append(len(walks) - before)
+            meta = {"loader": {}, **meta_of(engine)}
+            kept = MemoryCheckpoint([files[step % 2]])
+            assert kept.meta == Checkpoint.open(tmp_path / f"step-{step}").meta == meta
+            assert meta["step"] == step
+        return found
+
+    monkeypatch.setattr(nn.Module, "named_modules", walking)
+    (found,) = threaded(1, run)
+    assert found[0] > 0
+    assert found[1:] == [0, 0]
+
+
 def test_ranks_that_hold_what_they_held_tell_no_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from plait.mesh import Shard
+from plait.values import JsonObject
 
 
 class ShardList(Protocol):
@@ -21,6 +22,9 @@ class ShardList(Protocol):
 
     def own_buffers(self) -> list[Shard]:
         """Copies of all buffers that this rank has."""
+
+    def meta(self) -> JsonObject:
+        """The facts of the state that are no tensors."""
 
 
 class CopiesBeside:

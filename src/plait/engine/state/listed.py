@@ -1,22 +1,28 @@
 """The list of a state's shards, made again only where their memory has changed.
 
 A list takes tens of microseconds a tensor, and a run that keeps every step needs one each step. The
-tensors behind it rarely change: strategies and optimizers update them in place.
+tensors behind it rarely change: strategies and optimizers update them in place. Of the facts that
+are no tensors, those that no step changes are found once. Another plan has another engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
 
 from plait.engine.state.copies import ShardList
-from plait.engine.state.saving import lasting_shards_of, saved_buffers
+from plait.engine.state.saving import (
+    lasting_meta_of,
+    lasting_shards_of,
+    passing_meta_of,
+    saved_buffers,
+)
 from plait.engine.state.shards import buffer_shards
 from plait.engine.state.training import TrainingState
 from plait.mesh import Shard
+from plait.values import JsonObject
 
 Mark = int | float | str
 """The memory of a tensor, or the value of what is none."""
@@ -29,12 +35,13 @@ class ListedShards:
         self._state = state
         self._marks: list[Mark] | None = None
         self._lasting: list[Shard] = []
+        self._lasting_meta: JsonObject | None = None
 
     def shards(self) -> list[Shard]:
         """Shards that change in an update alone; those of buffers are copies, as forwards write
         them.
         """
-        marks = list(_marks(self._state))
+        marks = _marks(self._state)
         if marks != self._marks:
             self._lasting = lasting_shards_of(self._state)
             self._marks = marks if self._are_views() else None
@@ -43,6 +50,12 @@ class ListedShards:
     def own_buffers(self) -> list[Shard]:
         """Copies of all buffers that this rank has."""
         return [_copied(shard) for shard in buffer_shards(self._state.holding)]
+
+    def meta(self) -> JsonObject:
+        """The facts of the state that are no tensors."""
+        if self._lasting_meta is None:
+            self._lasting_meta = lasting_meta_of(self._state)
+        return {**self._lasting_meta, **passing_meta_of(self._state)}
 
     def _are_views(self) -> bool:
         """Whether each shard lies in the memory of the state, and is no copy of a part of it."""
@@ -63,28 +76,28 @@ def _copied(shard: Shard) -> Shard:
     return replace(shard, values=shard.values.clone())
 
 
-def _held(state: TrainingState) -> Iterator[object]:
+def _held(state: TrainingState) -> list[object]:
     """Parameters and optimizer state of this rank, and what else an optimizer keeps."""
     kept = state.update.optimizer.state
+    held: list[object] = []
     for piece in state.strategy.pieces:
-        yield piece.value
-        yield from kept.get(piece.value, {}).values()
-        yield from state.update.counts.of(piece.value).values()
-        yield from state.driver.extra_state(piece).values()
-    for parameter in state.holding.params.values():
-        if not parameter.requires_grad:
-            yield parameter
+        held.append(piece.value)
+        held.extend(kept.get(piece.value, {}).values())
+        held.extend(state.update.counts.of(piece.value).values())
+        held.extend(state.driver.extra_state(piece).values())
+    held.extend(one for one in state.holding.params.values() if not one.requires_grad)
+    return held
 
 
-def _tensors(state: TrainingState) -> Iterator[Tensor]:
-    return (one for one in _held(state) if isinstance(one, Tensor))
+def _tensors(state: TrainingState) -> list[Tensor]:
+    return [one for one in _held(state) if isinstance(one, Tensor)]
 
 
-def _marks(state: TrainingState) -> Iterator[Mark]:
+def _marks(state: TrainingState) -> list[Mark]:
     """The place of each tensor, and the value of each number: the list depends on them."""
-    for one in _held(state):
-        if isinstance(one, Tensor):
-            yield one.data_ptr()
-            yield one.numel()
-        else:
-            yield str(one)
+    held = _held(state)
+    tensors = [one for one in held if isinstance(one, Tensor)]
+    marks: list[Mark] = [*map(Tensor.data_ptr, tensors), *map(Tensor.numel, tensors)]
+    if len(tensors) < len(held):
+        marks.extend(str(one) for one in held if not isinstance(one, Tensor))
+    return marks

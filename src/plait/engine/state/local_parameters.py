@@ -58,6 +58,8 @@ class LocalParameters:
 
     def buffers(self) -> dict[str, Tensor]:
         """The persistent buffers held here, as they are now, each [...]."""
+        if not self.buffer_names:  # as most: a walk through all modules takes its time at each save
+            return {}
         return {
             name: buffer for name, buffer in self.model.named_buffers() if name in self.buffer_names
         }

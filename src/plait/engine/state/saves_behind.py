@@ -14,7 +14,7 @@ from plait.checkpoint.behind import BackgroundSave, SaveMemory, Wanted
 from plait.checkpoint.room import side_stream_of
 from plait.checkpoint.token import digest
 from plait.engine.state.listed import listed_of
-from plait.engine.state.saving import average_buffers, meta_of
+from plait.engine.state.saving import average_buffers
 from plait.engine.state.training import TrainingState
 from plait.values import JsonObject
 
@@ -45,7 +45,7 @@ class SavesBehind:
             path.absolute(),
             digest(f"{self._number} {self._num_saves}")[:RANDOM_DIGITS],
             self._listed.shards(),
-            {**meta, **meta_of(state)},
+            {**meta, **self._listed.meta()},
             state.world.rank,
             state.world.size,
         )

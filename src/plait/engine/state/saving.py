@@ -104,14 +104,18 @@ def lasting_shards_of(state: TrainingState) -> list[Shard]:
 
 def meta_of(state: TrainingState) -> JsonObject:
     """The facts of a state that are no tensors."""
-    return {
-        **_library_files(state),
-        **_adapter_form(state),
-        "step": state.step_index,
-        "plan": str(state.plan),
-        "optimizer": type(state.update.optimizer).__name__,
-        **state.scale_state(),
-    }
+    return {**lasting_meta_of(state), **passing_meta_of(state)}
+
+
+def lasting_meta_of(state: TrainingState) -> JsonObject:
+    """The facts that no step changes. They take a walk through all modules."""
+    return {**_library_files(state), **_adapter_form(state), "plan": str(state.plan)}
+
+
+def passing_meta_of(state: TrainingState) -> JsonObject:
+    """The facts that a step may change."""
+    optimizer = type(state.update.optimizer).__name__
+    return {"step": state.step_index, "optimizer": optimizer, **state.scale_state()}
 
 
 def load(state: TrainingState, path: Path) -> JsonObject:

@@ -17,7 +17,7 @@ from plait.checkpoint.entry import RANK_PREFIX
 from plait.checkpoint.memory import MemoryCheckpoint, MemoryFile
 from plait.checkpoint.room import Room, side_stream_of
 from plait.engine.state.listed import listed_of
-from plait.engine.state.saving import load_from, meta_of
+from plait.engine.state.saving import load_from
 from plait.engine.state.shards import buffer_shards
 from plait.engine.state.training import TrainingState
 from plait.mesh import Shard
@@ -60,7 +60,7 @@ class Snapshots:
         ]
         file = self._files[turn % len(self._files)]
         shards = [*self._listed.shards(), *own]
-        copy = file.begin(self._state.step_index, shards, {**meta, **meta_of(self._state)})
+        copy = file.begin(self._state.step_index, shards, {**meta, **self._listed.meta()})
         self.num_bytes = file.num_bytes
         return copy
 
