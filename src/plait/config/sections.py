@@ -196,6 +196,8 @@ class PlanSection(Section):
     """Parts of the global batch by data rank, in any numbers, as [3, 1]; equal by default."""
     remat: Annotated[tuple[BlockRemat, ...], BeforeValidator(_as_tuple)] | None = None
     """Recomputation of each block under `remat:auto`; the planner chooses where it is left out."""
+    offload_activations: bool = False
+    """Whether what blocks keep for backward waits in the host's memory (remat none or full)."""
     splits: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] | None = None
     """The layer that begins each later pipeline stage."""
     schedule: str | None = None

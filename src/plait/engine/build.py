@@ -56,7 +56,7 @@ from plait.models.parameters import Parameters
 from plait.outer import make_driver
 from plait.parallel import data
 from plait.plan import Plan, check_restarts, check_runnable
-from plait.plan.fit import check_fixed_order, check_messages
+from plait.plan.fit import check_fixed_order, check_messages, check_offload
 from plait.values import PyTree
 
 __all__ = ["Options", "build", "compose", "join_world"]
@@ -98,6 +98,7 @@ def build(
     plan = _checked(plan)
     refuse_complex(model)
     recompute.check_chosen(plan, options.remat)
+    check_offload(plan, offloads=options.offload_activations)
     check_messages(plan, options.messages)
     if options.fixed_order:
         check_fixed_order(plan)

@@ -55,6 +55,7 @@ class Options:
             tensor ranks in two bytes a number.
         remat: recomputation of each block in the model's order, where the plan says `remat:auto`;
             `plait.estimate(config, plan, cluster).remat` has it.
+        offload_activations: what blocks keep for backward waits in the host's memory.
     """
 
     seed: int = 0
@@ -78,6 +79,7 @@ class Options:
     fixed_order: bool = False
     messages: Messages = "whole"
     remat: tuple[BlockRemat, ...] | None = None
+    offload_activations: bool = False
 
     @property
     def wire(self) -> torch.dtype | None:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from plait import models
 from plait.comm import World
-from plait.engine import compiling, recompute
+from plait.engine import compiling, offload, recompute
 from plait.engine.balance import routers_of
 from plait.engine.batch import accepted, arguments, call
 from plait.engine.loss import LossFunction
@@ -314,9 +314,10 @@ def block_names(model: nn.Module, pattern: str | None) -> list[str]:
 def wrap_blocks(
     model: nn.Module, blocks: Sequence[str], plan: Plan, options: Options, world: World
 ) -> None:
-    """Recompute and compile blocks, as the plan says.
+    """Recompute and compile blocks, as the plan says, and offload what they keep.
 
-    Selective recomputation is part of the compiled graph; full recomputation wraps it.
+    Selective recomputation is part of the compiled graph; full recomputation wraps it. What
+    remains is moved to the host.
     """
     words = recompute.words_of(plan, blocks, options.remat)
     selective = [name for name, word in zip(blocks, words, strict=True) if word == "selective"]
@@ -331,3 +332,5 @@ def wrap_blocks(
             as_one=bool(selective),
         )
     recompute.apply(model, full, "full")
+    if options.offload_activations:
+        offload.apply(model, blocks, world.device)

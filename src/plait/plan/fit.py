@@ -9,7 +9,7 @@ once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import get_args
+from typing import Final, get_args
 
 from plait.errors import NotAvailable, PlanError, WorldSizeError
 from plait.plan.facts import SCHEDULES, STRATEGIES
@@ -297,3 +297,16 @@ def _multiples(name: str, size: int, parts: int) -> str:
     below = size // parts * parts
     above = (size // parts + 1) * parts
     return f"the nearest are {below} and {above}" if below else f"the least {name} is {above}"
+
+
+OFFLOADED: Final = ("none", "full")
+"""The recomputation beside which activations can wait in host memory."""
+
+
+def check_offload(plan: Plan, *, offloads: bool) -> None:
+    """Raises `PlanError` for recomputation that keeps products where nothing can move them."""
+    if offloads and plan.remat not in OFFLOADED:
+        raise PlanError(
+            f"plan '{plan}': offload_activations moves what autograd keeps, and "
+            f"remat:{plan.remat} keeps products by itself; take remat:full, or leave remat out"
+        )

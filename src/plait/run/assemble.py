@@ -234,6 +234,7 @@ def make_options(config: ConfigSource, plan: Plan | None = None) -> Options:
         messages=train.messages,
         weight_grad_group=config.plan.weight_grad_group,
         remat=config.plan.remat,
+        offload_activations=config.plan.offload_activations,
         cutting=cutting,
         schedule=schedule,
     )

@@ -12,7 +12,7 @@ from plait.cluster.mixed import MixedCluster
 from plait.cluster.products import FIXED
 from plait.errors import PlanError, WorldSizeError
 from plait.plan import Plan, check_batch, check_shares, whole_shares
-from plait.plan.fit import check_messages
+from plait.plan.fit import check_messages, check_offload
 from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
 from plait.predict.cost.machines import machine_of
 from plait.predict.cost.mixed import estimate_mixed, machines_of
@@ -93,6 +93,7 @@ def check_job(chosen: Plan, job: Job, tables: JsonMapping) -> None:
     """
     check_batch(chosen, job.global_batch)
     check_messages(chosen, job.messages)
+    check_offload(chosen, offloads=job.offload_activations)
     check_sequence(chosen, job)
     check_shares(chosen, shares_in(tables), job.global_batch)
 
@@ -175,7 +176,9 @@ def job_of(
     if train.get("messages") == "bf16" and runs is PLAIT:
         chosen = replace(chosen, message_bytes=2)
     remat = tuple(tables.get("plan", {}).get("remat") or ())
-    return Job(model, batch, optimizer, chosen, adapter_share(tables), shares, counts, remat)
+    offloads = bool(tables.get("plan", {}).get("offload_activations")) and runs is PLAIT
+    share = adapter_share(tables)
+    return Job(model, batch, optimizer, chosen, share, shares, counts, remat, offloads)
 
 
 def shares_in(tables: JsonMapping) -> tuple[float, ...]:

@@ -28,6 +28,15 @@ def machines_of(mixed: MixedCluster) -> tuple[Machine, ...]:
     return tuple(replace(machine_of(part), num_devices=mixed.num_devices) for part in mixed.parts)
 
 
+def check_one_link(job: Job, mixed: MixedCluster) -> None:
+    """Raises `PlanError` for activations in host memory, which one kind of device is known for."""
+    if job.offload_activations:
+        raise PlanError(
+            f"offload_activations is predicted for one kind of device, and {mixed.name} has "
+            f"{len(mixed.parts)}; leave it out"
+        )
+
+
 def estimate_mixed(
     job: Job, plan: Plan, mixed: MixedCluster, machines: Sequence[Machine]
 ) -> Estimate:
@@ -41,6 +50,7 @@ def estimate_mixed(
             f"plan '{plan}': remat:auto chooses for one kind of device, and {mixed.name} has "
             f"{len(mixed.parts)}; write remat:selective or remat:full"
         )
+    check_one_link(job, mixed)
     if plan.world_size != mixed.num_devices:
         raise WorldSizeError(
             f"plan '{plan}' has {plan.world_size} ranks and {mixed.name} {mixed.num_devices} "

@@ -13,7 +13,7 @@ from functools import lru_cache
 from plait.plan import Plan
 from plait.plan.facts import STRATEGIES
 from plait.predict.cost.layout import RankState
-from plait.predict.cost.memory import offload
+from plait.predict.cost.memory import host_activations, offload
 from plait.predict.cost.memory.rank_memory import Numerics, RankMemory, rank_activations
 from plait.predict.cost.records import Job
 from plait.predict.cost.sharding import Sharding
@@ -39,6 +39,11 @@ class Question:
         """One micro-batch on each of these stages."""
         numerics = self.job.numerics(self.plan)
         passes = [stage_pass(stage, self.machine, self.shard, numerics) for stage in stages]
+        if self.offloads:
+            moved = (host_activations.of_pass(stage, self.shard, numerics) for stage in stages)
+            passes = [
+                one.beside(offload.link_seconds(m)) for one, m in zip(passes, moved, strict=True)
+            ]
         if self.job.runtime.compute_share < 1.0:
             passes = [one.computed_by(self.job.runtime.compute_share) for one in passes]
         if not self.job.adapters:
@@ -51,7 +56,19 @@ class Question:
 
         `live` pairs its stages with their live micro-batches.
         """
-        return rank_activations(live, self.shard, self.job.numerics(self.plan), self.machine.memory)
+        keeping = host_activations.on_device if self.offloads else rank_activations
+        return keeping(live, self.shard, self.job.numerics(self.plan), self.machine.memory)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether activations leave the device: a processor has no other memory."""
+        return self.job.offload_activations and not self.machine.memory.is_host
+
+    def host_bytes(self, live: tuple[tuple[StageBlocks, int], ...]) -> float:
+        """Bytes of a rank's activations in the memory of its host; `live` as in `activations`."""
+        if not self.offloads:
+            return 0.0
+        return host_activations.on_host(live, self.shard, self.job.numerics(self.plan))
 
     def send_seconds(self) -> float:
         """Seconds to hand a micro-batch to the next stage."""

@@ -64,6 +64,8 @@ class Job:
     """Layers of each pipeline stage, under plans with so many of them; balanced by default."""
     remat: tuple[BlockRemat, ...] = ()
     """Recomputation of each block under `remat:auto`; chosen by memory where there is none."""
+    offload_activations: bool = False
+    """Whether what blocks keep for backward waits in the host's memory."""
 
     @property
     def messages(self) -> Messages:

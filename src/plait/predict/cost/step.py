@@ -42,7 +42,10 @@ def estimate_job(job: Job, plan: Plan, machine: Machine) -> Estimate:
     )
     step = predict_step(question, layout)
     states = list(zip(layout.held, layout.ranks, strict=True))
-    host_bytes = max(rank.host_bytes for rank in layout.ranks)
+    host_bytes = max(
+        state.host_bytes + question.host_bytes(layout.live_stages(rank))
+        for rank, state in enumerate(layout.ranks)
+    )
     return Estimate(
         plan=plan_asked,
         step_seconds=step.seconds,

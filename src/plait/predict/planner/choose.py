@@ -213,7 +213,12 @@ def settings_for(tables: JsonMapping, machine: Machine, objective: str) -> Searc
     precision = next(
         (word.partition(":")[2] for word in words if word.startswith("precision:")), ""
     )
-    return SearchSettings(precision or machine.default_precision, "compile" in words, objective)
+    return SearchSettings(
+        precision or machine.default_precision,
+        "compile" in words,
+        objective,
+        offloads_activations=bool(tables.get("plan", {}).get("offload_activations")),
+    )
 
 
 def _fewer(job: Job, machine: Machine, num_devices: int, settings: SearchSettings) -> list[Found]:

@@ -18,7 +18,7 @@ from plait.plan import Plan, check_batch, check_config, whole_shares
 from plait.plan.axes import REMATS
 from plait.predict.cost.api import job_of
 from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
-from plait.predict.cost.mixed import estimate_mixed, machines_of
+from plait.predict.cost.mixed import check_one_link, estimate_mixed, machines_of
 from plait.predict.cost.model.operations import is_layer
 from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.ranks import Question, stage_pass
@@ -67,6 +67,7 @@ def choose_mixed(
     runs = framework_of(framework)
     machines = machines_of(mixed)
     job = replace(job_of(tables, None, runs, num_devices=mixed.num_devices), shares=(), counts=())
+    check_one_link(job, mixed)
     settings = replace(settings_for(tables, machines[0], "time"), framework=runs)
     asked = _MixedSearch(job, mixed, machines, settings)
     found: dict[tuple[object, ...], Estimate] = {}

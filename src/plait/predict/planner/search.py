@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from plait.errors import PlanError
 from plait.plan import DataAxis, PipelineAxis, Plan, is_runnable
-from plait.plan.axes import Remat
+from plait.plan.axes import BlockRemat, Remat
+from plait.plan.fit import OFFLOADED
 from plait.plan.precisions import PRECISION
 from plait.predict.cost.frameworks import PLAIT, Framework
 from plait.predict.cost.ranks import stage_pass
@@ -55,6 +56,8 @@ class SearchSettings:
     """Plans whose schedules are replayed at the end."""
     most: int = 60
     """Most plans that are replayed, where guesses were too good."""
+    offloads_activations: bool = False
+    """Only plans whose activations can wait in host memory."""
 
     @property
     def offloads(self) -> bool:
@@ -68,7 +71,13 @@ class SearchSettings:
 
     def allows(self, plan: Plan) -> bool:
         """Whether the framework that runs the plan has all of its parts."""
-        return self.framework.offers(plan) and (not self.runnable or is_runnable(plan))
+        moves = plan.remat in OFFLOADED or not self.offloads_activations
+        return moves and self.framework.offers(plan) and (not self.runnable or is_runnable(plan))
+
+    def remats(self) -> list[BlockRemat]:
+        """The recomputation that is left, least first."""
+        left = self.fixed.remats()
+        return [one for one in left if one in OFFLOADED or not self.offloads_activations]
 
     def allowed_data(self, plan: Plan, axes: Iterable[DataAxis]) -> list[DataAxis]:
         """The data axes that the plan may have."""
@@ -317,8 +326,8 @@ def cheapest_that_fits(
     )
     left = settings.fixed.data_axes(plan.dp.size, list(offered))
     axes = settings.allowed_data(plan, left)
-    remats = settings.fixed.remats()
-    if not axes:
+    remats = settings.remats()
+    if not axes or not remats:
         return None, float("inf")
     family = RoughFamily(job, plan, machine)
     known: dict[tuple[DataAxis, Remat], RoughPlan] = {}

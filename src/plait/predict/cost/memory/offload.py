@@ -35,6 +35,11 @@ def update_seconds(machine: Machine, num_devices: int, numbers: float, moved_byt
     return moved_bytes / HOST_LINK + sharing * numbers * ADAM_BYTES * HOST_PASSES / HOST_STREAM
 
 
+def link_seconds(moved_bytes: float) -> float:
+    """Seconds of a copy between a device and its host, one way."""
+    return moved_bytes / HOST_LINK
+
+
 def overfull(machine: Machine, num_devices: int, host_bytes: float) -> float:
     """Memory that a host would need over the memory it has, where each rank keeps `host_bytes`
     there.

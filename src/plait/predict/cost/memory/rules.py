@@ -44,6 +44,8 @@ class MemoryRules(ABC):
     keeps_block_gradients: ClassVar[bool]
     """Whether gradients of the block at work count beside its activations."""
     keeps_expert_products: ClassVar[bool]
+    is_host: ClassVar[bool]
+    """Whether it is the host's own memory, so that nothing can be moved there."""
     """Whether selective recomputation keeps the products of experts."""
 
     def usable_bytes(self, plan: Plan) -> float:
@@ -66,6 +68,7 @@ class DeviceMemory(MemoryRules):
     fragments_working = False
     keeps_block_gradients = False
     keeps_expert_products = False
+    is_host = False
 
     def room_bytes(self, plan: Plan) -> float:
         """All but the process and the buffers of each axis."""
@@ -90,6 +93,7 @@ class ProcessMemory(MemoryRules):
     fragments_working = True
     keeps_block_gradients = True
     keeps_expert_products = True
+    is_host = True
 
     def room_bytes(self, plan: Plan) -> float:
         """Share of a rank, less where more ranks than cores share the memory."""

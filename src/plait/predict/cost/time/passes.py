@@ -58,6 +58,14 @@ class PassSeconds:
             recompute=self.recompute / share,
         )
 
+    def beside(self, seconds: float) -> PassSeconds:
+        """The passes with so many seconds of copies beside their kernels, each way."""
+        return replace(
+            self,
+            host_forward=max(self.host_forward, seconds),
+            host_backward=max(self.host_backward, seconds),
+        )
+
     @cached_property
     def waits(self) -> tuple[float, float]:
         """Forward and backward seconds in which the device waits for the host to start its work."""
