@@ -16,6 +16,7 @@ from plait.cli.recomputation import with_remat
 from plait.cli.verify_all import resume_plans_of, run_all
 from plait.cli.verify_step import run_step, write_page
 from plait.launcher.main_process import is_main_process, say
+from plait.plan.precisions import DRIFTING
 
 if TYPE_CHECKING:
     from plait.verify.progress import Clock
@@ -71,8 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         default="float64",
-        choices=("float64", "float32", "bf16", "float16"),
-        help="the number type of both runs (default: float64); bf16 shows how far the plan drifts",
+        choices=("float64", "float32", "bf16", "fp8", "float16"),
+        help="the number type of both runs (default: float64); bf16 and fp8 show the drift",
     )
     parser.add_argument(
         "--tolerance",
@@ -138,13 +139,15 @@ def _check(arguments: argparse.Namespace) -> None:
     tolerance = arguments.tolerance
     if tolerance is not None and not (math.isfinite(tolerance) and tolerance > 0):
         raise UsageError(f"--tolerance {tolerance:g}: a number above 0 is needed, as 1e-10")
-    if arguments.html is not None and (arguments.all or arguments.dtype == "bf16"):
-        raise UsageError("--html shows one proof of equality: leave --all and --dtype bf16 out")
+    if arguments.html is not None and (arguments.all or arguments.dtype in DRIFTING):
+        raise UsageError(
+            f"--html shows one proof of equality: leave --all and --dtype {arguments.dtype} out"
+        )
     if arguments.steps_after_resume < 0:
         raise UsageError(f"--steps-after-resume {arguments.steps_after_resume}: 0 or more")
     if arguments.resume_plan and not arguments.steps_after_resume:
         raise UsageError("--resume-plan needs --steps-after-resume N: how many steps follow it")
     if arguments.dtype == "float16":
         raise UsageError("--dtype float16 belongs to --step: a plan is proven in float64")
-    if arguments.steps_after_resume and arguments.dtype == "bf16":
+    if arguments.steps_after_resume and arguments.dtype in DRIFTING:
         raise UsageError("--steps-after-resume needs --dtype float64 or float32")

@@ -14,6 +14,7 @@ from plait.cli.recomputation import with_remat
 from plait.errors import PlaitError, PlanError
 from plait.launcher import joined_world
 from plait.launcher.main_process import say
+from plait.plan.precisions import DRIFTING
 
 if TYPE_CHECKING:
     from plait.config import Config
@@ -25,7 +26,7 @@ def run_all(arguments: argparse.Namespace, clock: Clock) -> Answer:
     """The answer of a cover: `rows`, each with the keys of one proof; `ok` where all rows are.
 
     Raises:
-        PlanError: under torchrun, or in bf16.
+        PlanError: under torchrun, or in bf16 or fp8.
     """
     from plait.verify.cover import FEW_PROBES, cover
     from plait.verify.probes import PROBES
@@ -34,8 +35,10 @@ def run_all(arguments: argparse.Namespace, clock: Clock) -> Answer:
 
     if joined_world() is not None:
         raise PlanError("--all starts worlds of several sizes; run it without torchrun")
-    if arguments.dtype == "bf16":
-        raise PlanError("--all proves equality; bf16 shows how far one plan drifts: name a --plan")
+    if arguments.dtype in DRIFTING:
+        raise PlanError(
+            f"--all proves equality; {arguments.dtype} shows how far one plan drifts: name a --plan"
+        )
     config = common.read_config(arguments, with_steps=False)
     own_plan = common.plan_of(config, None)
     plans, refused = cover(own_plan, lambda text: _like(config, own_plan, text))

@@ -17,7 +17,7 @@ from torch import nn
 from plait import comm
 from plait.cluster.products import MEASUREMENTS
 from plait.comm import World
-from plait.engine import choosing, compiling, one_pass, recompute, update
+from plait.engine import choosing, compiling, eight_bits, one_pass, recompute, update
 from plait.engine.around import contexts_of, make_balance, make_splitter
 from plait.engine.balance import has_routers
 from plait.engine.composition import check_composition, check_delayed
@@ -171,6 +171,8 @@ def compose(
         takes_as_computed=one_pass.is_at_hand(world.device, optimizer),
     )
     strategies = {index: stage.strategy(make_strategy) for index, stage in stages.items()}
+    if plan.precision == "fp8":
+        eight_bits.install(model, blocks, world.device)
     products = layer_products(plan, options, precision, schedule, world)
     parts = make_parts(model, cut, stages, strategies, products)
     if plan.compile:
@@ -233,6 +235,7 @@ def _checked(plan: Plan | str) -> Plan:
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     plan.check()
     check_runnable(plan)
+    eight_bits.check(plan)
     check_composition(plan)
     return plan
 

@@ -21,8 +21,18 @@ from plait.plan import Plan
 from plait.plan.facts import SCHEDULES, STRATEGIES
 from plait.values import JsonMapping
 
-DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}
-MASTER_DTYPES = {"float32": torch.float32, "bf16": torch.float32, "float64": torch.float64}
+DTYPES = {
+    "float32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp8": torch.bfloat16,
+    "float64": torch.float64,
+}
+MASTER_DTYPES = {
+    "float32": torch.float32,
+    "bf16": torch.float32,
+    "fp8": torch.float32,
+    "float64": torch.float64,
+}
 
 
 @dataclass(frozen=True)

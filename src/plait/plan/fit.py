@@ -61,10 +61,12 @@ def check_restarts(plan: Plan, num_servers: int | None = None) -> None:
 
 def check_runnable(plan: Plan) -> None:
     """Raises `NotAvailable` for a plan that can be written and not be run. torch.compile takes
-    selective recomputation as part of one graph, and these blocks are several. No engine here
-    multiplies in eight bits or fewer.
+    selective recomputation as part of one graph, and these blocks are several. Of the precisions of
+    eight bits and fewer an engine has fp8 alone, for whole layers.
     """
-    if plan.precision in PREDICTED:
+    if plan.precision == "fp8":
+        _check_eight_bits(plan)
+    elif plan.precision in PREDICTED:
         raise NotAvailable(
             f"plan '{plan}': precision:{plan.precision} can be predicted by plait estimate and "
             "plait plan, and not be run; take precision:bf16"
@@ -88,6 +90,21 @@ def check_runnable(plan: Plan) -> None:
             "compile with remat:selective: operations are selected inside one graph, and "
             f"{' and '.join(terms)} cuts each block into several; take remat:full, or leave "
             "compile out"
+        )
+
+
+def _check_eight_bits(plan: Plan) -> None:
+    reasons = {
+        str(plan.tp): plan.tp.size > 1 or plan.tp.mode != "1d",
+        f"ep{plan.ep}": plan.ep > 1,
+        str(plan.pp): plan.pp.size > 1 and SCHEDULES[plan.pp.schedule].splits_backward,
+    }
+    terms = [term for term, here in reasons.items() if here]
+    if terms:
+        raise NotAvailable(
+            f"plan '{plan}': precision:fp8 runs where linear layers are whole, and "
+            f"{' and '.join(terms)} computes them otherwise; it can be predicted by plait estimate "
+            "and plait plan. To run, take precision:bf16"
         )
 
 

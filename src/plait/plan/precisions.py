@@ -1,8 +1,9 @@
 """The facts of every precision: one row each, which runs, memory, traffic and time read.
 
-The precisions of eight bits and fewer are for prediction. Their scales and the choice of products
-are those of NVIDIA's Transformer Engine. The linear layers of blocks multiply in them, forward and
-both halves of backward. Embedding, head, router, attention and all that is kept or sent stay bf16.
+The precisions of eight bits and fewer are for prediction, and fp8 runs, too. Their scales and the
+choice of products are those of NVIDIA's Transformer Engine. The linear layers of blocks multiply in
+them, forward and both halves of backward. Embedding, head, router, attention and all that is kept
+or sent stay bf16.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ PRECISION: Final[Mapping[str, PrecisionFacts]] = MappingProxyType(
 )
 
 PREDICTED: Final = tuple(name for name, facts in PRECISION.items() if facts.rounds_products)
-"""The precisions that can be predicted and that no engine here computes in."""
+"""The precisions of eight bits and fewer. Of these an engine computes in fp8 alone."""
+DRIFTING: Final = ("bf16", "fp8")
+"""The precisions of a run whose distance from float32 `plait verify` measures."""
 
 
 def working(precision: str) -> str:

@@ -1,10 +1,10 @@
-"""The distance of a plan in bf16 from float32, as a distribution. Rounding has no single right
-answer, so none is asked for.
+"""The distance of a plan in bf16 or fp8 from float32, as a distribution. Rounding has no single
+right answer, so none is asked for.
 
-Three runs start alike: one device in float32, one device in bf16, and the plan in bf16. The drift
-of a tensor is the 2-norm of its difference from float32's, relative to float32's. One device's
-drift is the yardstick. A plan rounds in other places, but not more often, so its distribution must
-not lie far above. A wrong factor or a missing sum does.
+Three runs start alike: one device in float32, one device in the low precision, and the plan in it.
+The drift of a tensor is the 2-norm of its difference from float32's, relative to float32's. One
+device's drift is the yardstick. A plan rounds in other places, but not more often, so its
+distribution must not lie far above. A wrong factor or a missing sum does.
 
 A tensor whose true gradient is zero is left out, such as the bias of keys under a softmax. Its
 float32 gradient is rounding, to which no drift is relative.
@@ -48,8 +48,8 @@ CANCELLED = LEAST**2  # of the rms of all gradients: float32 has nothing but rou
 
 @dataclass(frozen=True)
 class Drift:
-    """The drifts of one kind over all tensors and steps, by quantile, of the plan and of one device
-    in bf16.
+    """The drifts of one kind over all tensors and steps, by quantile, of the plan and of one
+    device.
     """
 
     quantiles: Mapping[float, float]
@@ -74,7 +74,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class DriftReport:
-    """The report of `plait verify --dtype bf16`; `kinds` are loss, grad and param."""
+    """The report of `plait verify --dtype bf16` or `fp8`; `kinds` are loss, grad and param."""
 
     kinds: Mapping[str, Drift]
     plan: str
@@ -82,6 +82,7 @@ class DriftReport:
     num_steps: int
     notes: Sequence[str] = ()
     paths_not_walked: Sequence[str] = ()
+    dtype: str = "bf16"
 
     @property
     def ok(self) -> bool:
@@ -103,7 +104,7 @@ class DriftReport:
         return {
             "ok": self.ok, **errors, "worst": worst, "plan": self.plan,
             "world_size": self.world_size,
-            "steps": self.num_steps, "dtype": "bf16", "drift": drifts, "allowed": ALLOWED,
+            "steps": self.num_steps, "dtype": self.dtype, "drift": drifts, "allowed": ALLOWED,
             "notes": list(self.notes),
             "paths_not_walked": list(self.paths_not_walked),
         }  # fmt: skip
@@ -111,9 +112,9 @@ class DriftReport:
     def text(self) -> str:
         """For people: a table of quantiles, the plan above one device."""
         verdict = (
-            "drifts from float32 as one device in bf16 does"
+            f"drifts from float32 as one device in {self.dtype} does"
             if self.ok
-            else "DRIFTS FURTHER than one device in bf16"
+            else f"DRIFTS FURTHER than one device in {self.dtype}"
         )
         lines = [f"{self.plan}: {verdict} ({self.num_steps} steps, {self.world_size} ranks)"]
         lines.append(
@@ -125,7 +126,7 @@ class DriftReport:
                 + "".join(f"{drift.quantiles[q]:>10.1e}" for q in QUANTILES)
             )
             lines.append(
-                f"  {'  one device in bf16':<22}"
+                f"  {'  one device in ' + self.dtype:<22}"
                 + "".join(f"{drift.one_device[q]:>10.1e}" for q in QUANTILES)
             )
             if not drift.ok:
@@ -138,7 +139,7 @@ class DriftReport:
 
 @dataclass(frozen=True)
 class DriftTask:
-    """The task of the ranks; `plan` says bf16."""
+    """The task of the ranks; `plan` says bf16 or fp8."""
 
     problem: Problem
     plan: str
@@ -146,10 +147,11 @@ class DriftTask:
 
 
 def drift(problem: Problem, plan: Plan, steps: int) -> DriftReport:
-    """Measure the drift of a plan. Raises PlanError for plans whose steps cannot be set beside
-    those of one device.
+    """Measure the drift of a plan in bf16, or in fp8 where it says so. Raises PlanError for plans
+    whose steps cannot be set beside those of one device.
     """
-    plan = replace(plan, precision="bf16").check()
+    if plan.precision != "fp8":
+        plan = replace(plan, precision="bf16").check()
     if is_asynchronous(plan):
         raise PlanError(
             f"{plan.pp}: its updates are delayed, so what it drifts is not rounding; measure "
@@ -186,9 +188,11 @@ def _judge(world: World, task: DriftTask, records: Sequence[RankRecord]) -> Drif
     pooled = bool(pooled_losses(model)) and plan.micro_batches > 1 and not notes
     how = {"by_slice": bool(notes), "by_micro_batch": pooled}
     truth = run_reference(model, batches, problem.recipe(), problem.slices(plan), **how)
-    alone = replace(task, plan="precision:bf16")
+    alone = replace(task, plan=f"precision:{plan.precision}")
     one_device = join(simulate(Mesh.of(Plan.parse(alone.plan)), observe, alone))
-    return compared(join(records), one_device, truth, (str(plan), world.size, task.steps), notes)
+    run = (str(plan), world.size, task.steps)
+    report = compared(join(records), one_device, truth, run, notes)
+    return replace(report, dtype=plan.precision)
 
 
 def compared(
@@ -198,7 +202,7 @@ def compared(
     run: tuple[str, int, int],
     notes: Sequence[str] = (),
 ) -> DriftReport:
-    """The distributions of two runs in bf16 around one in float32; `run` is (plan, world size,
+    """The distributions of two rounded runs around one in float32; `run` is (plan, world size,
     steps).
     """
     cancelled = _cancelled(truth)

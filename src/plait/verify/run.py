@@ -24,7 +24,7 @@ from plait.parallel.pipeline.schedules import adopt
 from plait.paths import not_walked
 from plait.plan import Plan, check_runnable, check_shares, facts
 from plait.plan.fit import check_messages
-from plait.plan.precisions import Messages
+from plait.plan.precisions import DRIFTING, PREDICTED, Messages
 from plait.run import assemble
 from plait.values import JsonMapping
 from plait.verify.asynchronous import SKIPPED, is_asynchronous, record_stream
@@ -88,9 +88,9 @@ def run(
         config: a `Config`, a mapping of the same shape, or a TOML path.
         plan: a `Plan` or its text. Its ranks are started here, or those of torchrun are joined.
         steps: that are compared, from 1.
-        dtype: float64 or float32, in the place of the plan's precision. With bf16 no equality is
-            asked for. The answer is then the plan's distance from float32, as a distribution beside
-            that of one device in bf16 (see `drift`).
+        dtype: float64 or float32, in the place of the plan's precision. With bf16 or fp8 no
+            equality is asked for. The answer is then the plan's distance from float32, as a
+            distribution beside that of one device in the same precision (see `drift`).
         tolerance: the largest relative error that passes; by default 1e-10 or 1e-4.
         probes: names of `PROBES`; all by default.
         steps_after_resume: more than 0, and the run is also saved, loaded and goes on.
@@ -108,9 +108,10 @@ def run(
     """
     clock = clock or Clock()
     names = chosen(probes)
-    if dtype not in (*PRECISIONS, "bf16"):
+    if dtype not in (*PRECISIONS, *DRIFTING):
         raise PlanError(
-            f"dtype '{dtype}': a proof needs float64, or float32; bf16 shows how far rounding gets"
+            f"dtype '{dtype}': a proof needs float64, or float32; bf16 and fp8 show how far "
+            "rounding gets"
         )
     if steps < 1:
         raise PlanError(f"steps = {steps}: at least one step is needed")
@@ -125,14 +126,13 @@ def run(
     own = assemble.make_schedule(config) if parsed.pp.size > 1 else None
     if own is not None:
         adopt(own, parsed.pp.size, parsed.micro_batches)
-    if dtype == "bf16":
+    if dtype in DRIFTING:
         return drift(problem, parsed, steps)
     messages = problem.train.messages
     check_messages(parsed, messages)
     problem = replace(problem, train=with_keys(problem.train, messages="whole"))
-    training = (
-        own_precision if dtype == "float64" and own_precision != dtype and probes is None else ""
-    )
+    is_judged = own_precision not in (dtype, *PREDICTED)  # eight bits have no bound, but a drift
+    training = own_precision if dtype == "float64" and is_judged and probes is None else ""
     if clock.speaks:
         seconds = predicted_seconds(
             step_seconds(problem), parsed, steps, len(names) + 2 * bool(training)
@@ -159,7 +159,8 @@ def run(
     if messages != "whole":
         notes.append(_of_messages(messages, bool(training)))
     if own_precision not in ("float32", dtype):
-        notes.append(f"compared in {dtype}; the plan's own precision is {own_precision}")
+        more = "; --dtype fp8 measures how far it drifts" if own_precision == "fp8" else ""
+        notes.append(f"compared in {dtype}; the plan's own precision is {own_precision}{more}")
     return replace(report, notes=notes)
 
 
