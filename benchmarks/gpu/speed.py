@@ -9,16 +9,24 @@ from benchmarks.gpu.child import Turn
 from benchmarks.gpu.measuring import Build, get_ready
 from benchmarks.gpu.models import SUBJECTS, Subject
 from benchmarks.gpu.profiles import profile
-from benchmarks.gpu.steps import autocast_steps, bf16_steps, plait_steps
+from benchmarks.gpu.steps import (
+    autocast_steps,
+    bf16_steps,
+    plait_steps,
+    plait_steps_in_eight_bits,
+)
 from benchmarks.gpu.turns import compare
+from plait.engine import eight_bits
 
 SYSTEMS: dict[str, Build] = {
     "plait": plait_steps,
     "by hand, autocast": autocast_steps,
     "by hand, bf16 + masters": bf16_steps,
+    **({"plait, fp8": plait_steps_in_eight_bits} if eight_bits.is_at_hand() else {}),
 }
 PROFILED = (0, 2)
 """Subjects whose kernels are listed."""
+PROFILED_SYSTEMS = ("plait", "by hand, autocast", "by hand, bf16 + masters")
 
 
 def prepare(device: str, number: str) -> dict[str, str]:
@@ -31,7 +39,7 @@ def measure(turn: Turn, number: str) -> None:
     subject = _subject(turn.device, number)
 
     def after(name: str, step: Callable[[], Any]) -> None:
-        if int(number) in PROFILED:
+        if int(number) in PROFILED and name in PROFILED_SYSTEMS:
             try:
                 profile(f"{subject.title} {name}", step, turn.device, turn.record)
             except Exception as error:  # the table matters more

@@ -40,10 +40,11 @@ def backend(device: str) -> str:
     return "inductor" if device == "cuda" else "aot_eager"
 
 
-def plait_steps(subject: Subject, device: str) -> Steps:
+def plait_steps(subject: Subject, device: str, precision: str = "bf16") -> Steps:
     """The engine, blocks compiled, bf16 with float32 masters; adapters where the subject has them.
 
-    Values are drawn on the device. A frozen base is made in bf16.
+    With `precision` fp8 the linear layers of blocks multiply in eight bits. Values are drawn on the
+    device. A frozen base is made in bf16.
     """
     world = comm.init(Mesh(), device=place(device))
     model = subject.model(place(device), torch.bfloat16 if subject.rank else torch.float32)
@@ -52,7 +53,7 @@ def plait_steps(subject: Subject, device: str) -> Steps:
         adapt(model, AdapterSettings(rank=subject.rank))
     engine = build(
         model,
-        "dp1 precision:bf16 compile",
+        f"dp1 precision:{precision} compile",
         loss=cross_entropy,
         optimizer=adamw,
         options=Options(compile_backend=backend(device)),
@@ -60,6 +61,11 @@ def plait_steps(subject: Subject, device: str) -> Steps:
     )
     batch = subject.tokens(place(device))
     return Steps(lambda: engine.step(batch, trace=False), flops, world.close)
+
+
+def plait_steps_in_eight_bits(subject: Subject, device: str) -> Steps:
+    """The engine, as in `plait_steps`, with products in eight bits."""
+    return plait_steps(subject, device, "fp8")
 
 
 def autocast_steps(subject: Subject, device: str) -> Steps:

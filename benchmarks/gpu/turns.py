@@ -59,7 +59,7 @@ def compare(turn: Turn, subject: Subject, systems: Mapping[str, Build], after: A
             )
     taken = _measured(turn, subject)
     turn.record.head(f"{subject.title}: {subject.batch} x {subject.seq_len} tokens", COLUMNS)
-    hand = [name for name in taken if name != "plait"]
+    hand = [name for name in taken if not name.startswith("plait")]
     for name in taken:
         turn.record.row(subject.title, name, *_cells(subject, name, taken, hand))
     if "plait" in taken and "plait" in systems:
@@ -91,7 +91,7 @@ def _cells(
     whole = max(one.peak_bytes for one in turns)
     steps = max(one.steps_peak_bytes for one in turns)
     speeds = wholes = steps_peaks = ""
-    if name == "plait" and hand:
+    if name.startswith("plait") and hand:
         speeds = ", ".join(f"{step_seconds(taken[one]) / seconds:.3f}" for one in hand)
         wholes = ", ".join(
             f"{whole / max(1, *(t.peak_bytes for t in taken[one])):.3f}" for one in hand

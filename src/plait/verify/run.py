@@ -89,8 +89,8 @@ def run(
         plan: a `Plan` or its text. Its ranks are started here, or those of torchrun are joined.
         steps: that are compared, from 1.
         dtype: float64 or float32, in the place of the plan's precision. With bf16 or fp8 no
-            equality is asked for. The answer is then the plan's distance from float32, as a
-            distribution beside that of one device in the same precision (see `drift`).
+            equality is asked for. The answer is then the plan's distance from float32, beside that
+            of one device in the same precision (see `drift`).
         tolerance: the largest relative error that passes; by default 1e-10 or 1e-4.
         probes: names of `PROBES`; all by default.
         steps_after_resume: more than 0, and the run is also saved, loaded and goes on.

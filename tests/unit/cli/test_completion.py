@@ -26,7 +26,7 @@ def test_bash_completes(capsys: pytest.CaptureFixture[str]) -> None:
         ("plait", "ev"): ["evaluate"],
         ("plait", "plan", "--ob"): ["--objective"],
         ("plait", "plan", "--objective", ""): ["time", "cost", "memory"],
-        ("plait", "verify", "--dtype", "f"): ["float64", "float32", "float16"],
+        ("plait", "verify", "--dtype", "f"): ["float64", "float32", "fp8", "float16"],
         ("plait", "train", "small"): [],  # bash offers files
         ("plait", "--completion", "z"): ["zsh"],
         ("plait", "nothing", "--"): [],
