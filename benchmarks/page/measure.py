@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from benchmarks.page.systems import CASES, DDP, one_thread, start
+from benchmarks.page.systems import DDP, LINK_CASES, one_thread, start
 from plait import comm
 from plait.cluster.products import ProductTable
 from plait.mesh import Mesh
@@ -47,7 +47,7 @@ def measure_steps(group: Group, table: ProductTable) -> Taken:
     steps = {}
     for name in group.systems:
         try:
-            steps[name] = start(name, CASES[group.case], group.size, table)
+            steps[name] = start(name, LINK_CASES[group.case], group.size, table)
             steps[name]()
         except Exception as error:  # named on the page
             taken.failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
@@ -93,7 +93,7 @@ def measure_footprint(case: str, name: str, size: int, table: ProductTable) -> F
     one_thread()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     with PeakOfShares() as shares:
-        step = start(name, CASES[case], size, table)
+        step = start(name, LINK_CASES[case], size, table, device="meta")
         result = None
         for _ in range(NUM_COUNTED + 2):
             result = step()

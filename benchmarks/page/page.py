@@ -22,7 +22,7 @@ from benchmarks.page.measure import (
     measure_footprint,
     measure_steps,
 )
-from benchmarks.page.systems import CASES, counterpart, one_thread, parts
+from benchmarks.page.systems import CASES, LINK_CASES, counterpart, one_thread, parts
 from plait.cluster.products import MEASUREMENTS, ProductTable
 from plait.engine.choosing import table_here
 from plait.errors import RankFailed
@@ -110,7 +110,7 @@ def rows(group: Group, ranks: Sequence[Taken]) -> list[Row]:
 def text(found: Sequence[Row]) -> str:
     """The table of one group."""
     first = found[0]
-    case = CASES[first.case]
+    case = LINK_CASES[first.case]
     lines = [f"\n### {case.why}, vocabulary {case.vocab_size}; {first.size} ranks\n", HEAD]
     lines.append("|---|---|---|---|---|")
     for row in found:

@@ -1,11 +1,11 @@
 """The systems of the page: torch's own, and plait's by plan, transport and library of products.
 
-All train the same GPT from the same values on the same batches with fused AdamW.
+All train the same model of a case from the same values on the same batches with fused AdamW.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.data_parallel.systems import ddp, fsdp2
 from benchmarks.gpt import adamw
+from benchmarks.page.long import MIXTURE, SEQUENCES, TORCH_RING, torch_ring
 from benchmarks.pipeline.systems import Case, torch_pipeline
 from benchmarks.tensor_parallel.systems import dtensor
 from plait import comm
@@ -37,11 +38,27 @@ PLANS = {
     "pipeline": ("pp{n}:1f1b mb{m}", "pp{n}:zbv mb{m}"),
 }
 DDP = "torch DDP"
+DTENSOR_SEQUENCE = "torch DTensor, sequence parallel"
 PEERS = {
     "data": (DDP, "torch FSDP2"),
     "tensor": (DDP, "torch DTensor"),
     "pipeline": (DDP, "torch 1F1B", "torch ZBV"),
 }
+LINK_PLANS = {
+    **PLANS,
+    "tensor": ("tp{n}", "tp{n}:1d,sp"),
+    "context": ("cp{n}:ring", "cp{n}:ulysses"),
+    "experts": ("dp{n} ep{n}", "dp{n}:zero3 ep{n}"),
+}
+"""Of the shaped link, which has families and plans that the page of ten minutes has no time for."""
+LINK_PEERS = {
+    **PEERS,
+    "tensor": (*PEERS["tensor"], DTENSOR_SEQUENCE),
+    "context": (DDP, TORCH_RING),
+    "experts": PEERS["data"],
+}
+LINK_CASES = {**CASES, SEQUENCES.name: SEQUENCES, MIXTURE.name: MIXTURE}
+CASES_OF_FAMILY = {"context": (SEQUENCES.name,), "experts": (MIXTURE.name,)}
 COUNTERPART = {"1f1b": "torch 1F1B", "zbv": "torch ZBV"}
 
 
@@ -112,15 +129,22 @@ def bytes_of_system(name: str, case: Case, size: int) -> float:
     return num_parameters * 4 * 4 * 1.5 / num_parts
 
 
-def peers_of(family: str, case: Case) -> list[str]:
+def peers_of(family: str, case: Case, peers: Mapping[str, Sequence[str]] = PEERS) -> list[str]:
     """Systems of torch. DTensor's script has the first case alone."""
     first = case.name == "wide batch"
-    return [name for name in PEERS[family] if first or name != "torch DTensor"]
+    return [name for name in peers[family] if first or not name.startswith("torch DTensor")]
 
 
-def plans_of(family: str, size: int, case: Case) -> list[str]:
+def plans_of(
+    family: str, size: int, case: Case, plans: Mapping[str, Sequence[str]] = PLANS
+) -> list[str]:
     """The plans of a family on so many ranks."""
-    return [plan.format(n=size, m=micro_batches(case)) for plan in PLANS[family]]
+    return [plan.format(n=size, m=micro_batches(case)) for plan in plans[family]]
+
+
+def cases_of(family: str) -> Sequence[str]:
+    """The cases of a family on the shaped link."""
+    return CASES_OF_FAMILY.get(family, tuple(CASES))
 
 
 def micro_batches(case: Case) -> int:
@@ -134,21 +158,25 @@ def counterpart(name: str) -> str | None:
     return next((peer for word, peer in COUNTERPART.items() if f":{word} " in plan), None)
 
 
-def start(name: str, case: Case, size: int, table: ProductTable) -> Step:
-    """The step of a system on this rank. Collective."""
+def start(name: str, case: Case, size: int, table: ProductTable, *, device: str = "cpu") -> Step:
+    """The step of a system on this rank. Collective.
+
+    plait takes the values of a model on `device`. From `meta` it draws its own, and no rank ever
+    holds the whole model: so memory is measured.
+    """
     plan, _, title = name.partition(" | ")
     if not title:
         return _peer(name, case, size)
     known = (*variants(table), IN_HALVES)
     variant = next(one for one in known if one.title == title)
-    return _plait(Plan.parse(plan), case, variant)
+    return _plait(Plan.parse(plan), case, variant, device)
 
 
-def _plait(plan: Plan, case: Case, variant: Variant) -> Step:
+def _plait(plan: Plan, case: Case, variant: Variant, device: str) -> Step:
     world = comm.init(Mesh.of(plan), backend=variant.backend)
     options = Options(blocks="blocks.*", linear_product=variant.product, messages=variant.messages)
     engine = build(
-        case.model("meta"), plan, loss=cross_entropy, optimizer=adamw, options=options, world=world
+        case.model(device), plan, loss=cross_entropy, optimizer=adamw, options=options, world=world
     )
     index, count = world.worker
     inputs, targets = (part.tensor_split(count)[index] for part in case.batch())
@@ -158,8 +186,10 @@ def _plait(plan: Plan, case: Case, variant: Variant) -> Step:
 def _peer(name: str, case: Case, size: int) -> Step:
     mesh = Mesh(pp=size) if name in COUNTERPART.values() else Mesh(dp=size)
     world: World = comm.init(mesh, backend="gloo")
-    if name == "torch DTensor":
-        return dtensor(sequence=False, loss=False)(world)
+    if name.startswith("torch DTensor"):
+        return dtensor(sequence=name == DTENSOR_SEQUENCE, loss=False)(world)
+    if name == TORCH_RING:
+        return torch_ring(case, world)
     if name in COUNTERPART.values():
         straight = name == "torch 1F1B"
         kind = "Schedule1F1B" if straight else "ScheduleZBVZeroBubble"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.page.measure import Group, measure_steps
 from benchmarks.page.page import rows
-from benchmarks.page.systems import CASES, one_thread, start
+from benchmarks.page.systems import LINK_CASES, one_thread, start
 from plait import comm
 from plait.cluster.products import ProductTable
 from plait.mesh import Mesh
@@ -34,7 +34,7 @@ def carried_by(group: Group, table: ProductTable, interface: str) -> dict[str, f
     everyone = comm.init(Mesh(dp=group.size), backend="gloo")
     found = {}
     for name in group.systems:
-        step = start(name, CASES[group.case], group.size, table)
+        step = start(name, LINK_CASES[group.case], group.size, table)
         step()
         everyone.barrier()
         before = carried(interface)

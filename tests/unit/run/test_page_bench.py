@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
+import torch.distributed as dist
 from benchmarks.page.carried import replaced
 from benchmarks.page.commits import ratios_of, slower
 from benchmarks.page.measure import Group, Taken
 from benchmarks.page.page import groups, rows, text
-from benchmarks.page.systems import CASES, DDP, bytes_of_system, counterpart, names, parts
+from benchmarks.page.systems import (
+    CASES,
+    DDP,
+    IN_HALVES,
+    LINK_CASES,
+    LINK_PLANS,
+    bytes_of_system,
+    cases_of,
+    counterpart,
+    names,
+    parts,
+    start,
+)
+from benchmarks.sockets.bench import groups_of
 
 from plait.cluster.products import ProductTable
+from plait.launcher import launch
 from plait.plan import Plan
 
 TABLE = ProductTable(frozenset())
@@ -39,6 +57,50 @@ def test_every_plan_of_the_page_is_one_of_so_many_ranks(size: int) -> None:
                 plan, _, title = name.partition(" | ")
                 assert not title or Plan.parse(plan).world_size == size
                 assert family != "pipeline" or not title or counterpart(name)
+
+
+def test_every_family_of_the_shaped_link_has_plans_and_peers() -> None:
+    """Tensor and pipeline plans run in two bytes too, and what torch has for a family is there."""
+    peers = {"data": "torch FSDP2", "context": "torch ring", "experts": "torch FSDP2"}
+    peers |= {"tensor": "torch DTensor, sequence parallel", "pipeline": "torch ZBV"}
+    assert set(LINK_PLANS) == set(peers)
+    for family, peer in peers.items():
+        for number, case in enumerate(cases_of(family)):
+            (group,) = groups_of(case, family, 1.0)
+            assert group.systems[0] == DDP
+            assert peer in group.systems or (number and "DTensor" in peer)
+            plans = [name.split(" | ") for name in group.systems if " | " in name]
+            assert all(Plan.parse(plan).world_size == 2 for plan, _ in plans)
+            halves = [plan for plan, title in plans if title == IN_HALVES.title]
+            whole = [plan for plan, title in plans if title == "sockets"]
+            assert halves == (whole if family in ("tensor", "pipeline") else [])
+
+
+@pytest.mark.long
+def test_systems_of_long_sequences_and_experts_train_alike() -> None:
+    """Torch's own, and plait's from the same values, on two ranks."""
+    for family in ("context", "experts"):
+        first, *others = launch(losses, family, nproc=2)[0]
+        assert others == pytest.approx([first] * len(others), rel=1e-5)
+
+
+def losses(family: str) -> list[float]:
+    """The loss of the second step of each system, over the whole batch."""
+    torch.set_num_threads(1)
+    (name,) = cases_of(family)
+    case = replace(LINK_CASES[name], num_hidden_layers=1, hidden_size=128, seq_len=32)
+    (group,) = groups_of(name, family, 1.0)
+    found = []
+    for system in group.systems:
+        step = start(system, case, 2, TABLE)
+        step()
+        own = step()
+        if isinstance(own, float):
+            every = torch.tensor([own], dtype=torch.float64)
+            dist.all_reduce(every)
+            own = float(every) / 2
+        found.append(own if isinstance(own, float) else own.loss)
+    return found
 
 
 def test_the_time_of_the_page_is_shared_among_its_groups() -> None:
