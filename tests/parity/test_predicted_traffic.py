@@ -17,8 +17,9 @@ from plait import models
 from plait.comm import World
 from plait.config import Train
 from plait.engine.build import build
+from plait.engine.options import Options
 from plait.models.losses import cross_entropy
-from plait.plan import Plan
+from plait.plan import KeepGathered, Plan
 from plait.run import optimizers
 from tests.helpers.threaded import threaded
 
@@ -78,6 +79,13 @@ CASES += [
     for plan in ("tp2", "tp2:1d,sp remat:full", "tp4:2d dp2:zero2 mb2", "tp8:3d", "dp4:server")
 ]
 CASES += [("gpt", "dp2:local,every2"), ("odd", "dp4:ring"), ("odd", "dp2:ring mb2")]
+KEPT = [
+    ("gpt", "dp2:zero3"),
+    ("gpt", "dp2:zero3 mb2 remat:full"),
+    ("llama", "dp4:zero3,replicate2 mb2"),
+    ("llama", "tp2 dp2:zero3 mb4 precision:bf16"),
+    ("experts", "dp2:zero3 mb2"),
+]
 PIPELINES = [
     ("gpt", "pp2:1f1b tp2:1d,sp dp2:zero1 mb2"), ("tied", "pp2:gpipe dp2:zero2 mb2"), ("llama",
     "pp2:interleaved,v2 tp2 mb4"),
@@ -115,7 +123,9 @@ def class_loss(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def counted(world: World, family: str, text: str, optimizer: str = "adamw") -> dict[str, float]:
+def counted(
+    world: World, family: str, text: str, optimizer: str = "adamw", keep: KeepGathered = None
+) -> dict[str, float]:
     """Bytes that this rank sends in a step by axis, over as many steps as `local` has between two
     synchronisations.
     """
@@ -127,7 +137,8 @@ def counted(world: World, family: str, text: str, optimizer: str = "adamw") -> d
         )
     loss = class_loss if family in {"mlp", "odd"} else cross_entropy
     make = optimizers.from_config(Train(optimizer=optimizer))
-    engine = build(model, plan, loss=loss, optimizer=make, world=world)
+    options = Options(keep_gathered=keep)
+    engine = build(model, plan, loss=loss, optimizer=make, world=world, options=options)
     data = batches(keys, world)
     steps = plan.dp.every or 1
     if (
@@ -153,11 +164,18 @@ def sizes(family: str, plan: Plan) -> dict[str, Any]:
     return {**MODELS[family], **short}
 
 
-def check(family: str, text: str, found: list[dict[str, float]], optimizer: str = "adamw") -> None:
+def check(
+    family: str,
+    text: str,
+    found: list[dict[str, float]],
+    optimizer: str = "adamw",
+    keep: KeepGathered = None,
+) -> None:
     config = {
         "model": sizes(family, Plan.parse(text)),
         "data": {"seq_len": SEQ_LEN},
         "train": {"global_batch": BATCH, "optimizer": optimizer},
+        "plan": {"keep_gathered": keep},
     }
     if family in {"mlp", "odd"}:
         config["data"] = {}
@@ -180,6 +198,25 @@ def test_predicted_traffic_is_the_counted(family: str, text: str) -> None:
 def test_predicted_traffic_of_pipelines_is_the_counted(ranks: Run, family: str, text: str) -> None:
     plan = Plan.parse(text)
     check(family, text, ranks(plan.world_size, counted, family, text, plan=text))
+
+
+@pytest.mark.parametrize("keep", [1, (0, 2), 3], ids=str)
+@pytest.mark.parametrize(("family", "text"), KEPT)
+def test_predicted_traffic_of_kept_blocks_is_the_counted(
+    family: str, text: str, keep: KeepGathered
+) -> None:
+    plan = Plan.parse(text)
+    found = threaded(plan.world_size, counted, family, text, "adamw", keep, plan=text)
+    check(family, text, found, keep=keep)
+    config = {"model": sizes(family, plan), "data": {"seq_len": SEQ_LEN}}
+    whole = plait.estimate(config, text, "h100x64").traffic["dp"]
+    assert max(rank["dp"] for rank in found) < whole
+
+
+def test_predicted_traffic_of_kept_blocks_in_a_pipeline_is_the_counted(ranks: Run) -> None:
+    text = "pp2:1f1b dp2:zero3 mb4"
+    found = ranks(4, counted, "llama", text, "adamw", 3, plan=text)
+    check("llama", text, found, keep=3)
 
 
 @pytest.mark.parametrize(("family", "text"), WHOLE_MATRICES)

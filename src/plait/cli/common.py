@@ -23,6 +23,7 @@ from plait.launcher.main_process import say
 from plait.plan import (
     Plan,
     check_batch,
+    check_kept,
     check_restarts,
     check_runnable,
     check_shares,
@@ -216,6 +217,7 @@ def planned(config: Config, text: str | None, num_ranks: int | None = None) -> t
     check_world(plan, plan.world_size if num_ranks is None else num_ranks)
     check_batch(plan, config.train.global_batch)
     check_shares(plan, config.plan.shares, config.train.global_batch)
+    check_kept(plan, config.plan.keep_gathered)
     check_config(plan, sizes(config))
     check_makeable(plan)
     _tell_unused(config, plan)

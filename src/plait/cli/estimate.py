@@ -11,7 +11,7 @@ from plait.cli.answer import Answer, Json
 from plait.cli.parser import UsageError
 from plait.cluster.mixed import MixedCluster
 from plait.errors import PlanError
-from plait.plan import remat_text
+from plait.plan import kept_text, remat_text
 from plait.values import JsonMapping
 
 if TYPE_CHECKING:
@@ -227,6 +227,7 @@ def lines(data: Json) -> list[str]:
     return [
         f"plan       {data['plan']}",
         *([f"remat      {remat_text(data['remat'])}"] if "remat" in data else []),
+        *([f"kept whole {kept_text(data['keep_gathered'])}"] if "keep_gathered" in data else []),
         f"step       {data['step_seconds']:.4g} s predicted, {data['tokens_per_second']:,.0f} "
         f"{data['unit']}/s, "
         f"{data['tflops_per_device']:.1f} TFLOP/s a device (MFU {data['mfu']:.1%}{_half(data)}), "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from plait.cli import common
 from plait.cli.answer import Answer, Json
 from plait.cli.parser import UsageError
+from plait.cli.recomputation import with_kept
 from plait.launcher import launch
 from plait.launcher.main_process import is_main_process, say
 
@@ -53,8 +54,9 @@ def run(arguments: argparse.Namespace) -> Answer:
     if arguments.batches is not None and arguments.batches < 1:
         raise UsageError(f"--batches is {arguments.batches}; an evaluation has 1 or more")
     config, text, checkpoint = _source(arguments)
+    config = with_kept(config, None)  # a forward alone keeps nothing
     plan = common.plan_of(config, text, arguments.nproc)
-    plan = replace(plan, remat="none")  # a forward alone keeps nothing
+    plan = replace(plan, remat="none")
     job = evaluating.EvaluateJob(config, str(plan), checkpoint, arguments.batches)
     start = "initial weights" if checkpoint is None else str(checkpoint)
     if is_main_process():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from plait.cli.estimate import campaign_lines, device_notes, size
 from plait.cli.layout import PlanTable, Prose
 from plait.cli.parser import UsageError
 from plait.cluster.mixed import MixedCluster
-from plait.plan import remat_text
+from plait.plan import KeepGathered, gathers_layers, kept_text, remat_text
 from plait.values import JsonMapping
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
         UsageError: fewer plans than one, or options that do not go together.
     """
     from plait.plan import Plan
-    from plait.predict.cost.api import check_size, cluster_name, cluster_of, described
+    from plait.predict.cost.api import check_size, cluster_name, cluster_of, described, kept_in
     from plait.predict.cost.campaign import campaign
     from plait.predict.cost.frameworks import framework_of
     from plait.predict.cost.model.tables import assumed
@@ -166,6 +167,7 @@ def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
         },
     }
     notes = blocks_notes(choice.plans)
+    notes += kept_notes(choice, kept_in(tables))
     notes += device_notes(choice.plans[0].plan, cluster)
     notes += near_notes(plans) if arguments.objective == "time" else []
     notes += assumed(tables, choice.job.global_batch, choice.job.model.seq_len)
@@ -196,6 +198,22 @@ def blocks_notes(plans: list[Estimate]) -> list[str]:
         f"the first recomputes block by block: {remat_text(first.remat)}; it is predicted "
         f"{less:.1%} faster than with one word for all, and fits with probability "
         f"{first.fits_probability:.0%}"
+    ]
+
+
+def kept_notes(choice: Choice, keep: KeepGathered) -> list[str]:
+    """The blocks of the first plan that `keep_gathered = "auto"` would keep, and what they gain."""
+    from plait.predict.cost.step import estimate_job
+
+    first = choice.plans[0]
+    if keep != "auto" or not gathers_layers(first.plan):
+        return []
+    whole = estimate_job(replace(choice.job, kept="auto"), first.plan, choice.machine)
+    return [
+        f"plans are compared without keep_gathered; the first would keep "
+        f"{kept_text(whole.keep_gathered or ())} whole, for {whole.step_seconds:.4g} s a step "
+        f"instead of {first.step_seconds:.4g} s, and fit with probability "
+        f"{whole.fits_probability:.0%}"
     ]
 
 

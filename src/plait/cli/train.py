@@ -20,7 +20,7 @@ from plait.cli.recomputation import with_remat
 from plait.errors import CheckpointError, ConfigError
 from plait.launcher import is_restart, joined_world, launch, run_id
 from plait.launcher.main_process import is_main_process, say
-from plait.plan import Plan, remat_text
+from plait.plan import Plan, kept_text, remat_text
 from plait.run import job
 
 if TYPE_CHECKING:
@@ -294,6 +294,7 @@ def view(result: Json) -> str:
     lines = [
         f"plan          {result['plan']}",
         *([f"remat         {remat_text(result['remat'])}"] if "remat" in result else []),
+        *([f"kept whole    {kept_text(kept)}"] if (kept := result.get("keep_gathered")) else []),
         f"steps         {result['steps']}"
         + ("" if here == result["steps"] else f", the last {here} here"),
         f"final loss    "

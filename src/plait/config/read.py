@@ -219,6 +219,7 @@ _LISTS: Final = {
     "from_step": "a list of steps",
     "to": "a list of tensorboard, wandb, mlflow",
     "shares": "a list of numbers above 0",
+    "keep_gathered": "the number of the last blocks, a list of numbers of blocks from 0, or 'auto'",
     "no_decay": "a list of words in names of parameters",
     "targets": "a list of names of layers",
 }

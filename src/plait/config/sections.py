@@ -1,6 +1,4 @@
-"""`[data]`, `[train]`, `[plan]` and `[cluster]`: frozen schemas whose defaults are those of a first
-run.
-"""
+"""`[data]`, `[train]`, `[plan]`, `[cluster]`: frozen schemas with the defaults of a first run."""
 
 from __future__ import annotations
 
@@ -25,6 +23,7 @@ Betas = Annotated[tuple[Beta, Beta], BeforeValidator(_as_tuple)]
 Plans = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 Steps = Annotated[int, Field(ge=0)]
 Files = Annotated[tuple[PathText, ...], BeforeValidator(_as_tuple)]
+Kept = Annotated[Literal["auto"] | Steps | tuple[Steps, ...], BeforeValidator(_as_tuple)]
 
 
 class DataSource(Section):
@@ -198,6 +197,8 @@ class PlanSection(Section):
     """Recomputation of each block under `remat:auto`; the planner chooses where it is left out."""
     offload_activations: bool = False
     """Whether what blocks keep for backward waits in the host's memory (remat none or full)."""
+    keep_gathered: Kept | None = None
+    """zero3: blocks kept whole through a step: how many last ones, their numbers, or `auto`."""
     splits: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] | None = None
     """The layer that begins each later pipeline stage."""
     schedule: str | None = None
@@ -211,10 +212,9 @@ class PlanSection(Section):
 
 
 class ClusterSection(Section):
-    """`PRESETxCOUNT`, the path of a cluster file, or `local`.
+    """The devices, and the interface: by default the one that the machine's name leads to.
 
-    `interface`: the only network interface that ranks of several machines listen on. None is the
-    one that the machine's name leads to. Ranks of one machine listen on loopback alone.
+    Ranks of one machine listen on loopback alone.
     """
 
     name: str = "local"

@@ -55,7 +55,7 @@ from plait.models.losses import compiled
 from plait.models.parameters import Parameters
 from plait.outer import make_driver
 from plait.parallel import data
-from plait.plan import Plan, check_restarts, check_runnable
+from plait.plan import Plan, check_kept, check_restarts, check_runnable, kept_blocks
 from plait.plan.fit import check_fixed_order, check_messages, check_offload
 from plait.values import PyTree
 
@@ -99,6 +99,7 @@ def build(
     refuse_complex(model)
     recompute.check_chosen(plan, options.remat)
     check_offload(plan, offloads=options.offload_activations)
+    check_kept(plan, options.keep_gathered)
     check_messages(plan, options.messages)
     if options.fixed_order:
         check_fixed_order(plan)
@@ -159,7 +160,8 @@ def compose(
     )
     balance = make_balance(model, split, options, world, loss)
 
-    stages = local_stages(model, blocks, cut, schedule.stages(world.axis("pp").rank))
+    kept = [blocks[index] for index in kept_blocks(plan, options.keep_gathered, len(blocks))]
+    stages = local_stages(model, blocks, cut, schedule.stages(world.axis("pp").rank), kept)
     holding = local_holding(model, cut, stages, split.placements)
     make_strategy = strategy_maker(
         plan,

@@ -14,6 +14,7 @@ from plait.outer import Asynchrony
 from plait.parallel.expert import Placing
 from plait.parallel.pipeline.actions import Schedule
 from plait.plan.axes import BlockRemat
+from plait.plan.gathered import KeepGathered
 from plait.plan.precisions import Messages
 from plait.products import MEASURED
 
@@ -56,6 +57,8 @@ class Options:
         remat: recomputation of each block in the model's order, where the plan says `remat:auto`;
             `plait.estimate(config, plan, cluster).remat` has it.
         offload_activations: what blocks keep for backward waits in the host's memory.
+        keep_gathered: blocks that `zero3` keeps whole once a step has gathered them. It is the
+            number of the last ones, or a tuple of numbers in the model's order.
     """
 
     seed: int = 0
@@ -80,6 +83,7 @@ class Options:
     messages: Messages = "whole"
     remat: tuple[BlockRemat, ...] | None = None
     offload_activations: bool = False
+    keep_gathered: KeepGathered = None
 
     @property
     def wire(self) -> torch.dtype | None:

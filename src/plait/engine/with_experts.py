@@ -28,7 +28,7 @@ def separate(units: Sequence[Unit], names: set[str]) -> tuple[list[Unit], list[U
     for unit in units:
         separated = [(name, param) for name, param in unit.params if name in names]
         kept = [(name, param) for name, param in unit.params if name not in names]
-        dense.append(Unit(unit.name, unit.is_block, kept, unit.modules))
+        dense.append(Unit(unit.name, unit.is_block, kept, unit.modules, unit.keep))
         if separated:
             experts.append(
                 Unit(
@@ -36,6 +36,7 @@ def separate(units: Sequence[Unit], names: set[str]) -> tuple[list[Unit], list[U
                     True,
                     separated,
                     _users(unit.modules, {id(param) for _, param in separated}),
+                    unit.keep,
                 )
             )
     return dense, experts

@@ -15,6 +15,7 @@ from plait.plan.fit import (
     check_world,
     is_runnable,
 )
+from plait.plan.gathered import KeepGathered, check_kept, gathers_layers, kept_blocks, kept_text
 from plait.plan.plan import Plan
 from plait.plan.recomputation import remat_text
 from plait.plan.shares import check_shares, shares_of, shares_text, whole_shares
@@ -22,17 +23,22 @@ from plait.plan.shares import check_shares, shares_of, shares_text, whole_shares
 __all__ = [
     "ContextAxis",
     "DataAxis",
+    "KeepGathered",
     "PipelineAxis",
     "Plan",
     "TensorAxis",
     "check_batch",
     "check_config",
+    "check_kept",
     "check_model",
     "check_restarts",
     "check_runnable",
     "check_shares",
     "check_world",
+    "gathers_layers",
     "is_runnable",
+    "kept_blocks",
+    "kept_text",
     "remat_text",
     "shares_of",
     "shares_text",

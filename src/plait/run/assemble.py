@@ -36,7 +36,14 @@ from plait.outer import Asynchrony
 from plait.parallel.expert import Placing
 from plait.parallel.pipeline.actions import Schedule
 from plait.parallel.pipeline.text import load as load_schedule
-from plait.plan import Plan, check_batch, check_shares, whole_shares
+from plait.plan import (
+    KeepGathered,
+    Plan,
+    check_batch,
+    check_shares,
+    gathers_layers,
+    whole_shares,
+)
 from plait.products import MEASURED
 from plait.run import optimizers
 from plait.values import JsonMapping
@@ -235,9 +242,18 @@ def make_options(config: ConfigSource, plan: Plan | None = None) -> Options:
         weight_grad_group=config.plan.weight_grad_group,
         remat=config.plan.remat,
         offload_activations=config.plan.offload_activations,
+        keep_gathered=kept_under(plan, config.plan),
         cutting=cutting,
         schedule=schedule,
     )
+
+
+def kept_under(plan: Plan | None, section: PlanSection) -> KeepGathered:
+    """The blocks that stay whole; none under a plan without zero3.
+
+    A plan that runs was checked. The plans that a proof derives from it may gather nothing.
+    """
+    return section.keep_gathered if plan is not None and gathers_layers(plan) else None
 
 
 def _follows(plan: Plan, keys: JsonMapping) -> bool:

@@ -220,7 +220,7 @@ def _ended(
     result = {
         "out": None if folder is None else str(folder.path),
         **world.together(lambda: _numbers(world, training, tally, folder, more["recoveries"])),
-        **planned(job.plan, job.config.plan.remat),
+        **planned(job.plan, job.config.plan),
         **more,
     }
     if folder is not None and world.rank == 0:

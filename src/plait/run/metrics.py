@@ -8,13 +8,16 @@ import os
 import statistics
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from plait.config import PlanSection
 from plait.errors import RunError
+from plait.plan import Plan
+from plait.run.assemble import kept_under
 from plait.run.data_numbers import TRACED_STEPS, BatchWaits
 from plait.run.hooks import Hook, RunStart, StepDone
 from plait.trace import Timeline
@@ -216,10 +219,18 @@ def summary(
     }
 
 
-def planned(plan: str, remat: Sequence[str] | None) -> JsonObject:
-    """The plan of a run, and the recomputation of each block under `remat:auto`."""
-    chosen = "remat:auto" in plan.split() and remat
-    return {"plan": plan, **({"remat": list(remat or ())} if chosen else {})}
+def planned(plan: str, section: PlanSection) -> JsonObject:
+    """The plan of a run, the recomputation of each block under `remat:auto`, and the blocks that
+    zero3 keeps whole.
+    """
+    found: JsonObject = {"plan": plan}
+    parsed = Plan.parse(plan)
+    if parsed.remat == "auto" and section.remat:
+        found["remat"] = list(section.remat)
+    keep = kept_under(parsed, section)
+    if keep:
+        found["keep_gathered"] = list(keep) if isinstance(keep, tuple) else keep
+    return found
 
 
 def first_loss(path: Path) -> float | None:

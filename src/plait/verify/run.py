@@ -22,7 +22,7 @@ from plait.errors import PlaitError, PlanError, nearest
 from plait.launcher import joined_world
 from plait.parallel.pipeline.schedules import adopt
 from plait.paths import not_walked
-from plait.plan import Plan, check_runnable, check_shares, facts
+from plait.plan import Plan, check_kept, check_runnable, check_shares, facts
 from plait.plan.fit import check_messages
 from plait.plan.precisions import DRIFTING, PREDICTED, Messages
 from plait.run import assemble
@@ -122,6 +122,7 @@ def run(
     _check_steps_together(parsed)
     config = load(config)
     check_shares(parsed, config.plan.shares, config.train.global_batch)
+    check_kept(parsed, config.plan.keep_gathered)
     problem = problem_of(config)
     own = assemble.make_schedule(config) if parsed.pp.size > 1 else None
     if own is not None:

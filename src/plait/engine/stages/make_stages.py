@@ -110,10 +110,17 @@ def layer_products(
 
 
 def local_stages(
-    model: nn.Module, blocks: Sequence[str], cut: StagePartition, indices: Sequence[int]
+    model: nn.Module,
+    blocks: Sequence[str],
+    cut: StagePartition,
+    indices: Sequence[int],
+    kept: Collection[str] = (),
 ) -> dict[int, LocalStage]:
-    """The stages `indices` of a model whose parameters have their place-holders already."""
-    units = data.split_units(model, blocks)
+    """The stages `indices` of a model whose parameters have their place-holders already.
+
+    `kept` are the names of the blocks that ZeRO-3 keeps whole once they are gathered.
+    """
+    units = data.split_units(model, blocks, kept)
     params = _params_by_stage(model, cut, indices)
     swaps = _swaps(model, params)
     stages = {}
@@ -270,7 +277,7 @@ def stage_units(
         kept = [(name, local[name]) for name in names if name not in tied]
         used = [module for module in unit.modules if module in modules]
         if kept or used:
-            narrowed.append(Unit(unit.name, unit.is_block, kept, used))
+            narrowed.append(Unit(unit.name, unit.is_block, kept, used, unit.keep))
     return narrowed
 
 

@@ -28,13 +28,14 @@ class UnitState(Enum):
         SHARDED    no owner: the buffer has no bytes, and no parameter may be read
         GATHERING  the collective: an all-gather fills the buffer, and nothing else may touch it
         WHOLE      the modules of the unit, and the autograd graph that saved their parameters
-        TAKEN      code that took a parameter outside of its module's call, until the step ends
+        TAKEN      the step, until it ends: code took a parameter outside of its module's call, or
+                   `[plan] keep_gathered` has the unit
 
     The verbs of `ShardedUnit` are the arrows, and what is not listed changes nothing:
 
         prefetch   SHARDED -> GATHERING
         unshard    SHARDED or GATHERING -> WHOLE
-        take       SHARDED or GATHERING -> TAKEN
+        take       SHARDED or GATHERING or WHOLE -> TAKEN
         reshard    GATHERING or WHOLE -> SHARDED
         release    TAKEN -> SHARDED
     """
@@ -107,20 +108,19 @@ class ShardedUnit:
             self.state = UnitState.WHOLE
 
     def take(self) -> None:
-        """Have the whole parameters until `release`, unless they are whole already."""
-        if self.state in (UnitState.SHARDED, UnitState.GATHERING):
-            self.unshard()
-            self.state = UnitState.TAKEN
+        """Have the whole parameters until `release`."""
+        self.unshard()
+        self.state = UnitState.TAKEN
 
     def reshard(self) -> None:
-        """Free the whole parameters, but for those that code has taken in this step."""
+        """Free the whole parameters, but for those that are taken until the step ends."""
         if self.state is UnitState.GATHERING:  # ahead of a use that did not come
             self.unshard()
         if self.state is UnitState.WHOLE:
             self._free()
 
     def release(self) -> None:
-        """Free what code has taken."""
+        """Free what was taken."""
         if self.state is UnitState.TAKEN:
             self._free()
 

@@ -7,7 +7,7 @@ a block or two are ever whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -25,6 +25,8 @@ class Unit:
     is_block: bool = False
     params: list[tuple[str, nn.Parameter]] = field(default_factory=list)
     modules: list[nn.Module] = field(default_factory=list)
+    keep: bool = False
+    """Whether ZeRO-3 keeps it whole until the step ends, once it is gathered."""
 
     @property
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
@@ -77,8 +79,8 @@ def _called(name: str, module: nn.Module) -> list[str]:
     return found
 
 
-def split_units(model: nn.Module, blocks: Sequence[str]) -> list[Unit]:
-    """The units of a model in the order of its parameters.
+def split_units(model: nn.Module, blocks: Sequence[str], kept: Collection[str] = ()) -> list[Unit]:
+    """The units of a model in the order of its parameters; `kept` are names of blocks.
 
     A parameter that several modules share belongs to the unit that comes first.
     """
@@ -88,7 +90,8 @@ def split_units(model: nn.Module, blocks: Sequence[str]) -> list[Unit]:
     seen: set[int] = set()
     for name, module in model.named_modules():
         if module in module_of_block:
-            unit = Unit(module_of_block[module], is_block=True, modules=[module])
+            block = module_of_block[module]
+            unit = Unit(block, is_block=True, modules=[module], keep=block in kept)
             units.append(unit)
             named = module.named_parameters(prefix=name)
         elif module in inside or not any(True for _ in module.parameters(recurse=False)):

@@ -7,6 +7,9 @@ They are an all-gather before forward, another before backward, and a reduce-sca
     forward     gather u0 | gather u1, F u0, free u0 | gather u2, F u1, free u1 | ...
     backward    gather un | gather un-1, B un, reduce and free un | ...
 
+A unit of `[plan] keep_gathered` stays whole from its first forward until the step ends: its
+backward and later micro-batches gather nothing. It is FSDP2's `reshard_after_forward=False`.
+
 Here hooks say when a unit is wanted. Its states and their owners of memory are `UnitState`.
 """
 
@@ -145,7 +148,10 @@ class Zero3(DataStrategy):
             self._order.add(unit.index, unit.unit.name)
             with self._order.naming(f"gathers '{unit.unit.name}'"):
                 for other in in_order(needed):
-                    other.unshard()
+                    if other.unit.keep and torch.is_grad_enabled():
+                        other.take()
+                    else:
+                        other.unshard()
                 self._prefetch(unit.index + 1)
             if unit.frozen and unit.unit.is_block:
                 _on_gradient(args, after_backward)

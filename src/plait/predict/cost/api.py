@@ -11,7 +11,7 @@ from plait.cluster import Cluster
 from plait.cluster.mixed import MixedCluster
 from plait.cluster.products import FIXED
 from plait.errors import PlanError, WorldSizeError
-from plait.plan import Plan, check_batch, check_shares, whole_shares
+from plait.plan import KeepGathered, Plan, check_batch, check_kept, check_shares, whole_shares
 from plait.plan.fit import check_messages, check_offload
 from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
 from plait.predict.cost.machines import machine_of
@@ -96,6 +96,7 @@ def check_job(chosen: Plan, job: Job, tables: JsonMapping) -> None:
     check_offload(chosen, offloads=job.offload_activations)
     check_sequence(chosen, job)
     check_shares(chosen, shares_in(tables), job.global_batch)
+    check_kept(chosen, kept_in(tables))
 
 
 def check_experts(chosen: Plan, runs: Framework) -> None:
@@ -177,8 +178,17 @@ def job_of(
         chosen = replace(chosen, message_bytes=2)
     remat = tuple(tables.get("plan", {}).get("remat") or ())
     offloads = bool(tables.get("plan", {}).get("offload_activations")) and runs is PLAIT
+    kept = kept_in(tables)
+    if plan is None and kept == "auto":  # of many plans each would be as full as it can be
+        kept = None
     share = adapter_share(tables)
-    return Job(model, batch, optimizer, chosen, share, shares, counts, remat, offloads)
+    return Job(model, batch, optimizer, chosen, share, shares, counts, remat, offloads, kept)
+
+
+def kept_in(tables: JsonMapping) -> KeepGathered:
+    """The config's blocks that zero3 keeps whole."""
+    kept = tables.get("plan", {}).get("keep_gathered")
+    return tuple(kept) if isinstance(kept, (list, tuple)) else kept
 
 
 def shares_in(tables: JsonMapping) -> tuple[float, ...]:

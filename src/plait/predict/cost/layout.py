@@ -145,6 +145,9 @@ def _adapted(weights: WeightBytes, plan: Plan, training: StateRules, sent: Bucke
         weights.dense * training.adapters,
         weights.experts * training.adapters,
         weights.largest_block * training.adapters,
+        kept_dense=weights.kept_dense * training.adapters,
+        kept_experts=weights.kept_experts * training.adapters,
+        kept_share=weights.kept_share,
     )
     messages = data_messages(plan, trained, width)
     frozen = data_messages(plan, weights, width)
@@ -153,6 +156,7 @@ def _adapted(weights: WeightBytes, plan: Plan, training: StateRules, sent: Bucke
         messages,
         forward=(*messages.forward, *gathers),
         backward=(*messages.backward, *gathers),
+        first=(*messages.first, *frozen.first),
     )
     states = model_states(trained, plan, training.state_numbers, width)
     base = model_states(weights, plan, training.state_numbers, width)

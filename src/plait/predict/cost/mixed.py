@@ -51,6 +51,12 @@ def estimate_mixed(
             f"{len(mixed.parts)}; write remat:selective or remat:full"
         )
     check_one_link(job, mixed)
+    if job.kept and job.kept != "auto":
+        raise PlanError(
+            f"plan.keep_gathered is priced for one kind of device, and {mixed.name} has "
+            f"{len(mixed.parts)}; leave it out"
+        )
+    job = replace(job, kept=None)
     if plan.world_size != mixed.num_devices:
         raise WorldSizeError(
             f"plan '{plan}' has {plan.world_size} ranks and {mixed.name} {mixed.num_devices} "

@@ -18,6 +18,7 @@ from plait.predict.cost.memory.rank_memory import Numerics, RankMemory, rank_act
 from plait.predict.cost.records import Job
 from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time.collectives import messages_seconds
+from plait.predict.cost.time.gradients import DataMessages
 from plait.predict.cost.time.machine import Machine
 from plait.predict.cost.time.messages import Message
 from plait.predict.cost.time.passes import PassSeconds, block_pass, send_seconds
@@ -115,15 +116,23 @@ class Rank:
         overlap.
         """
         data = self.state.data
-        if not data.forward and not data.backward:
+        if not data.forward and not data.backward and not data.first:
             return 0.0, 0.0
         forward = sum(one.forward + one.waits[0] for one in self.passes)
         backward = sum(
             one.input_grad + one.weight_grad + one.recompute + one.waits[1] for one in self.passes
         )
+        compute = (forward, backward)
+        first, again = self._sharded(replace(data, first=()), compute)
+        if not data.first:
+            return first, again
+        count = self.question.plan.micro_batches
+        with_first = self._sharded(replace(data, forward=data.forward + data.first), compute)
+        return first + (with_first[0] - first) / count, again
+
+    def _sharded(self, data: DataMessages, compute: tuple[float, float]) -> tuple[float, float]:
         machine = self.question.machine
-        plan = self.question.plan
-        return machine.sharded_seconds(data, self.state.buckets, plan, (forward, backward))
+        return machine.sharded_seconds(data, self.state.buckets, self.question.plan, compute)
 
     def accumulation_seconds(self) -> float:
         """Seconds of adding a micro-batch's gradients to those before it."""
@@ -201,6 +210,8 @@ def rank_memory(question: Question, state: RankState, kept: tuple[float, float])
         # scattered.
         width = 2 * BYTES[plan.precision] + job.gradient_width(plan.precision)
         buffers += state.weights.largest_block * width
+        whole = state.weights.kept_dense + state.weights.kept_experts
+        buffers += whole * BYTES[plan.precision]
     if plan.pp.size > 1:
         buffers += state.weights.total * job.runtime.whole_gradient_bytes
     states = state.states

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from plait.plan import Plan
 from plait.plan.axes import BlockRemat
+from plait.plan.gathered import KeepGathered
 from plait.plan.precisions import Messages
 from plait.predict.cost import bars
 from plait.predict.cost.cached_hash import caches_hash
@@ -66,6 +67,8 @@ class Job:
     """Recomputation of each block under `remat:auto`; chosen by memory where there is none."""
     offload_activations: bool = False
     """Whether what blocks keep for backward waits in the host's memory."""
+    kept: KeepGathered = None
+    """Blocks that zero3 keeps whole once they are gathered; `auto` chooses them by memory."""
 
     @property
     def messages(self) -> Messages:
@@ -172,6 +175,8 @@ class Estimate:
     """Layers of each pipeline stage, where they were chosen for kinds of device."""
     remat: tuple[BlockRemat, ...] = ()
     """Recomputation of each block under `remat:auto`, in the order of the model."""
+    keep_gathered: tuple[int, ...] | None = None
+    """The numbers of the blocks that zero3 keeps whole, from 0; None where none were asked for."""
 
     def __repr__(self) -> str:
         return f"<Estimate {self}>"
@@ -241,4 +246,5 @@ class Estimate:
             **({"shares": list(self.shares)} if self.shares else {}),
             **({"counts": list(self.counts)} if self.counts else {}),
             **({"remat": list(self.remat)} if self.remat else {}),
+            **({} if self.keep_gathered is None else {"keep_gathered": list(self.keep_gathered)}),
         }

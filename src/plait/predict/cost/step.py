@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 
 from plait.plan import Plan
 from plait.predict.cost.bars import reach
+from plait.predict.cost.keeping import keeping, kept_of
 from plait.predict.cost.layout import PlanLayout
 from plait.predict.cost.memory.offload import overfull
 from plait.predict.cost.model.operations import Model
@@ -34,7 +35,7 @@ def estimate_job(job: Job, plan: Plan, machine: Machine) -> Estimate:
     """
     plan_asked = plan
     plan = machine.memory.placed(plan)
-    layout = lay_out_recomputed(job, plan, machine)
+    layout, kept_whole = laid_out(job, plan, machine)
     question = Question(job, plan, machine, layout.shard)
     memories = tuple(
         rank_memory(question, layout.ranks[rank], question.activations(layout.live_stages(rank)))
@@ -70,7 +71,26 @@ def estimate_job(job: Job, plan: Plan, machine: Machine) -> Estimate:
         network_bandwidth=machine.network_bandwidth,
         reach=reach(plan.world_size, machine.devices_per_node),
         remat=words_of(layout.stages),
+        keep_gathered=kept_whole if job.kept is not None else None,
     )
+
+
+def laid_out(job: Job, plan: Plan, machine: Machine) -> tuple[PlanLayout, tuple[int, ...]]:
+    """The layout of a plan, and the blocks of it that ZeRO-3 keeps whole.
+
+    Those that the planner chooses are none where keeping them would make no step shorter.
+    """
+    layout = lay_out_recomputed(job, plan, machine)
+    if not job.kept:
+        return layout, ()
+    question = Question(job, plan, machine, layout.shard)
+    kept = kept_of(question, layout)
+    whole = keeping(question, layout, kept)
+    if job.kept == "auto" and kept:
+        before, after = (predict_step(question, one).seconds for one in (layout, whole))
+        if after >= before:
+            return layout, ()
+    return whole, kept
 
 
 @lru_cache(maxsize=64)
@@ -185,7 +205,7 @@ def predict_step(question: Question, layout: PlanLayout) -> PredictedStep:
 
 def step_of(job: Job, plan: Plan, machine: Machine) -> PredictedStep:
     """The predicted step of a plan, with the costs that its pipeline was given."""
-    layout = lay_out_recomputed(job, plan, machine)
+    layout, _ = laid_out(job, plan, machine)
     return predict_step(Question(job, plan, machine, layout.shard), layout)
 
 

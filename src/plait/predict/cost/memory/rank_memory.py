@@ -65,6 +65,12 @@ class WeightBytes:
     """Numbers that a ring adds to blocks that its ranks do not divide."""
     least_keys: float | None = None
     """Numbers of the parameter server that owns fewest; None: an equal share."""
+    kept_dense: float = 0.0
+    """Dense weights that ZeRO-3 keeps whole once they are gathered (`[plan] keep_gathered`)."""
+    kept_experts: float = 0.0
+    """Weights of experts that it keeps so."""
+    kept_share: float = 0.0
+    """The part of the blocks that it keeps so."""
 
     @property
     def total(self) -> float:
@@ -77,16 +83,28 @@ def stage_weights(stages: tuple[StageBlocks, ...], shard: Sharding, tied: int) -
     """The weights of the stages of one rank; `tied` numbers are stored once when first and last
     stage share the rank.
     """
-    dense = experts = largest = 0.0
+    dense = experts = largest = kept_dense = kept_experts = 0.0
+    blocks = kept_blocks = 0
     for stage in stages:
-        for block, count in stage.runs:
+        for block, count, kept in stage.kept_runs():
             own_dense, own_experts = block_weights(block, shard)
             dense += own_dense * count
             experts += own_experts * count
             largest = max(largest, own_dense + own_experts)
+            kept_dense += own_dense * kept
+            kept_experts += own_experts * kept
+            blocks += count
+            kept_blocks += kept
     if any(stage.first for stage in stages) and any(stage.last for stage in stages):
         dense -= tied / shard.weight_split
-    return WeightBytes(dense, experts, largest)
+    return WeightBytes(
+        dense,
+        experts,
+        largest,
+        kept_dense=kept_dense,
+        kept_experts=kept_experts,
+        kept_share=kept_blocks / blocks,
+    )
 
 
 @lru_cache(maxsize=65536)

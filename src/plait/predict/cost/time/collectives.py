@@ -120,13 +120,15 @@ def protocol_seconds(machine: Machine, steps: tuple[float, float], moving: float
 
 @lru_cache(maxsize=65536)
 def messages_seconds(machine: Machine, messages: tuple[Message, ...], parts: int = 1) -> float:
-    """Seconds of collectives one after another, each of which is sent in so many parts."""
+    """Seconds of collectives one after another, each of which is sent in so many parts, or its
+    share of them.
+    """
     return sum(
         message.count
-        * parts
+        * (parts * message.share)
         * machine.collective_seconds(
             message.op,
-            message.payload_bytes / parts,
+            message.payload_bytes / (parts * message.share),
             group(message.size, message.stride, machine.devices_per_node),
         )
         for message in messages

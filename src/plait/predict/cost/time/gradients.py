@@ -4,6 +4,8 @@ hide.
 With B bytes of weights on N ranks and M micro-batches, a rank sends 2(N-1)/N B for all-reduce, ring
 and ZeRO-1. ZeRO-2 scatters after every micro-batch: (M+1)(N-1)/N B. ZeRO-3 also gathers for forward
 and for backward: 3M(N-1)/N B.
+
+Under ZeRO-3 K bytes may stay whole until the step ends. For them it is (M+1)(N-1)/N K.
 """
 
 from __future__ import annotations
@@ -66,6 +68,8 @@ class DataMessages:
     """Once a step, ready while the last backward runs."""
     gather: tuple[Message, ...] = ()
     """Once a step, after the update."""
+    first: tuple[Message, ...] = ()
+    """Once a step, in the first forward: what then stays whole."""
     shared: tuple[Message, ...] = ()
     """Once a step, on the tensor axis: gradients of parameters that its ranks share (see
     `plait.predict.cost.memory.local_sizes`).
@@ -78,6 +82,7 @@ class DataMessages:
             self.backward + other.backward,
             self.reduce + other.reduce,
             self.gather + other.gather,
+            self.first + other.first,
             self.shared + other.shared,
         )
 
@@ -85,7 +90,7 @@ class DataMessages:
         """Bytes that one rank sends in a step."""
         each = sum(message.sent_bytes for message in (*self.forward, *self.backward))
         return micro_batches * each + sum(
-            message.sent_bytes for message in (*self.reduce, *self.gather)
+            message.sent_bytes for message in (*self.reduce, *self.gather, *self.first)
         )
 
 
@@ -103,11 +108,14 @@ def data_messages(
     size = plan.dp.size * plan.cp.size
     keys = weights.least_keys if weights.least_keys is not None else weights.total / size
     dense = weights.dense + weights.padding
-    messages = _part(plan, dense, gradient_bytes, size, plan.tp.size, keys=keys)
+    kept = (weights.kept_dense, weights.kept_share)
+    messages = _part(plan, dense, gradient_bytes, size, plan.tp.size, keys=keys, kept=kept)
     if weights.experts:
         ranks = max(1, plan.dp.size * plan.cp.size // plan.ep)
         stride = plan.tp.size * plan.ep
-        messages = messages.plus(_part(plan, weights.experts, gradient_bytes, ranks, stride))
+        kept = (weights.kept_experts, weights.kept_share)
+        experts = _part(plan, weights.experts, gradient_bytes, ranks, stride, kept=kept)
+        messages = messages.plus(experts)
     if reduces_whole and STRATEGIES[plan.dp.strategy].zero_stage == 1:
         whole = tuple(replace(one, op="all_reduce") for one in messages.reduce)
         messages = replace(messages, reduce=whole)
@@ -115,8 +123,18 @@ def data_messages(
 
 
 def _part(
-    plan: Plan, numbers: float, gradient_bytes: float, size: int, stride: int, *, keys: float = 0.0
+    plan: Plan,
+    numbers: float,
+    gradient_bytes: float,
+    size: int,
+    stride: int,
+    *,
+    keys: float = 0.0,
+    kept: tuple[float, float] = (0.0, 0.0),
 ) -> DataMessages:
+    """The messages of `numbers` weights. `kept` are those that stay whole once they are gathered,
+    and the part of the blocks that they are.
+    """
     if size <= 1:
         return DataMessages()
     strategy = plan.dp.strategy
@@ -140,7 +158,14 @@ def _part(
     every = plan.dp.every or 1
     facts = STRATEGIES[strategy]
     if facts.shards_parameters:
-        return DataMessages(forward=gather, backward=gather + scatter, reduce=across)
+        if not kept[0]:
+            return DataMessages(forward=gather, backward=gather + scatter, reduce=across)
+        left = weights - kept[0] * BYTES[plan.precision] if kept[1] < 1.0 else 0.0
+        rest = message("all_gather", left) if left else ()
+        again = tuple(replace(one, share=1.0 - kept[1]) for one in rest)
+        once = message("all_gather", kept[0] * BYTES[plan.precision])
+        first = tuple(replace(one, share=kept[1]) for one in once)
+        return DataMessages(forward=again, backward=again + scatter, reduce=across, first=first)
     if facts.shards_gradients:
         return DataMessages(backward=scatter, reduce=across, gather=gather)
     if facts.shards_optimizer:

@@ -34,6 +34,8 @@ class Message:
     """A forward that is computed again sends it again. The sum at the very end of a block is not
     needed twice.
     """
+    share: float = 1.0
+    """On the data axis: the part of the blocks that it is of."""
 
     @property
     def sent_bytes(self) -> float:

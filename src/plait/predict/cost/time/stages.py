@@ -28,6 +28,8 @@ class StageBlocks:
     last: bool = False
     remat: tuple[BlockRemat, ...] = ()
     """Recomputation of each run, where a budget chose it; none under a word for all blocks."""
+    kept: tuple[int, ...] = ()
+    """Blocks of each run that ZeRO-3 keeps whole once they are gathered; by default none of any."""
 
     def recomputed(self, remat: Remat) -> Iterator[tuple[Block, int, BlockRemat]]:
         """Each run with its own recomputation; `remat` is the plan's.
@@ -45,6 +47,11 @@ class StageBlocks:
             )
         for (block, count), word in zip(self.runs, self.remat, strict=True):
             yield block, count, word
+
+    def kept_runs(self) -> Iterator[tuple[Block, int, int]]:
+        """Each run with the number of its blocks that stay whole."""
+        for (block, count), kept in zip(self.runs, self.kept or (0,) * len(self.runs), strict=True):
+            yield block, count, kept
 
     @property
     def parameters(self) -> int:

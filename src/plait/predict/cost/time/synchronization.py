@@ -118,7 +118,7 @@ def reduction(
     each_tensor = meeting_seconds(machine, name, size, plan.world_size)
     for message in messages:
         sent = message.sent_bytes
-        calls = message.count * buckets.number
+        calls = message.count * message.share * buckets.number
         if plan.dp.strategy == "ring" and message.op == "all_reduce":
             steps = 2.0 * (message.size - 1)
             added = (
@@ -128,7 +128,7 @@ def reduction(
         else:
             seconds += collective(machine, message.op, sent, message.size, calls)
         if name == "unit" or message.op not in COLLECTS:
-            seconds += message.count * buckets.tensors * each_tensor
+            seconds += message.count * message.share * buckets.tensors * each_tensor
     return seconds
 
 
