@@ -70,8 +70,8 @@ def _chosen(question: Question, layout: PlanLayout) -> list[int]:
     for rank, held in enumerate(layout.held):
         activations = question.activations(layout.live_stages(rank))
         room = limit - rank_memory(question, layout.ranks[rank], activations).total
-        for stage in sorted(held, reverse=True):
-            layers = list(enumerate(_layers(layout.stages[stage]), starts[stage]))
+        for index in sorted(held, reverse=True):
+            layers = list(enumerate(_layers(layout.stages[index]), starts[index]))
             for number, block in reversed(layers):
                 needed = sum(block_weights(block, layout.shard)) * width
                 if needed <= room:

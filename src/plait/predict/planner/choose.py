@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -235,6 +236,14 @@ def _why_nothing_fits(
 ) -> str:
     name = machines.device.name
     model = job.model
+    sizes = settings.fixed.least_sizes()
+    least = math.prod(sizes.values())
+    if least > machines.num_devices:
+        axes = " x ".join(f"{axis}{size}" for axis, size in sizes.items())
+        return (
+            f"fix '{settings.fixed.text}' takes {axes} = {least} devices or more, and "
+            f"{machines.name} has {machines.num_devices}; ask for {name}x{least}, or fix less"
+        )
     runs = "" if settings.framework is PLAIT else f" of {settings.framework.name}"
     runs += f" with {settings.fixed.text}" if settings.fixed.text else ""
     if not found.too_large:

@@ -60,6 +60,20 @@ class Fixed:
         """The decided value of a field, or None."""
         return next((v for a, n, v in self.values if (a, n) == (axis, name)), None)
 
+    def least_sizes(self) -> dict[str, int]:
+        """The fewest ranks of each axis that the decisions ask for, of axes with more than one.
+
+        A schedule needs two stages, and a strategy other than all-reduce two ranks of data and
+        context together. Experts borrow ranks of other axes.
+        """
+        sizes = {axis: self.value(axis, "size") or 1 for axis in _WORDS}
+        if self.value("pp", "schedule") is not None:
+            sizes["pp"] = max(sizes["pp"], 2)
+        shares = self.value("dp", "strategy") not in (None, "allreduce")
+        if shares and self.value("dp", "size") is None and sizes["cp"] == 1:
+            sizes["dp"] = 2
+        return {axis: size for axis, size in sizes.items() if size > 1}
+
     def _holds(self, axis: str, record: object) -> bool:
         return all(getattr(record, name) == value for a, name, value in self.values if a == axis)
 

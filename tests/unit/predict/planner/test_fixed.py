@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 import pytest
 
 import plait
@@ -59,6 +62,30 @@ def test_a_word_that_decides_nothing_is_refused(fix: str, message: str) -> None:
 def test_nothing_fits_names_what_was_decided() -> None:
     with pytest.raises(NothingFits, match="no plan with tp2 dp1"):
         plait.choose(config(GPT3, global_batch=8), "h100x2", fix="tp2 dp1")
+
+
+@pytest.mark.parametrize(
+    ("fix", "cluster", "message"),
+    [
+        ("tp8 1f1b", "h100x8", "takes pp2 x tp8 = 16 devices or more, and h100x8 has 8"),
+        ("tp8 1f1b", "h100x4", "ask for h100x16, or fix less"),
+        ("dp4:zero3 pp4", "h100x8", "takes pp4 x dp4 = 16 devices or more"),
+        ("zero1 tp8", "h100x8", "takes dp2 x tp8 = 16 devices or more"),
+    ],
+)
+def test_too_few_devices_for_what_was_decided_are_counted(
+    fix: str, cluster: str, message: str
+) -> None:
+    with pytest.raises(NothingFits, match=re.escape(f"fix '{fix}'") + ".*" + re.escape(message)):
+        plait.choose(ASKED, cluster, fix=fix)
+
+
+@pytest.mark.parametrize(
+    ("fix", "least"),
+    [("", 1), ("zero3 cp2", 2), ("dp1:zero1 tp2", 2), ("2d mb4 remat:full", 1), ("ep8", 1)],
+)
+def test_the_fewest_devices_of_decisions(fix: str, least: int) -> None:
+    assert math.prod(Fixed.parse(fix).least_sizes().values()) == least
 
 
 def test_a_search_is_a_record() -> None:
