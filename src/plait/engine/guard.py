@@ -247,17 +247,24 @@ def _sentence(finding: Symptom) -> str:
 
 
 def _bad_weight(suspect: Suspect) -> Origin | None:
-    """The first parameter that has an element that is no number."""
-    held = [
-        *suspect.model.named_parameters(),
-        *((piece.name, piece.value) for piece in suspect.strategy.pieces),  # shards of zero3
+    """The first parameter that has an element that is no number.
+
+    What this rank keeps for all comes first: the others see a bad element too, once they have
+    gathered it.
+    """
+    strategy = suspect.strategy
+    kept = [
+        *((piece.name, piece.value) for piece in strategy.pieces),
+        *((shard.name, shard.values) for shard in strategy.frozen_shards(trained=True)),
     ]
-    for name, param in held:
-        if param.untyped_storage().nbytes() and not is_finite(param.detach()):
-            module = name.rpartition(".")[0]
-            count = int((~torch.isfinite(param.detach())).sum())
-            cause = f"weight: {count} elements of {name} are no finite numbers"
-            return Origin(0, f"module {module or 'the model'}, {name}", cause, module=module)
+    for order, held in enumerate((kept, suspect.model.named_parameters())):
+        for name, param in held:
+            if param.untyped_storage().nbytes() and not is_finite(param.detach()):
+                module = name.rpartition(".")[0]
+                count = int((~torch.isfinite(param.detach())).sum())
+                cause = f"weight: {count} elements of {name} are no finite numbers"
+                where = f"module {module or 'the model'}, {name}"
+                return Origin(order, where, cause, module=module)
     return None
 
 
@@ -269,7 +276,7 @@ def _bad_input(suspect: Suspect) -> Origin | None:
         samples = _bad_samples(inputs, num_samples)
         which = _which(samples)
         cause = "data: the batch itself has an element that is no finite number"
-        return Origin(1, f"the batch, micro-batch {index}{which}", cause, 0.0, index, "", samples)
+        return Origin(2, f"the batch, micro-batch {index}{which}", cause, 0.0, index, "", samples)
     return None
 
 
@@ -291,7 +298,7 @@ def _replayed(suspect: Suspect) -> Origin | None:
     bad = [index for index, one in enumerate(loss.means()) if not math.isfinite(float(one))]
     if bad:
         cause = "loss function: the output is finite, and its loss is not"
-        return Origin(3, f"the loss of micro-batch {bad[0]}", cause, micro_batch=bad[0])
+        return Origin(4, f"the loss of micro-batch {bad[0]}", cause, micro_batch=bad[0])
     return None
 
 
@@ -308,7 +315,7 @@ def _watched(model: nn.Module, pipeline: Pipeline, seen: list[Origin]) -> Iterat
         index = pipeline.under_way
         where = f"module {name or 'the model'}, micro-batch {index}{_which(samples)}"
         cause = "activation: finite inputs give an output that is no finite number"
-        seen.append(Origin(2, where, cause, 0.0, index, name, samples))
+        seen.append(Origin(3, where, cause, 0.0, index, name, samples))
 
     handles = [
         module.register_forward_hook(
@@ -338,7 +345,7 @@ def _bad_loss(suspect: Suspect) -> Origin | None:
     for index, loss in enumerate(suspect.pipeline.loss.means()):
         if not math.isfinite(float(loss)):
             cause = "passing: a replay of the step is finite, so a value changed for a moment"
-            return Origin(4, f"micro-batch {index}", cause, micro_batch=index)
+            return Origin(5, f"micro-batch {index}", cause, micro_batch=index)
     return None
 
 
@@ -353,7 +360,7 @@ def _bad_gradient(suspect: Suspect) -> Origin | None:
         return None
     module = bad[-1].rpartition(".")[0]
     cause = "gradient: the loss is finite, and its gradient is not"
-    return Origin(5, f"module {module or 'the model'}, {bad[-1]}", cause, module=module)
+    return Origin(6, f"module {module or 'the model'}, {bad[-1]}", cause, module=module)
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -41,9 +41,11 @@ def squared(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().mean()
 
 
-def engine_of(world: World, plan: str, **options: Any) -> tuple[Engine, list[Symptom]]:
+def engine_of(
+    world: World, plan: str, net: nn.Module = NET, **options: Any
+) -> tuple[Engine, list[Symptom]]:
     engine = build(
-        copy.deepcopy(NET),
+        copy.deepcopy(net),
         plan,
         loss=squared,
         optimizer=lambda params: torch.optim.SGD(params, lr=0.01),
@@ -112,6 +114,50 @@ def with_a_bad_weight(world: World) -> Any:
 def test_a_weight_that_is_no_number_is_named_with_its_rank() -> None:
     for (finding,) in threaded(2, with_a_bad_weight):
         assert (finding.rank, finding.details["module"]) == (1, "layers.0")
+
+
+def with_a_bad_shard(world: World, plan: str, is_stored: bool, is_frozen: bool) -> list[Symptom]:
+    """The last rank damages what it keeps of the second layer's weight."""
+    net = copy.deepcopy(NET)
+    net.layers[1].requires_grad_(not is_frozen)
+    engine, said = engine_of(world, plan, net)
+    engine.step(batch_of(world))
+    kept = [(piece.name, piece.value) for piece in engine.strategy.pieces]
+    if is_stored:
+        stored = engine.strategy.frozen_shards(trained=True)
+        kept = [(shard.name, shard.values) for shard in stored]
+    if world.rank == world.size - 1:
+        values = [one for name, one in kept if name == "layers.1.weight"][-1]
+        with torch.no_grad():
+            values.view(-1)[0] = float("nan")
+    for _ in range(2):  # a master that is damaged is published first
+        try:
+            engine.step(batch_of(world))
+        except NonFiniteLoss:
+            return said
+    raise AssertionError("both steps counted")
+
+
+@pytest.mark.parametrize(
+    ("plan", "is_stored", "is_frozen"),
+    [
+        ("dp2:zero3", False, False),
+        ("dp2:zero3", True, True),
+        ("dp2:zero3 precision:bf16", True, False),
+        ("dp2:zero3 precision:bf16", False, False),
+        ("dp2:zero1 precision:bf16", False, False),
+        ("dp2:zero2 precision:bf16", False, False),
+        ("dp4:zero3,replicate2 precision:bf16", True, False),
+    ],
+)
+def test_a_bad_shard_is_named_for_the_rank_that_keeps_it(
+    plan: str, is_stored: bool, is_frozen: bool
+) -> None:
+    """All ranks see it in their weights, once they have gathered it."""
+    ranks = 4 if "dp4" in plan else 2
+    for (finding,) in threaded(ranks, with_a_bad_shard, plan, is_stored, is_frozen, plan=plan):
+        assert (finding.rank, finding.details["module"]) == (ranks - 1, "layers.1")
+        assert finding.cause == "weight: 1 elements of layers.1.weight are no finite numbers"
 
 
 def with_a_passing_fault(world: World) -> Any:

@@ -75,8 +75,8 @@ class Composite(DataStrategy):
     def main_grads(self) -> dict[int, MainGrad]:
         return {key: place for part in self._parts for key, place in part.main_grads().items()}
 
-    def frozen_shards(self) -> list[Shard]:
-        return [shard for part in self._parts for shard in part.frozen_shards()]
+    def frozen_shards(self, *, trained: bool = False) -> list[Shard]:
+        return [one for part in self._parts for one in part.frozen_shards(trained=trained)]
 
     def live_tensors(self) -> dict[str, list[Tensor]]:
         tensors: dict[str, list[Tensor]] = {}

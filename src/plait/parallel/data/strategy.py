@@ -236,9 +236,9 @@ class DataStrategy(ABC):
         """The places where layers may add their weights' gradients, by the id of the parameter."""
         return self.reducer.main_grads()
 
-    def frozen_shards(self) -> list[Shard]:
+    def frozen_shards(self, *, trained: bool = False) -> list[Shard]:
         """This rank's shards of frozen parameters that the strategy has sharded; empty where they
-        are whole.
+        are whole. With `trained` also those that trained parameters are gathered from.
         """
         return []
 

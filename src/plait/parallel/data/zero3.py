@@ -229,11 +229,11 @@ class Zero3(DataStrategy):
     def replicas(self) -> Replicas:
         return Replicas(self.group.replicate.size, self.group.replicate.rank)
 
-    def frozen_shards(self) -> list[Shard]:
+    def frozen_shards(self, *, trained: bool = False) -> list[Shard]:
         rank = self.group.shard.rank
         return [
             part.shard(part.view(bucket.shard))
-            for bucket in self._gathered_frozen
+            for bucket in (*(self._gathered if trained else ()), *self._gathered_frozen)
             for part in bucket.bucket.shard_parts(rank)
         ]
 
