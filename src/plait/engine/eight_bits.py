@@ -7,7 +7,7 @@ is bf16, and masters are float32.
 
 from __future__ import annotations
 
-import logging
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError, NotAvailable
+from plait.imports import without_talk_of_kernels
 from plait.plan import Plan
 
 MULTIPLE = 16
@@ -75,9 +76,10 @@ def _fits(layer: nn.Linear) -> bool:
 
 def _rounded_layer() -> Any:
     """A `Float8Linear` of torchao, whose settings and forward others take."""
-    for name in ("torchao", "torch.utils._pytree"):  # its import tells of kernels for other devices
-        logging.getLogger(name).setLevel(logging.ERROR)
-    from torchao.float8 import convert_to_float8_training
+    without_talk_of_kernels()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # sentences on its own source, where it is first compiled
+        from torchao.float8 import convert_to_float8_training
 
     plain = nn.Sequential(nn.Linear(MULTIPLE, MULTIPLE, bias=False, device="meta"))
     return convert_to_float8_training(plain)[0]

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError, nearest
+from plait.imports import without_talk_of_kernels
 from plait.models import hf_experts
 from plait.models.hf_conversion import converted
 from plait.models.hf_masks import masks_of
@@ -339,6 +340,7 @@ def find_weights(model: HuggingFace, directory: Path) -> Weights:
 
 def library() -> Any:
     """`transformers`, imported when it is needed. Raises `ModelError` where it is missing."""
+    without_talk_of_kernels()
     try:
         import transformers
     except ImportError as missing:
