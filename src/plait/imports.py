@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -56,12 +55,3 @@ class _Awaited(MetaPathFinder, Loader):
         module.__loader__ = loader
         loader.exec_module(module)
         self._then()
-
-
-def without_talk_of_kernels() -> None:
-    """Have torchao be silent about kernels for other devices when it is imported.
-
-    transformers imports it with a model wherever it is installed.
-    """
-    for name in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(name).setLevel(logging.ERROR)

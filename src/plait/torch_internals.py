@@ -5,6 +5,7 @@ A new version of torch may rename them; then this file and its test are where to
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -137,6 +138,15 @@ def allow_any_grad_dtype(param: torch.nn.Parameter) -> None:
     """Let the gradient of a parameter [...] have another precision than its own."""
     tensor: Any = param
     tensor.grad_dtype = None
+
+
+def without_talk_of_kernels() -> None:
+    """Have torchao be silent about kernels for other devices when it is imported.
+
+    transformers imports it with a model wherever it is installed.
+    """
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def storage_key(tensor: Tensor) -> int:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError, NotAvailable
-from plait.imports import without_talk_of_kernels
 from plait.plan import Plan
+from plait.torch_internals import without_talk_of_kernels
 
 MULTIPLE = 16
 """The rows, inputs and outputs of a product in eight bits come in multiples of it."""

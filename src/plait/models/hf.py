@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError, nearest
-from plait.imports import without_talk_of_kernels
 from plait.models import hf_experts
 from plait.models.hf_conversion import converted
 from plait.models.hf_masks import masks_of
@@ -29,6 +28,7 @@ from plait.models.hf_roles import roles_for
 from plait.models.layers import RMSNorm, ScaledEmbedding
 from plait.models.routing import Router
 from plait.models.weights import MakeStart, Weights, fit, open_folder, wholly_on_meta
+from plait.torch_internals import without_talk_of_kernels
 from plait.values import JsonMapping, JsonObject, PyTree
 
 OWN = (
