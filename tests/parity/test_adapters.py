@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ OWN = {
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "own": OWN,
+    "wide": {**OWN, "hidden_size": 128, "intermediate_size": 192},
     "moe": {**OWN, "num_local_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1},
     "llama": {"name": "hf", "config": HUGGING_FACE["hf-llama"]},
     "gpt2": {"name": "hf", "config": HUGGING_FACE["hf-gpt2"]},
@@ -45,6 +47,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 TARGETS = {
     "own": ("q", "v", "o", "gate", "down"),
+    "wide": ("q", "v", "o", "gate", "down"),
     "moe": ("q", "o", "shared.up", "shared.down"),
     "llama": ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"),
     "gpt2": ("c_attn", "c_proj", "c_fc"),
@@ -90,8 +93,16 @@ def base_of(family: str) -> nn.Module:
 class Reference:
     """Two steps of PEFT, and the folder of its adapter before them."""
 
-    def __init__(self, family: str, kind: str, folder: Path) -> None:
+    def __init__(
+        self,
+        family: str,
+        kind: str,
+        folder: Path,
+        change: Callable[[nn.Module], None] | None = None,
+    ) -> None:
         model = base_of(family)
+        if change is not None:
+            change(model)
         inner = model.model if adapter_files.is_wrapped(model) else model
         config = peft.LoraConfig(
             r=4,

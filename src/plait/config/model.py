@@ -25,6 +25,11 @@ def path_text(value: object) -> object:
     return str(value) if isinstance(value, os.PathLike) else value
 
 
+def as_tuple(value: object) -> object:
+    """A list as a tuple, since TOML has arrays only; anything else as it is."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 PathText = Annotated[str, BeforeValidator(path_text)]
 
 

@@ -7,23 +7,26 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from plait.config.model import Count, ModelSection, PathText, Positive, Reference, Section
+from plait.config.adapter import AdapterConfig
+from plait.config.model import (
+    Count,
+    ModelSection,
+    PathText,
+    Positive,
+    Reference,
+    Section,
+    as_tuple,
+)
 from plait.plan.axes import BlockRemat
 from plait.plan.precisions import Messages
 
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-def _as_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value  # TOML has arrays only
-
-
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Betas = Annotated[tuple[Beta, Beta], BeforeValidator(_as_tuple)]
-Plans = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+Betas = Annotated[tuple[Beta, Beta], BeforeValidator(as_tuple)]
+Plans = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 Steps = Annotated[int, Field(ge=0)]
-Files = Annotated[tuple[PathText, ...], BeforeValidator(_as_tuple)]
-Kept = Annotated[Literal["auto"] | Steps | tuple[Steps, ...], BeforeValidator(_as_tuple)]
+Files = Annotated[tuple[PathText, ...], BeforeValidator(as_tuple)]
+Kept = Annotated[Literal["auto"] | Steps | tuple[Steps, ...], BeforeValidator(as_tuple)]
 
 
 class DataSource(Section):
@@ -91,9 +94,9 @@ class MixturePart(DataSource):
 class Data(DataSource):
     """The source of samples, or several, and the processes that read them."""
 
-    mixture: Annotated[tuple[MixturePart, ...], BeforeValidator(_as_tuple)] | None = None
+    mixture: Annotated[tuple[MixturePart, ...], BeforeValidator(as_tuple)] | None = None
     """Sources, each a table [[data.mixture]] with keys as these and a `weight`."""
-    from_step: Annotated[tuple[Steps, ...], BeforeValidator(_as_tuple)] | None = None
+    from_step: Annotated[tuple[Steps, ...], BeforeValidator(as_tuple)] | None = None
     """Mixtures: the first step of each weight in the lists of weights, from 0 on."""
 
     workers: Annotated[int, Field(ge=0, le=256)] = 0
@@ -130,9 +133,9 @@ class Train(Section):
     """AdamW: the number that is added to the denominator."""
     weight_decay: NonNegative = 0.0
     """The factor of decoupled weight decay (AdamW), or of the L2 term (SGD)."""
-    no_decay: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
+    no_decay: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()
     """Parts of names of parameters without weight decay, as ["norm", "bias"]."""
-    groups: Annotated[tuple[ParameterGroup, ...], BeforeValidator(_as_tuple)] = ()
+    groups: Annotated[tuple[ParameterGroup, ...], BeforeValidator(as_tuple)] = ()
     """Settings of parameters by name, each a table [[train.groups]] with a pattern `match`."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """SGD: the momentum."""
@@ -189,17 +192,17 @@ class PlanSection(Section):
 
     text: str = "dp1"
     """The plan, or `auto` for the choice of the planner."""
-    counts: Annotated[tuple[Count, ...], BeforeValidator(_as_tuple)] | None = None
+    counts: Annotated[tuple[Count, ...], BeforeValidator(as_tuple)] | None = None
     """Layers of each pipeline stage."""
-    shares: Annotated[tuple[Positive, ...], BeforeValidator(_as_tuple)] | None = None
+    shares: Annotated[tuple[Positive, ...], BeforeValidator(as_tuple)] | None = None
     """Parts of the global batch by data rank, in any numbers, as [3, 1]; equal by default."""
-    remat: Annotated[tuple[BlockRemat, ...], BeforeValidator(_as_tuple)] | None = None
+    remat: Annotated[tuple[BlockRemat, ...], BeforeValidator(as_tuple)] | None = None
     """Recomputation of each block under `remat:auto`; the planner chooses where it is left out."""
     offload_activations: bool = False
     """Whether what blocks keep for backward waits in the host's memory (remat none or full)."""
     keep_gathered: Kept | None = None
     """zero3: blocks kept whole through a step: how many last ones, their numbers, or `auto`."""
-    splits: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] | None = None
+    splits: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] | None = None
     """The layer that begins each later pipeline stage."""
     schedule: str | None = None
     """A text file with the pipeline schedule, instead of the plan's own."""
@@ -265,23 +268,6 @@ class Recovery(Section):
         if self.snapshot_every is None:
             return int(self.goes_on or self.on_nan == "back")
         return self.snapshot_every
-
-
-class AdapterConfig(Section):
-    """Low-rank adapters on a frozen model."""
-
-    kind: Literal["lora", "dora"] | None = None
-    """The kind of adapter; without it the whole model is trained."""
-    rank: Count = 8
-    """The rank of the two matrices."""
-    alpha: Positive | None = None
-    """The scale of an adapter is alpha / rank; by default it is 1."""
-    targets: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] | None = None
-    """Names or patterns of linear layers; by default all but the output."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The probability of dropout before an adapter."""
-    weights: PathText | None = None
-    """A folder of PEFT's files to start from."""
 
 
 class Federated(Section):
@@ -366,7 +352,7 @@ TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 class Log(Section):
     """The trackers that a run tells its metrics."""
 
-    to: Annotated[tuple[TrackerName, ...], BeforeValidator(_as_tuple)] = ()
+    to: Annotated[tuple[TrackerName, ...], BeforeValidator(as_tuple)] = ()
     """Trackers: tensorboard, wandb, mlflow."""
 
 

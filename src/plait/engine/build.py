@@ -20,7 +20,7 @@ from plait.comm import World
 from plait.engine import choosing, compiling, eight_bits, one_pass, recompute, update
 from plait.engine.around import contexts_of, make_balance, make_splitter
 from plait.engine.balance import has_routers
-from plait.engine.composition import check_composition, check_delayed
+from plait.engine.composition import check_coded, check_composition, check_delayed
 from plait.engine.engine import Engine
 from plait.engine.guard import Guard, make_guard
 from plait.engine.loss import LossFunction
@@ -51,6 +51,8 @@ from plait.engine.update import Update, partial_sums
 from plait.engine.whole import whole_matrices
 from plait.engine.whole_tensors import check_state_whole
 from plait.mesh import Mesh
+from plait.models.adapters import coded_weights
+from plait.models.coded import coded_parts
 from plait.models.losses import compiled
 from plait.models.parameters import Parameters
 from plait.outer import make_driver
@@ -145,6 +147,9 @@ def compose(
     precision = Precision.of(plan, float16=options.float16)
     blocks = block_names(model, options.blocks)
     whole = FullState.of(model, world)
+    formats = coded_weights(model)
+    check_coded(plan, formats)
+    shapes = {name: tuple(model.get_parameter(name).shape) for name in formats}
     split = split_model(model, plan, options, world)
     wrap_blocks(model, blocks, plan, options, world)
     schedule = schedule_of(plan, options)
@@ -163,12 +168,14 @@ def compose(
     kept = [blocks[index] for index in kept_blocks(plan, options.keep_gathered, len(blocks))]
     stages = local_stages(model, blocks, cut, schedule.stages(world.axis("pp").rank), kept)
     holding = local_holding(model, cut, stages, split.placements)
+    coded = coded_parts(formats, shapes, split.placements)
     make_strategy = strategy_maker(
         plan,
         options,
         precision,
         schedule,
         experts=split.experts,
+        coded=coded,
         world=world,
         takes_as_computed=one_pass.is_at_hand(world.device, optimizer),
     )
@@ -179,7 +186,7 @@ def compose(
     parts = make_parts(model, cut, stages, strategies, products)
     if plan.compile:
         compiling.leave_out(model, blocks)
-    values.fill(strategies, holding)
+    values.fill(strategies, holding, coded)
 
     strategy = as_one(strategies)
     matrices = whole_matrices(plan, world, [one for _, one in optimizer_shards(strategy, holding)])

@@ -4,6 +4,8 @@ plan that does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from plait.engine.stages.cut import StagePartition
 from plait.errors import ModelError, NotAvailable, PlanError
 from plait.parallel.pipeline.actions import Schedule
@@ -44,6 +46,32 @@ def check_composition(plan: Plan) -> None:
             f"'{plan}': {plan.pp.schedule} keeps several versions of whole weights, so it goes "
             "with dpN and dpN:ring alone; "
             "take one of these, or a schedule that flushes (1f1b)"
+        )
+
+
+def check_coded(plan: Plan, formats: Mapping[str, str]) -> None:
+    """Refuse a base in codes where weights are rounded again, or are of other steps.
+
+    Raises:
+        NotAvailable: ranks or stages that do not step together, and products in eight bits.
+    """
+    if not formats:
+        return
+    base = f"'{plan}': a base in {min(formats.values())}"
+    if not STRATEGIES[plan.dp.strategy].synchronous:
+        raise NotAvailable(
+            f"{base} goes with ranks that step together, and those of dp:{plan.dp.strategy} do "
+            "not; use allreduce, ring, server or zero1..3, or adapter.base = 'none'"
+        )
+    if SCHEDULES[plan.pp.schedule].asynchronous:
+        raise NotAvailable(
+            f"{base} goes with schedules that flush, and {plan.pp.schedule} keeps several versions "
+            "of whole weights; take 1f1b, or adapter.base = 'none'"
+        )
+    if plan.precision == "fp8":
+        raise NotAvailable(
+            f"{base} has numbers of few bits, and fp8 would round them again to others; take "
+            "precision:bf16, or adapter.base = 'none'"
         )
 
 

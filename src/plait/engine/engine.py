@@ -20,7 +20,7 @@ from plait.engine.parts import EngineParts, Uncut
 from plait.engine.prepare import example_of, first_batch, share
 from plait.engine.state.copies import CopiesBeside
 from plait.engine.state.memory import live_bytes
-from plait.engine.state.shards import gradient_shards, parameter_shards
+from plait.engine.state.shards import gradient_shards, with_decoded
 from plait.engine.step import StepResult
 from plait.engine.training_step import TrainingStep
 from plait.errors import ModelError
@@ -211,7 +211,7 @@ class Engine:
 
     def local_parameters(self) -> list[Shard]:
         """This rank's shard of each parameter, its values flat (numel,) in master precision."""
-        return parameter_shards([self.strategy], self.holding)
+        return with_decoded([self.strategy], self.holding, trained=True)
 
     def local_gradients(self) -> list[Shard]:
         """This rank's shard of each gradient of the mean loss, flat (numel,) and before clipping;

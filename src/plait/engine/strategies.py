@@ -10,11 +10,14 @@ from plait.engine.axes import data_axis
 from plait.engine.options import Options
 from plait.engine.precision import Precision
 from plait.engine.with_experts import expert_group, separate
+from plait.models.coded import CodedWeight
 from plait.outer import Asynchrony, make_strategy
 from plait.parallel.data import Composite, DataGroup, DataStrategy, Unit
+from plait.parallel.data.coded import CodedParameters, separate_coded
 from plait.parallel.expert import ExpertSplit
 from plait.parallel.pipeline.actions import Kind, Schedule
 from plait.plan import Plan
+from plait.plan.facts import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -26,14 +29,27 @@ class StrategyMaker:
     asynchrony: Asynchrony
     experts: ExpertSplit | None
     world: World
+    coded: Mapping[str, CodedWeight]
 
     def __call__(self, units: Sequence[Unit], tied_copies: frozenset[str]) -> DataStrategy:
         group = replace(self.group, tied_copies=tied_copies)
+        plain, kept_in_codes = separate_coded(units, self.coded) if self.coded else (units, [])
+        parts: list[DataStrategy] = []
         if self.experts is None:
-            return self._over(units, group)
-        dense, experts = separate(units, set(self.experts.parts))
-        few = expert_group(self.group, self.world)
-        return Composite([self._over(dense, group), self._over(experts, few)])
+            parts.append(self._over(plain, group))
+        else:
+            dense, experts = separate(plain, set(self.experts.parts))
+            few = expert_group(self.group, self.world)
+            parts += [self._over(dense, group), self._over(experts, few)]
+        if kept_in_codes:
+            parts.append(CodedParameters(kept_in_codes, self._coded_group(group), self.coded))
+        return parts[0] if len(parts) == 1 else Composite(parts)
+
+    def _coded_group(self, group: DataGroup) -> DataGroup:
+        """The ranks that share codes: those that share parameters, else none."""
+        if STRATEGIES[self.plan.dp.strategy].zero_stage == 3:
+            return group
+        return replace(group, shard=self.world.axis(()), replicate=group.axis)
 
     def _over(self, units: Sequence[Unit], group: DataGroup) -> DataStrategy:
         return make_strategy(self.plan.dp.strategy, units, group, self.asynchrony)
@@ -51,6 +67,7 @@ def strategy_maker(
     schedule: Schedule,
     *,
     experts: ExpertSplit | None,
+    coded: Mapping[str, CodedWeight],
     world: World,
     takes_as_computed: bool = False,
 ) -> StrategyMaker:
@@ -76,7 +93,7 @@ def strategy_maker(
             takes_as_computed and experts is None and has_one_backward(plan, options, precision)
         ),
     )
-    return StrategyMaker(plan, group, asynchrony_of(plan, options), experts, world)
+    return StrategyMaker(plan, group, asynchrony_of(plan, options), experts, world, coded)
 
 
 def has_one_backward(plan: Plan, options: Options, precision: Precision) -> bool:

@@ -20,10 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.errors import ModelError, nearest
+from plait.models.coded import FORMATS, library
 from plait.patterns import matches
 from plait.values import PyTree
 
 KINDS = ("lora", "dora")
+BASES = ("none", *FORMATS)
 OUTPUTS = ("head", "lm_head", "embed_out", "output", "score", "classifier")
 """Last names of output layers, which get an adapter only where they are named."""
 PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")
@@ -37,7 +39,8 @@ class AdapterSettings:
 
     `alpha` over `rank` is the scale; by default it is 1. `targets` are last names of layers, whole
     names or patterns; by default every linear layer but the output. `weights` is a folder of PEFT's
-    to start from.
+    to start from. `base` is how the frozen weights of linear layers but the output are kept: as
+    they are (`none`), or in codes of `models.coded`.
     """
 
     kind: str = "lora"
@@ -46,6 +49,7 @@ class AdapterSettings:
     targets: tuple[str, ...] | None = None
     dropout: float = 0.0
     weights: str | Path | None = None
+    base: str = "none"
 
     @property
     def scale(self) -> float:
@@ -64,17 +68,28 @@ class AdapterSettings:
             raise ModelError(f"adapter.dropout = {self.dropout} must be from 0 to below 1")
         if self.alpha is not None and not self.alpha > 0:
             raise ModelError(f"adapter.alpha = {self.alpha} must be more than 0")
+        if self.base not in BASES:
+            raise ModelError(f"adapter.base = {self.base!r}; {nearest(str(self.base), BASES)}")
+        if self.base != "none" and self.kind == "dora":
+            raise ModelError(
+                f"adapter.base = {self.base!r} goes with kind = 'lora': the magnitudes of dora are "
+                "norms of weights in full; take lora, or base = 'none'"
+            )
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """The adapter of one layer beside its matrices. `transposed`: the weight is [in, out]."""
+    """The adapter of one layer beside its matrices. `transposed`: the weight is [in, out].
+
+    `base`: how the frozen weights of the layer's model are kept.
+    """
 
     kind: str
     rank: int
     scale: float
     dropout: float
     transposed: bool
+    base: str = "none"
 
 
 class Zeros(nn.Linear):
@@ -108,6 +123,8 @@ def adapt(model: nn.Module, settings: AdapterSettings, reseed: Reseed | None = N
     if adapted(model):
         raise ModelError("the model has adapters already; leave [adapter] out, or pass the base")
     targets = find_targets(model, settings.targets)
+    if settings.base != "none":
+        library()
     model.requires_grad_(False)
     for module in targets.values():
         attach(module, settings)
@@ -129,7 +146,12 @@ def attach(module: nn.Module, settings: AdapterSettings) -> None:
     if settings.kind == "dora":
         target.lora_magnitude_vector = Magnitude(out, **like)
     target.adapter = Adapter(
-        settings.kind, settings.rank, settings.scale, settings.dropout, transposed
+        settings.kind,
+        settings.rank,
+        settings.scale,
+        settings.dropout,
+        transposed,
+        base=settings.base,
     )
     module.register_forward_hook(add_delta, with_kwargs=True)
 
@@ -274,6 +296,32 @@ def has_adapter(module: nn.Module) -> bool:
 def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The matrices of a layer's adapter, by the name that the layer has for them."""
     return ((key, part) for key, part in module.named_children() if key in PARTS)
+
+
+def coded_weights(model: nn.Module) -> dict[str, str]:
+    """The frozen weights that a model wants kept in codes, by name, and the format of each.
+
+    Outputs stay as they are, and so do weights that other modules use, too, as an embedding does.
+    """
+    bases = {module.adapter.base for module in adapted(model).values()} - {"none"}
+    if not bases:
+        return {}
+    layers = linear_layers(model)
+    known = {id(module) for module in layers.values()}
+    others = {
+        id(param)
+        for module in model.modules()
+        if id(module) not in known
+        for param in module.parameters(recurse=False)
+    }
+    return {
+        f"{name}.weight": min(bases)
+        for name, module in layers.items()
+        if not _is_output(model, name, module)
+        and "weight" in module._parameters
+        and not module.get_parameter("weight").requires_grad
+        and id(module.get_parameter("weight")) not in others
+    }
 
 
 def magnitudes(model: nn.Module) -> dict[str, tuple[str, bool]]:

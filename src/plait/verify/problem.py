@@ -33,6 +33,7 @@ from plait.plan import Plan
 from plait.products import MEASURED
 from plait.run import assemble, optimizers
 from plait.values import JsonMapping
+from plait.verify.reference.coded import round_base
 from plait.verify.reference.copied import in_precision
 from plait.verify.reference.one_device import Batch, Recipe, Slice, num_samples
 from plait.verify.reference.plain.data import plain_batches
@@ -72,7 +73,7 @@ class Problem:
 
     def make_whole_model(self, dtype: torch.dtype) -> nn.Module:
         """With its values, on the host, made without the engine where plain PyTorch has a start."""
-        return plain_layers(self._with_values(dtype), self.model)
+        return plain_layers(round_base(self._with_values(dtype)), self.model)
 
     def _with_values(self, dtype: torch.dtype) -> nn.Module:
         seed = self.train.seed

@@ -25,7 +25,7 @@ from plait.checkpoint import save as save_shards
 from plait.checkpoint.hugging_face import ADAPTER, META
 from plait.engine.axes import data_axis
 from plait.engine.group_counts import Number
-from plait.engine.state.shards import buffer_shards, frozen_shards, optimizer_shards
+from plait.engine.state.shards import buffer_shards, frozen_shards, optimizer_shards, with_decoded
 from plait.engine.state.training import TrainingState
 from plait.engine.state.trees import require_saveable
 from plait.engine.whole_tensors import STATE as WHOLE_STATE
@@ -260,14 +260,14 @@ def saved_parameters(state: TrainingState, *, frozen: bool = True) -> Iterator[S
         yield from _share(state, piece.name, shard, piece.replicas)
     if not frozen:
         return
-    for shard in frozen_shards([state.strategy], state.holding):
+    for shard in with_decoded([state.strategy], state.holding):
         if shard.name not in state.holding.tied_copies:
             yield from _share(state, shard.name, shard, _frozen_replicas(state, shard.name))
 
 
 def _frozen_replicas(state: TrainingState, name: str) -> Replicas:
     """The ranks of the data axis that hold the same elements of a frozen parameter."""
-    if state.strategy.frozen_states:
+    if state.plan.dp.strategy == "zero3":
         return Replicas(1, 0)
     axis = data_axis(state.world)
     if state.plan.ep > 1 and _is_expert(state.model, name):

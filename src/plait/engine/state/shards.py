@@ -30,13 +30,38 @@ def optimizer_shards(
 def frozen_shards(strategies: Iterable[DataStrategy], holding: LocalParameters) -> list[Shard]:
     """The shards of parameters that no optimizer updates."""
     known = list(strategies)
-    if any(strategy.frozen_states for strategy in known):
-        return [holding.shard(local) for each in known for local in each.frozen_shards()]
+    sharded = sharded_names(known)
     return [
-        tensor_shard(name, param, holding)
-        for name, param in holding.params.items()
-        if not param.requires_grad
+        *(holding.shard(local) for each in known for local in each.frozen_shards()),
+        *(
+            tensor_shard(name, param, holding)
+            for name, param in holding.params.items()
+            if not param.requires_grad and name not in sharded
+        ),
     ]
+
+
+def sharded_names(strategies: Iterable[DataStrategy]) -> set[str]:
+    """The frozen parameters whose memory belongs to a strategy, and not to the modules."""
+    return {
+        slot.name
+        for strategy in strategies
+        for state in strategy.frozen_states
+        for slot in state.bucket.slots
+    }
+
+
+def with_decoded(
+    strategies: Iterable[DataStrategy], holding: LocalParameters, *, trained: bool = False
+) -> list[Shard]:
+    """The shards of frozen parameters, or of all with `trained`.
+
+    The numbers of those that are kept in codes are made for this list.
+    """
+    known = list(strategies)
+    held = parameter_shards(known, holding) if trained else frozen_shards(known, holding)
+    decoded = (local for each in known for local in each.decoded_shards())
+    return [*held, *map(holding.shard, decoded)]
 
 
 def parameter_shards(strategies: Iterable[DataStrategy], holding: LocalParameters) -> list[Shard]:

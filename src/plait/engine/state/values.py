@@ -15,10 +15,11 @@ from plait.comm import Axis, World
 from plait.engine.precision import Precision
 from plait.engine.state.init import Initializer, buffer_dtype, is_meta, place_holders
 from plait.engine.state.local_parameters import LocalParameters
-from plait.engine.state.shards import parameter_shards
+from plait.engine.state.shards import parameter_shards, sharded_names
 from plait.engine.state.start import listed
 from plait.mesh import Shard
 from plait.mesh.boxes import Box
+from plait.models.coded import CodedWeight
 from plait.models.weights import Reader, Weights, weights_of
 from plait.parallel.data import DataStrategy
 from plait.parallel.data.gradients import BucketState
@@ -47,16 +48,29 @@ class InitialValues:
         self._told_by_all = bool(brought) and axis.size > 1
         self._differing = list(differing)
 
-    def fill(self, strategies: Mapping[int, DataStrategy], holding: LocalParameters) -> None:
-        """Give every parameter that this rank holds its value. Collective."""
+    def fill(
+        self,
+        strategies: Mapping[int, DataStrategy],
+        holding: LocalParameters,
+        coded: Mapping[str, CodedWeight],
+    ) -> None:
+        """Give every parameter that this rank holds its value. Collective.
+
+        Those of `coded` weights are kept in codes.
+        """
         with torch.no_grad():
-            self._give_all(strategies, holding)
+            self._give_all(strategies, holding, coded)
             if self._weights is not None:
                 read_shards(self._weights, strategies, holding)
             for strategy in strategies.values():
                 strategy.publish()
 
-    def _give_all(self, strategies: Mapping[int, DataStrategy], holding: LocalParameters) -> None:
+    def _give_all(
+        self,
+        strategies: Mapping[int, DataStrategy],
+        holding: LocalParameters,
+        coded: Mapping[str, CodedWeight],
+    ) -> None:
         """Whole values, one after the other, each cut to what this rank keeps of it."""
         places: dict[str, list[tuple[DataStrategy, BucketState, int]]] = {}
         for strategy in strategies.values():
@@ -65,7 +79,9 @@ class InitialValues:
                     places.setdefault(slot.name, []).append((strategy, state, index))
 
         def give(name: str, value: Tensor) -> None:
-            if name in holding.placements:
+            if name in coded:
+                value = coded[name].encode(value) if name in places else value
+            elif name in holding.placements:
                 value = holding.placements[name].cut(value)
             for strategy, state, index in places.get(name, ()):
                 strategy.load(state, index, value)
@@ -88,6 +104,11 @@ class InitialValues:
         for name in list(self._brought):
             value = self._brought.pop(name).to(self._kind)
             give(name, self._agreed(name, value.contiguous()))
+        if self._weights is not None:
+            with self._weights.reading() as reader:
+                for name in coded:
+                    if name in self._weights and name in places:
+                        give(name, reader.read(name))
         self._tell_differences()
 
     def _agreed(self, name: str, value: Tensor) -> Tensor:
@@ -118,18 +139,17 @@ def read_shards(
     weights: Weights, strategies: Mapping[int, DataStrategy], holding: LocalParameters
 ) -> None:
     """Read the elements that this rank keeps, and no others, into the memory that has them."""
-    if not any(strategy.frozen_states for strategy in strategies.values()):
-        _make_frozen(weights, holding)
+    _make_frozen(weights, holding, sharded_names(strategies.values()))
     with weights.reading() as reader:
         for shard in parameter_shards(strategies.values(), holding):
             if shard.name in weights:
                 shard.fill(lambda box: _read(reader, box))
 
 
-def _make_frozen(weights: Weights, holding: LocalParameters) -> None:
+def _make_frozen(weights: Weights, holding: LocalParameters, sharded: set[str]) -> None:
     """Give the frozen parameters that are read, and their copies on this rank, one memory each."""
     for name, param in holding.params.items():
-        if name in weights and not param.requires_grad:
+        if name in weights and not param.requires_grad and name not in sharded:
             param.data = torch.empty(param.shape, dtype=param.dtype, device=param.device)
             for same in holding.copies.get(name, ()):
                 same.data = param.data

@@ -78,6 +78,9 @@ class Composite(DataStrategy):
     def frozen_shards(self, *, trained: bool = False) -> list[Shard]:
         return [one for part in self._parts for one in part.frozen_shards(trained=trained)]
 
+    def decoded_shards(self) -> list[Shard]:
+        return [shard for part in self._parts for shard in part.decoded_shards()]
+
     def live_tensors(self) -> dict[str, list[Tensor]]:
         tensors: dict[str, list[Tensor]] = {}
         for part in self._parts:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from plait.comm import Work
+from plait.mesh import Shard
 from plait.parallel.data.bucket import Bucket
 from plait.parallel.data.strategy import DataGroup, bind
 from plait.parallel.data.units import Unit
@@ -54,13 +55,28 @@ class GatheredBucket:
     def __init__(self, bucket: Bucket, group: DataGroup) -> None:
         self.bucket = bucket
         self._axis = group.shard
-        self.shard = group.shard.empty(bucket.shard_numel, group.param_dtype, group.device).zero_()
+        self.shard = self._empty_shard(group)
         self._full = torch.empty(bucket.padded_numel, dtype=group.param_dtype, device=group.device)
         self._bytes = self._full.untyped_storage().nbytes()
         self._work: Work | None = None
         for slot, view in zip(bucket.slots, bucket.views(self._full), strict=True):
             bind(slot.param, view)
         self.free()
+
+    def _empty_shard(self, group: DataGroup) -> Tensor:
+        numel = self.bucket.shard_numel
+        return group.shard.empty(numel, group.param_dtype, group.device).zero_()
+
+    def load(self, index: int, value: Tensor) -> None:
+        """Keep this rank's elements of `value`, the full parameter of slot `index` in its shape."""
+        for part in self.bucket.shard_parts(self._axis.rank):
+            if part.slot is self.bucket.slots[index]:
+                part.view(self.shard).reshape(-1).copy_(value.reshape(-1)[part.start : part.stop])
+
+    def shards(self) -> list[Shard]:
+        """This rank's elements of each parameter."""
+        parts = self.bucket.shard_parts(self._axis.rank)
+        return [part.shard(part.view(self.shard)) for part in parts]
 
     def gather(self) -> None:
         """Give the buffer its bytes, and start the all-gather that fills them. Collective."""

@@ -242,6 +242,12 @@ class DataStrategy(ABC):
         """
         return []
 
+    def decoded_shards(self) -> list[Shard]:
+        """This rank's shards of frozen parameters that are kept in codes, as numbers in memory of
+        their own.
+        """
+        return []
+
     @abstractmethod
     def live_tensors(self) -> dict[str, list[Tensor]]:
         """The tensors that live between steps, by `parameters`, `gradients`, `optimizer` and

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from plait.mesh import Shard
+from plait.parallel.data.bucket import Bucket
 from plait.parallel.data.gather_order import GatherOrder
 from plait.parallel.data.gradients import BucketState, Reducer
 from plait.parallel.data.sharded_unit import (
@@ -57,7 +58,7 @@ class Zero3(DataStrategy):
         self.states = trainable
         self.frozen_states = frozen
         self._gathered = [GatheredBucket(state.bucket, group) for state in trainable]
-        self._gathered_frozen = [GatheredBucket(state.bucket, group) for state in frozen]
+        self._gathered_frozen = [self._frozen_bucket(state.bucket) for state in frozen]
         self._masters = MasterShards(trainable, [bucket.shard for bucket in self._gathered], group)
         self.pieces = self._masters.pieces
         self._order = GatherOrder()
@@ -81,16 +82,13 @@ class Zero3(DataStrategy):
             buckets[bucket.bucket.name].append(bucket)
         return [ShardedUnit(unit, index, buckets[unit.name]) for index, unit in enumerate(units)]
 
+    def _frozen_bucket(self, bucket: Bucket) -> GatheredBucket:
+        """The memory of a bucket of frozen parameters."""
+        return GatheredBucket(bucket, self.group)
+
     def load(self, state: BucketState, index: int, value: Tensor) -> None:
         if any(state is frozen for frozen in self.frozen_states):
-            slot = state.bucket.slots[index]
-            rank = self.group.shard.rank
-            for part in state.bucket.shard_parts(rank):
-                if part.slot is slot:
-                    target = self._gathered_frozen[state.index].shard[
-                        part.offset : part.offset + part.numel
-                    ]
-                    target.copy_(value.reshape(-1)[part.start : part.stop])
+            self._gathered_frozen[state.index].load(index, value)
         else:
             self._masters.load(state, index, value)
 
@@ -230,12 +228,8 @@ class Zero3(DataStrategy):
         return Replicas(self.group.replicate.size, self.group.replicate.rank)
 
     def frozen_shards(self, *, trained: bool = False) -> list[Shard]:
-        rank = self.group.shard.rank
-        return [
-            part.shard(part.view(bucket.shard))
-            for bucket in (*(self._gathered if trained else ()), *self._gathered_frozen)
-            for part in bucket.bucket.shard_parts(rank)
-        ]
+        buckets = (*(self._gathered if trained else ()), *self._gathered_frozen)
+        return [shard for bucket in buckets for shard in bucket.shards()]
 
     def live_tensors(self) -> dict[str, list[Tensor]]:
         shards = [bucket.shard for bucket in (*self._gathered, *self._gathered_frozen)]
