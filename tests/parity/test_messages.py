@@ -151,6 +151,35 @@ def test_two_bytes_halve_what_activations_take() -> None:
     assert VOCABULARY > 1
 
 
+def losses_of(world: World, text: str, messages: Any) -> list[float]:
+    """The loss of each of thirty steps on the same batches."""
+    plan = Plan.parse(text)
+    keys = sizes("gpt", plan)
+    with torch.device("meta"):
+        model = models.make(
+            keys["name"], **{key: one for key, one in keys.items() if key != "name"}
+        )
+    engine = build(
+        model,
+        plan,
+        loss=cross_entropy,
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
+        options=Options(messages=messages),
+        world=world,
+    )
+    batch = next(batches(keys, world))
+    return [engine.step(batch, trace=False).loss for _ in range(30)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("text", ["tp2", "pp2:1f1b mb2"])
+def test_the_loss_falls_alike(text: str) -> None:
+    rounded, whole = (threaded(2, losses_of, text, one, plan=text)[0] for one in ("bf16", "whole"))
+    assert whole[-1] < 0.5 * whole[0]
+    assert rounded == pytest.approx(whole, abs=0.02 * whole[0])
+    assert rounded != whole
+
+
 def test_estimates_know_the_key() -> None:
     model = {**MODELS["even"], "hidden_size": 1024, "intermediate_size": 4096}
     config: dict[str, Any] = {"model": {**model, "max_position_embeddings": 512}}
