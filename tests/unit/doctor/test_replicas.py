@@ -75,11 +75,10 @@ def test_healthy_replicas_say_nothing(plan: str) -> None:
 class Batches:
     """Six batches, the same on every rank, that can be read again from any step."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         made = torch.Generator().manual_seed(3)
-        self._batches = [
-            (torch.randn(2, 4, generator=made), torch.randn(2, 4, generator=made)) for _ in range(6)
-        ]
+        drawn = [torch.randn(2, 2, 4, generator=made).to(device) for _ in range(6)]
+        self._batches = [(inputs, targets) for inputs, targets in drawn]
         self._step = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -93,7 +92,7 @@ class Batches:
 
 
 def train_with_a_wrong_update(
-    world: World, plan: str, wrong: dict[int, set[int]], every: int
+    world: World, plan: str, wrong: dict[int, set[int]], every: int, device: str = "cpu"
 ) -> tuple[list[Symptom], str]:
     """The updates of these steps get a bit wrong on a rank, once; with 0 among them, each time."""
     net: nn.Module = copy.deepcopy(NET)
@@ -113,7 +112,7 @@ def train_with_a_wrong_update(
                     self.param_groups[0]["params"][0].view(-1).view(torch.int32)[2] ^= 1 << 9
 
     engine = build(
-        net,
+        net.to(device),
         plan,
         loss=squared,
         optimizer=lambda params: WrongAdam(params, lr=0.1),
@@ -121,7 +120,7 @@ def train_with_a_wrong_update(
     )
     said: list[Symptom] = []
     with pytest.raises(RunError, match="corruption") as caught:
-        fit(engine, Batches(), 6, [CompareReplicas(every, said.append)])
+        fit(engine, Batches(device), 6, [CompareReplicas(every, said.append)])
     return said, str(caught.value)
 
 
