@@ -8,11 +8,13 @@ The second rank is throttled: another process stops and continues it, so that it
 of what both ranks reach without a message, added up. For that each trains the whole model at the
 same time as the other, with as many samples as its share of a step, or in the micro-batches of the
 pipeline: two busy cores share their memory, and fewer samples at a time are faster by their caches.
-Shares and layers are dealt by those two rates. A busy machine makes all of it noise. `--processor`
-throttles nothing and counts each rank's processor time instead, the slow rank's `ratio` times; a
-step lasts as long as the slowest rank. That is the division of work alone, without waiting for
-messages. A pipeline's step is longer by the work of one micro-batch on every other rank, which
-fills and empties it.
+Shares and layers are dealt by those two rates. The last column is what these parts reach at best:
+whole samples or layers at those rates, and the filling of a pipeline, without a message.
+
+A busy machine makes all of it noise. `--processor` throttles nothing and counts each rank's
+processor time instead, the slow rank's `ratio` times; a step lasts as long as the slowest rank.
+That is the division of work alone, without waiting for messages. A pipeline's step is longer by the
+work of one micro-batch on every other rank, which fills and empties it.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from benchmarks.machine import announce
 from plait import Plan, launch
 from plait.config import load
 from plait.engine.build import join_world
+from plait.predict.cost.model.describe import describe
+from plait.predict.cost.time.stages import split_model
 from plait.run.assemble import assemble
 
 MODEL: dict[str, Any] = {
@@ -43,6 +47,7 @@ MODEL: dict[str, Any] = {
     "intermediate_size": 1024,
     "vocab_size": 256,
 }
+SEQ_LEN = 128
 WARMUP_STEPS = 3
 
 THROTTLE = """
@@ -128,7 +133,7 @@ def rate(
     """Samples a second of a plan; `keys` are `shares` or `counts` of `[plan]`."""
     config = {
         "model": {**MODEL, "num_hidden_layers": measure.layers},
-        "data": {"name": "random", "seq_len": 128},
+        "data": {"name": "random", "seq_len": SEQ_LEN},
         "train": {"global_batch": measure.batch},
         "plan": {key: list(numbers) for key, numbers in keys.items()},
     }
@@ -155,6 +160,29 @@ def without_messages(plan: str, measure: Measure, ratio: float) -> tuple[float, 
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         fast, slow = pool.map(rate, (alone, alone), measures, ((1.0,), (ratio,)))
     return fast, slow
+
+
+def at_best(
+    plan: str, measure: Measure, rates: tuple[float, float], parts: tuple[int, ...] = ()
+) -> float:
+    """Samples a second of two ranks at their own `rates` that wait for each other alone.
+
+    `parts` are the samples of each rank or the layers of each stage, equal by default. A stage's
+    part of the work is by its operations.
+    """
+    asked = Plan.parse(plan)
+    if asked.pp.size == 1:
+        own = parts or (1, 1)
+        work = [part / sum(own) for part in own]
+    else:
+        model = {**MODEL, "num_hidden_layers": measure.layers}
+        described = describe({"model": model, "data": {"seq_len": SEQ_LEN}})
+        stages = split_model(described, 2, counts=parts)
+        flops = [sum(one.flops(SEQ_LEN) * n for one, n in stage.runs) for stage in stages]
+        work = [one / sum(flops) for one in flops]
+    ranks = [measure.batch * part / speed for part, speed in zip(work, rates, strict=True)]
+    filling = (sum(ranks) - max(ranks)) / asked.micro_batches if asked.pp.size > 1 else 0.0
+    return measure.batch / (max(ranks) + filling)
 
 
 def main() -> None:
@@ -190,14 +218,17 @@ def main() -> None:
         few = max(1, round(arguments.batch * slow / together))
         key, parts = "shares", (arguments.batch - few, few)
 
-    def show(name: str, samples: float) -> None:
-        print(f"{name:28} {samples:9.1f}   {samples / together:.2f}", flush=True)
+    def show(name: str, samples: float, best: float = 0.0) -> None:
+        bound = f"{best / together:17.2f}" if best else ""
+        print(f"{name:28} {samples:9.1f}   {samples / together:.2f}{bound}", flush=True)
 
-    print(f"{'':28} samples/s   of both together")
+    print(f"{'':28} samples/s   of both together   at best")
     show("fast rank, no messages", fast)
     show("slow rank, no messages", slow)
-    show(f"{plan}, equal parts", rate(plan, measure, both))
-    show(f"{plan}, {key} {list(parts)}", rate(plan, measure, both, **{key: parts}))
+    rates = (fast, slow)
+    show(f"{plan}, equal parts", rate(plan, measure, both), at_best(plan, measure, rates))
+    best = at_best(plan, measure, rates, parts)
+    show(f"{plan}, {key} {list(parts)}", rate(plan, measure, both, **{key: parts}), best)
 
 
 if __name__ == "__main__":
