@@ -1,6 +1,7 @@
 """One page in ten minutes: where plait stands on this machine beside torch's own.
 
     python -m benchmarks [--ranks 2 4] [--seconds 560] [--json FILE [--docs]]
+    python -m benchmarks --memory-only
 
 Processor and versions, step times as ratios to DDP with their quartiles, memory and bytes. Systems
 of a table live in the same ranks and take turns. `python -m benchmarks.page.commits A B` compares
@@ -13,7 +14,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.page.carried import PAGE, carry, commit_here
-from benchmarks.page.page import make_page
+from benchmarks.page.page import make_memory_page, make_page
 from benchmarks.page.systems import PLANS
 
 
@@ -26,7 +27,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=560.0, help="of all tables together")
     parser.add_argument("--json", type=Path, help="a file for the rows")
     parser.add_argument("--docs", action="store_true", help="put the rows into docs/measured.md")
+    parser.add_argument("--memory-only", action="store_true", help="print memory and bytes alone")
     arguments = parser.parse_args()
+    if arguments.memory_only:
+        make_memory_page()
+        return
     if arguments.docs and arguments.json is None:
         parser.error("--docs needs --json FILE, where the rows are kept")
     make_page(arguments.ranks, arguments.families, arguments.seconds, arguments.json)

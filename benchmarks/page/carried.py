@@ -13,14 +13,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.page.page import Row
-from benchmarks.page.systems import CASES
+from benchmarks.page.systems import CASES, FOOTPRINT_CASES
 
+Footprints = dict[str, dict[str, int | None]]
+"""Memory and bytes by system."""
 VARIANTS = ("sockets", "shared memory", "as it comes")
 PAGE = Path("docs/measured.md")
 
 
-def read(path: Path) -> tuple[str, list[Row], dict[str, dict[str, int | None]]]:
-    """The machine's line, the rows, and memory and bytes by system."""
+def read(path: Path) -> tuple[str, list[Row], dict[str, Footprints]]:
+    """The machine's line, the rows, and memory and bytes by case."""
     answer = json.loads(path.read_text())
     rows = [Row(**{**row, "ratio": tuple(row["ratio"])}) for row in answer["rows"]]
     return answer["machine"], rows, answer["footprints"]
@@ -54,9 +56,10 @@ def table(case: str, size: int, rows: Iterable[Row]) -> list[str]:
     return lines
 
 
-def footprint_table(footprints: dict[str, dict[str, int | None]]) -> list[str]:
+def footprint_table(case: str, footprints: Footprints) -> list[str]:
     """Memory above `import torch` of the fullest rank, and bytes sent a step."""
-    lines = ["\n### Memory and bytes, first case, 2 ranks\n"]
+    what = FOOTPRINT_CASES[case]
+    lines = [f"\n### Memory and bytes, {what.why}, vocabulary {what.vocab_size}; 2 ranks\n"]
     lines += ["| system | peak MB | MB sent a step |", "|---|---|---|"]
     for name, one in footprints.items():
         sent = one["sent_bytes"]
@@ -73,7 +76,8 @@ def section(path: Path, commit: str) -> tuple[str, str]:
     cells = dict.fromkeys((row.case, row.size) for row in rows)
     for case, size in cells:
         lines += table(case, size, rows)
-    lines += footprint_table(footprints)
+    for case, found in footprints.items():
+        lines += footprint_table(case, found)
     return title, "\n".join(lines) + "\n"
 
 

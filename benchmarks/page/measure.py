@@ -8,14 +8,14 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from benchmarks.page.systems import DDP, LINK_CASES, one_thread, start
+from benchmarks.page.systems import DDP, FOOTPRINT_CASES, LINK_CASES, one_thread, start
 from plait import comm
 from plait.cluster.products import ProductTable
 from plait.mesh import Mesh
 
 WARM = 2
 FEWEST = 4  # rounds whatever the time
-NUM_COUNTED = 2  # steps over which bytes are taken
+NUM_FILLED = 3  # steps to the peak: the first one makes the optimizer's state
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,25 @@ class Footprint:
     sent_bytes: float | None
 
 
+def load_peers() -> None:
+    """Import what peers import when they begin, so that no system's code counts as its memory."""
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import torch.distributed.pipelining
+    import torch.distributed.tensor.parallel  # noqa: F401
+
+
 def measure_footprint(case: str, name: str, size: int, table: ProductTable) -> Footprint:
     """Runs in every rank of a launch of its own."""
     from benchmarks.data_parallel.bench import PeakOfShares
 
     one_thread()
+    load_peers()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     with PeakOfShares() as shares:
-        step = start(name, LINK_CASES[case], size, table, device="meta")
+        step = start(name, FOOTPRINT_CASES[case], size, table, device="meta")
         result = None
-        for _ in range(NUM_COUNTED + 2):
+        for _ in range(NUM_FILLED):
             result = step()
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     ledger = getattr(result, "ledger", None)

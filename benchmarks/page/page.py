@@ -22,7 +22,15 @@ from benchmarks.page.measure import (
     measure_footprint,
     measure_steps,
 )
-from benchmarks.page.systems import CASES, LINK_CASES, counterpart, one_thread, parts
+from benchmarks.page.systems import (
+    CASES,
+    FOOTPRINT_CASES,
+    LINK_CASES,
+    counterpart,
+    micro_batches,
+    one_thread,
+    parts,
+)
 from plait.cluster.products import MEASUREMENTS, ProductTable
 from plait.engine.choosing import table_here
 from plait.errors import RankFailed
@@ -30,7 +38,7 @@ from plait.launcher import launch
 
 FOOTPRINTS = (
     *("torch DDP", "torch FSDP2", "torch DTensor", "torch 1F1B", "torch ZBV"),
-    *("dp2", "dp2:zero1", "dp2:zero2", "dp2:zero3", "tp2", "pp2:1f1b mb8", "pp2:zbv mb8"),
+    *("dp2", "dp2:zero1", "dp2:zero2", "dp2:zero3", "tp2", "pp2:1f1b mb{m}", "pp2:zbv mb{m}"),
 )
 PART_OF_FOOTPRINTS = 0.25
 PART_OF_MEMORY = 0.5
@@ -124,35 +132,51 @@ def text(found: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def footprints(table: ProductTable) -> dict[str, Footprint]:
-    """Memory and bytes of the first case on 2 ranks, each system in ranks of its own."""
-    case = next(iter(CASES))
-    found = {}
-    for name in FOOTPRINTS:
-        system = name if name.startswith("torch") else f"{name} | shared memory"
-        ranks = launch(measure_footprint, case, system, 2, table, nproc=2)
-        fullest = max(ranks, key=lambda one: one.peak_bytes)
-        sent = [one.sent_bytes for one in ranks if one.sent_bytes is not None]
-        found[name] = Footprint(
-            fullest.peak_bytes,
-            max(one.resident_bytes for one in ranks),
-            max(sent) if sent else None,
-        )
-    return found
+def footprint(case: str, name: str, table: ProductTable) -> Footprint:
+    """Memory and bytes of a system on 2 ranks of its own."""
+    system = name if name.startswith("torch") else f"{name} | shared memory"
+    ranks = launch(measure_footprint, case, system, 2, table, nproc=2)
+    fullest = max(ranks, key=lambda one: one.peak_bytes)
+    sent = [one.sent_bytes for one in ranks if one.sent_bytes is not None]
+    resident = max(one.resident_bytes for one in ranks)
+    return Footprint(fullest.peak_bytes, resident, max(sent) if sent else None)
 
 
-def footprint_text(found: dict[str, Footprint]) -> str:
-    """Memory and bytes as a table."""
+def footprint_head(case: str) -> str:
+    """The head of a table of memory and bytes."""
+    what = FOOTPRINT_CASES[case]
     lines = [
-        "\n### Memory and bytes, first case, 2 ranks\n",
+        f"\n### Memory and bytes, {what.why}, vocabulary {what.vocab_size}; 2 ranks\n",
         "| system | peak MB above `import torch`, shared pages in shares | resident MB | MB sent |",
         "|---|---|---|---|",
     ]
-    for name, one in found.items():
-        sent = "" if one.sent_bytes is None else f"{one.sent_bytes / 1e6:.2f}"
-        peak = f"{one.peak_bytes / 1e6:.0f}"
-        lines.append(f"| {name} | {peak} | {one.resident_bytes / 1e6:.0f} | {sent} |")
     return "\n".join(lines)
+
+
+def footprint_row(name: str, one: Footprint) -> str:
+    """A row of it."""
+    sent = "" if one.sent_bytes is None else f"{one.sent_bytes / 1e6:.2f}"
+    return f"| {name} | {one.peak_bytes / 1e6:.0f} | {one.resident_bytes / 1e6:.0f} | {sent} |"
+
+
+def measured_footprints(table: ProductTable) -> dict[str, dict[str, Footprint]]:
+    """Memory and bytes of every case that has them, printed as they come."""
+    taken: dict[str, dict[str, Footprint]] = {}
+    for case, what in FOOTPRINT_CASES.items():
+        print(footprint_head(case), flush=True)
+        taken[case] = {}
+        for written in FOOTPRINTS:
+            name = written.format(m=micro_batches(what))
+            taken[case][name] = footprint(case, name, table)
+            print(footprint_row(name, taken[case][name]), flush=True)
+    return taken
+
+
+def make_memory_page() -> None:
+    """Print memory and bytes alone: other work beside them does not change them."""
+    one_thread()
+    print(f"{machine_line()}; one thread a rank")
+    measured_footprints(table_here(MEASUREMENTS))
 
 
 def make_page(
@@ -179,13 +203,15 @@ def make_page(
         for name, why in failed.items():
             print(f"{name} failed: {why}", flush=True)
         found += own
-    taken = footprints(table)
-    print(footprint_text(taken), flush=True)
+    taken = measured_footprints(table)
     if out is not None:
         answer = {
             "machine": machine_line(),
             "rows": [asdict(row) for row in found],
-            "footprints": {name: asdict(one) for name, one in taken.items()},
+            "footprints": {
+                case: {name: asdict(one) for name, one in systems.items()}
+                for case, systems in taken.items()
+            },
         }
         out.write_text(json.dumps(answer, indent=1) + "\n")
     return found

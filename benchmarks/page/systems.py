@@ -32,6 +32,13 @@ CASES = {
     "wide batch": Case("wide batch", "8 layers x 256, batch 16 x 128", 8, 256, 128, 16),
     "few tokens": Case("few tokens", "4 layers x 768, batch 4 x 32", 4, 768, 32, 4),
 }
+FOOTPRINT_CASES = {
+    "wide batch": CASES["wide batch"],
+    "large vocabulary": Case(
+        "large vocabulary", "2 layers x 128, batch 4 x 128", 2, 128, 128, 4, vocab_size=131072
+    ),
+}
+"""Cases whose memory is measured. Embedding and head are nearly all of the second."""
 PLANS = {
     "data": ("dp{n}", "dp{n}:ring", "dp{n}:zero1", "dp{n}:zero2", "dp{n}:zero3"),
     "tensor": ("tp{n}",),
@@ -187,7 +194,7 @@ def _peer(name: str, case: Case, size: int) -> Step:
     mesh = Mesh(pp=size) if name in COUNTERPART.values() else Mesh(dp=size)
     world: World = comm.init(mesh, backend="gloo")
     if name.startswith("torch DTensor"):
-        return dtensor(sequence=name == DTENSOR_SEQUENCE, loss=False)(world)
+        return dtensor(sequence=name == DTENSOR_SEQUENCE, loss=False, case=case)(world)
     if name == TORCH_RING:
         return torch_ring(case, world)
     if name in COUNTERPART.values():

@@ -52,7 +52,7 @@ def ddp(world: World, case: Case = CASE) -> Step:
     return step
 
 
-def dtensor(*, sequence: bool, loss: bool) -> Callable[[World], Step]:
+def dtensor(*, sequence: bool, loss: bool, case: Case = CASE) -> Callable[[World], Step]:
     def make(world: World) -> Step:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Replicate, Shard
@@ -65,7 +65,7 @@ def dtensor(*, sequence: bool, loss: bool) -> Callable[[World], Step]:
             parallelize_module,
         )
 
-        made: Any = CASE.model()
+        made: Any = case.model()
         mesh = init_device_mesh("cpu", (world.size,))
         between = Shard(1) if sequence else Replicate()
         row = RowwiseParallel(output_layouts=between)
@@ -100,7 +100,7 @@ def dtensor(*, sequence: bool, loss: bool) -> Callable[[World], Step]:
                     "mlp": gather,
                 }
             parallelize_module(block, mesh, inner)
-        inputs, targets = CASE.batch()
+        inputs, targets = case.batch()
         optimizer = torch.optim.AdamW(made.parameters(), lr=1e-4, foreach=False)
 
         def run() -> None:
