@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from plait.comm.simulated import simulate
-from plait.engine.adamw import Rule, Updated, update_plainly
+from plait.engine.adamw import Kept, Rule, plain_kernel
 from plait.mesh import Mesh
 from tests.accelerator.on_device import is_there
 from tests.parity.test_one_pass import assert_equal, engine_of, state_of
@@ -20,31 +20,36 @@ ROUNDING = 1e-6
 STEPS = 3
 
 
-def tensors(numel: int, offset: int = 0, dtype: torch.dtype = torch.bfloat16) -> Updated:
-    """Tensors (numel,) that begin `offset` elements after an aligned place."""
+Tensors = tuple[Kept, torch.Tensor]
+
+
+def tensors(numel: int, offset: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensors:
+    """Tensors (numel,) that begin `offset` elements after an aligned place, and a gradient."""
 
     def some(kind: torch.dtype) -> torch.Tensor:
         return torch.randn(numel + offset, device=DEVICE).to(kind)[offset:]
 
     step = torch.tensor(1.0, device=DEVICE)
     wide = torch.float32
-    return Updated(some(wide), some(wide), some(wide).abs(), some(dtype), some(dtype), step)
+    return Kept(some(wide), some(wide), some(wide).abs(), some(dtype), step), some(dtype)
 
 
-def test_the_kernel_is_the_rule() -> None:
-    from plait.engine.adamw_kernel import update
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_kernel_is_the_rule(dtype: torch.dtype) -> None:
+    from plait.engine.adamw_kernel import TritonKernel
 
     torch.manual_seed(0)
-    found = [tensors(1 << 20), tensors(5000), tensors(4096), tensors(17, 1), tensors(1)]
-    found.append(tensors(3000, 3, torch.float16))
-    wanted = [Updated(*(array.clone() for array in one.arrays), one.step.clone()) for one in found]
+    sizes = [(1 << 20, 0), (5000, 0), (4096, 0), (17, 1), (1, 0), (3000, 3)]
+    given = [tensors(numel, offset, dtype) for numel, offset in sizes]
+    found, grads = [kept for kept, _ in given], [grad for _, grad in given]
+    wanted = [Kept(*(array.clone() for array in one.arrays), one.step.clone()) for one in found]
+    update, by_torch = TritonKernel(found), plain_kernel(wanted)
     for step in range(1, STEPS + 1):
         rule = Rule(1e-2 / step, (0.9, 0.999), 1e-8, 0.1, 0.5)
-        for updated in (found, wanted):
-            for one in updated:
-                one.step.fill_(step)
-        update(found, rule)
-        update_plainly(wanted, rule)
+        for kept in (*found, *wanted):
+            kept.step.fill_(step)
+        update(grads, rule)
+        by_torch(grads, rule)
     for one, other in zip(found, wanted, strict=True):
         for array, beside in zip(one.arrays[:3], other.arrays[:3], strict=True):
             torch.testing.assert_close(array, beside, rtol=1e-5, atol=ROUNDING)

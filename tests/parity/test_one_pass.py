@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from plait.comm import World
 from plait.comm.simulated import simulate
 from plait.engine import one_pass
-from plait.engine.adamw import update_plainly
+from plait.engine.adamw import plain_kernel
 from plait.engine.build import Options, build
 from plait.engine.engine import Engine
 from plait.engine.one_pass import MakeOptimizer
@@ -89,7 +89,7 @@ def steps(
 @pytest.fixture
 def at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_pass, "is_at_hand", lambda device, make_optimizer: True)
-    monkeypatch.setattr(one_pass, "kernel_of_gpus", lambda: update_plainly)
+    monkeypatch.setattr(one_pass, "kernel_of_gpus", lambda: plain_kernel)
 
 
 def assert_equal(found: Values, wanted: Values) -> None:

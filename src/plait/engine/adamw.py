@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,36 +24,52 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Updated:
-    """The tensors of one parameter [...] that an update reads or writes.
+class Kept:
+    """The tensors of one parameter [...] that stay where they are from step to step.
 
-    `value`, `mean` and `square` are in float32; `grad` and `copy` in the layers' precision. `step`,
-    0-dim in float32, has counted the running step already.
+    `value`, `mean` and `square` are in float32, `copy` in the layers' precision. `step`, 0-dim in
+    float32, has counted the running step already.
     """
 
     value: Tensor
     mean: Tensor
     square: Tensor
-    grad: Tensor
     copy: Tensor
     step: Tensor
 
     @property
-    def arrays(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def arrays(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """All tensors of the parameter's shape."""
-        return self.value, self.mean, self.square, self.grad, self.copy
+        return self.value, self.mean, self.square, self.copy
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.value.numel()
 
 
-def update_plainly(tensors: Sequence[Updated], rule: Rule) -> None:
+Kernel = Callable[[Sequence[Tensor], Rule], None]
+"""Updates the kept tensors that it was made for by their gradients [...], one each."""
+
+
+def plain_kernel(kept: Sequence[Kept]) -> Kernel:
     """The rule in torch's own operations, by which kernels are judged."""
+
+    def update(grads: Sequence[Tensor], rule: Rule) -> None:
+        for one, grad in zip(kept, grads, strict=True):
+            _update(one, grad, rule)
+
+    return update
+
+
+def _update(one: Kept, given: Tensor, rule: Rule) -> None:
     first, second = rule.betas
-    for one in tensors:
-        step = float(one.step)
-        grad = one.grad.float() * rule.factor
-        one.mean.lerp_(grad, 1 - first)
-        one.square.mul_(second).addcmul_(grad, grad, value=1 - second)
-        root = (1 - second**step) ** 0.5
-        size = rule.rate / (1 - first**step)
-        one.value.mul_(1 - rule.rate * rule.decay)
-        one.value.addcdiv_(one.mean, (one.square.sqrt() / root).add_(rule.epsilon), value=-size)
-        one.copy.copy_(one.value)
+    step = float(one.step)
+    grad = given.float() * rule.factor
+    one.mean.lerp_(grad, 1 - first)
+    one.square.mul_(second).addcmul_(grad, grad, value=1 - second)
+    root = (1 - second**step) ** 0.5
+    size = rule.rate / (1 - first**step)
+    one.value.mul_(1 - rule.rate * rule.decay)
+    one.value.addcdiv_(one.mean, (one.square.sqrt() / root).add_(rule.epsilon), value=-size)
+    one.copy.copy_(one.value)

@@ -1,6 +1,6 @@
 """AdamW of many tensors by one kernel of Triton, in one pass over memory.
 
-A table has the addresses of each tensor, so that gradients are read where backward left them. Only
+Tables have the addresses of all tensors, so that gradients are read where backward left them. Only
 this module imports Triton, which a build of torch for GPUs brings.
 """
 
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from plait.engine.adamw import Rule, Updated
+from plait.engine.adamw import Kept, Rule
 
 BLOCK = 2048
 """Elements that one program updates."""
@@ -24,35 +23,55 @@ ALIGNMENT = 16
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
-def update(tensors: Sequence[Updated], rule: Rule) -> None:
-    """Update tensors of one GPU by AdamW, and write their rounded copies."""
-    kinds: dict[tuple[bool, torch.dtype, torch.dtype], list[Updated]] = {}
-    for one in tensors:
-        kinds.setdefault((_is_aligned(one), one.grad.dtype, one.copy.dtype), []).append(one)
-    numbers = _numbers(rule, tensors[0].value.device)
-    for (is_aligned, grad, copy), some in kinds.items():
-        blocks = _blocks(tuple(one.value.numel() for one in some), some[0].value.device)
-        _adamw[(blocks.shape[0],)](
-            _addresses(some),
-            blocks,
-            numbers,
-            GRAD=TYPES[grad],
-            COPY=TYPES[copy],
-            ALIGNED=is_aligned,
-            BLOCK=BLOCK,
-            num_warps=8,
-        )
+class TritonKernel:
+    """Updates kept tensors of one GPU. Where they lie is told the device once."""
+
+    def __init__(self, kept: Sequence[Kept]) -> None:
+        self._device = kept[0].value.device
+        self._kept = kept
+        self._groups: dict[tuple[bool, torch.dtype], list[int]] = {}
+        for index, one in enumerate(kept):
+            self._groups.setdefault((_is_aligned(one), one.copy.dtype), []).append(index)
+        self._tables = {key: self._table(indices) for key, indices in self._groups.items()}
+
+    def __call__(self, grads: Sequence[Tensor], rule: Rule) -> None:
+        """One step on gradients [...] of one precision, one for each kept tensor."""
+        places = [grad.data_ptr() for grad in grads]
+        numbers = _numbers(rule, self._device)
+        for key, indices in self._groups.items():
+            was_aligned, copy = key
+            own = [places[index] for index in indices]
+            addresses, blocks = self._tables[key]
+            _adamw[(blocks.shape[0],)](
+                addresses,
+                _on(self._device, torch.tensor(own, dtype=torch.int64)),
+                blocks,
+                numbers,
+                GRAD=TYPES[grads[0].dtype],
+                COPY=TYPES[copy],
+                ALIGNED=was_aligned and not any(place % ALIGNMENT for place in own),
+                BLOCK=BLOCK,
+                num_warps=8,
+            )
+
+    def _table(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Where arrays and counts begin, [n, 5]; and tensor, first element and size of each
+        program, [programs, 3].
+        """
+        kept = [self._kept[index] for index in indices]
+        rows = [[*(array.data_ptr() for array in one.arrays), one.step.data_ptr()] for one in kept]
+        programs = [
+            (row, start, one.numel)
+            for row, one in enumerate(kept)
+            for start in range(0, one.numel, BLOCK)
+        ]
+        addresses = torch.tensor(rows, dtype=torch.int64).to(self._device)
+        return addresses, torch.tensor(programs, dtype=torch.int64).to(self._device)
 
 
-def _is_aligned(one: Updated) -> bool:
-    sizes = (one.value.numel(), *(array.data_ptr() for array in one.arrays))
+def _is_aligned(one: Kept) -> bool:
+    sizes = (one.numel, *(array.data_ptr() for array in one.arrays))
     return not any(size % ALIGNMENT for size in sizes)
-
-
-def _addresses(tensors: Sequence[Updated]) -> Tensor:
-    """Where the arrays and the count of steps of each tensor begin: [n, 6], on their device."""
-    rows = [[*(array.data_ptr() for array in one.arrays), one.step.data_ptr()] for one in tensors]
-    return _on(tensors[0].value.device, torch.tensor(rows, dtype=torch.int64))
 
 
 def _numbers(rule: Rule, device: torch.device) -> Tensor:
@@ -60,15 +79,6 @@ def _numbers(rule: Rule, device: torch.device) -> Tensor:
     logs = [math.log(beta) if beta else -math.inf for beta in rule.betas]
     numbers = [rule.rate, *rule.betas, rule.epsilon, rule.decay, rule.factor, *logs]
     return _on(device, torch.tensor(numbers, dtype=torch.float64))
-
-
-@cache
-def _blocks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """The tensor, its first element and its size for each program: [n, 3]."""
-    rows = [
-        (index, start, size) for index, size in enumerate(sizes) for start in range(0, size, BLOCK)
-    ]
-    return torch.tensor(rows, dtype=torch.int64).to(device)
 
 
 def _on(device: torch.device, tensor: Tensor) -> Tensor:
@@ -80,6 +90,7 @@ def _on(device: torch.device, tensor: Tensor) -> Tensor:
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _adamw(  # type: ignore[no-untyped-def] # noqa: PLR0917 - what Triton calls has no keywords
     addresses,
+    grads,
     blocks,
     numbers,
     GRAD: tl.constexpr,
@@ -88,12 +99,13 @@ def _adamw(  # type: ignore[no-untyped-def] # noqa: PLR0917 - what Triton calls 
     BLOCK: tl.constexpr,
 ):
     program = blocks + 3 * tl.program_id(0)
-    row = addresses + 6 * tl.load(program)
+    index = tl.load(program)
+    row = addresses + 5 * index
     value = tl.load(row).to(tl.pointer_type(tl.float32))
     mean = tl.load(row + 1).to(tl.pointer_type(tl.float32))
     square = tl.load(row + 2).to(tl.pointer_type(tl.float32))
-    grad = tl.load(row + 3).to(tl.pointer_type(GRAD))
-    copy = tl.load(row + 4).to(tl.pointer_type(COPY))
+    grad = tl.load(grads + index).to(tl.pointer_type(GRAD))
+    copy = tl.load(row + 3).to(tl.pointer_type(COPY))
     size = tl.load(program + 2)
     if ALIGNED:
         value = tl.multiple_of(value, 16)
@@ -106,7 +118,7 @@ def _adamw(  # type: ignore[no-untyped-def] # noqa: PLR0917 - what Triton calls 
     offsets = first + tl.arange(0, BLOCK)
     inside = offsets < size
 
-    step = tl.load(tl.load(row + 5).to(tl.pointer_type(tl.float32))).to(tl.float64)
+    step = tl.load(tl.load(row + 4).to(tl.pointer_type(tl.float32))).to(tl.float64)
     rate = tl.load(numbers)
     beta1 = tl.load(numbers + 1)
     beta2 = tl.load(numbers + 2)

@@ -9,13 +9,14 @@ parameters too: 28 bytes.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from plait.engine.adamw import Rule, Updated
+from plait.engine.adamw import Kept, Kernel, Rule
 from plait.models.parameters import Parameters
 from plait.parallel.data import DataStrategy, RoundedCopies
 from plait.torch_internals import has_own_step
@@ -24,7 +25,7 @@ MakeOptimizer = Callable[[Parameters], torch.optim.Optimizer]
 MODES = ("amsgrad", "maximize", "differentiable", "capturable")
 
 
-Kernel = Callable[[Sequence[Updated], Rule], None]
+MakeKernel = Callable[[Sequence[Kept]], Kernel]
 
 
 def is_at_hand(device: torch.device, make_optimizer: MakeOptimizer) -> bool:
@@ -52,22 +53,40 @@ def _is_plain(group: dict[str, Any]) -> bool:
     return bool(group.get("fused")) and not any(group.get(mode) for mode in MODES)
 
 
-def kernel_of_gpus() -> Kernel:
+def kernel_of_gpus() -> MakeKernel:
     """The kernel for tensors of a GPU; it needs Triton."""
-    from plait.engine.adamw_kernel import update
+    from plait.engine.adamw_kernel import TritonKernel
 
-    return update
+    return TritonKernel
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The parameters of one group that had gradients, and the kernel that was made for them."""
+
+    params: Sequence[nn.Parameter]
+    kept: Sequence[Kept]
+    steps: list[Tensor]
+    update: Kernel
+
+    def is_still(self, params: Sequence[nn.Parameter], state: Mapping[Any, Any]) -> bool:
+        """Whether these parameters are meant, and their state lies where it did."""
+        return len(params) == len(self.params) and all(
+            one is other and state[one].get("exp_avg") is kept.mean
+            for one, other, kept in zip(params, self.params, self.kept, strict=True)
+        )
 
 
 class OnePass:
     """The update of one optimizer's parameters by one kernel, with the optimizer's own state."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, copies: RoundedCopies, kernel: Kernel
+        self, optimizer: torch.optim.Optimizer, copies: RoundedCopies, make_kernel: MakeKernel
     ) -> None:
         self._optimizer = optimizer
         self._copies = copies
-        self._kernel = kernel
+        self._make_kernel = make_kernel
+        self._groups: dict[int, _Group] = {}
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, strategy: DataStrategy) -> OnePass | None:
@@ -79,27 +98,30 @@ class OnePass:
         """One step on gradients times `factor`; False where the optimizer must do it by itself."""
         if not takes(self._optimizer):
             return False
-        for group in self._optimizer.param_groups:
-            params = [param for param in group["params"] if param.grad is not None]
+        for index, settings in enumerate(self._optimizer.param_groups):
+            params = [param for param in settings["params"] if param.grad is not None]
             if not params:
                 continue
-            tensors = [self._tensors(param) for param in params]
-            torch._foreach_add_([one.step for one in tensors], 1)
-            self._kernel(tensors, _rule(group, factor))
+            group = self._group(index, params)
+            grads = [param.grad for param in params]
+            torch._foreach_add_(group.steps, 1)
+            group.update(grads, _rule(settings, factor))
         self._copies.are_written()
         return True
 
-    def _tensors(self, param: nn.Parameter) -> Updated:
+    def _group(self, index: int, params: Sequence[nn.Parameter]) -> _Group:
+        group = self._groups.get(index)
+        if group is None or not group.is_still(params, self._optimizer.state):
+            kept = [self._kept(param) for param in params]
+            steps = [one.step for one in kept]
+            group = _Group(params, kept, steps, self._make_kernel(kept))
+            self._groups[index] = group
+        return group
+
+    def _kept(self, param: nn.Parameter) -> Kept:
         state = self._state(param)
-        assert param.grad is not None
-        return Updated(
-            param.data,
-            state["exp_avg"],
-            state["exp_avg_sq"],
-            param.grad,
-            self._copies.of(param),
-            state["step"],
-        )
+        moments = state["exp_avg"], state["exp_avg_sq"]
+        return Kept(param.data, *moments, self._copies.of(param), state["step"])
 
     def _state(self, param: nn.Parameter) -> dict[str, Tensor]:
         """The state that torch's AdamW keeps of a parameter [...], made as it makes it."""

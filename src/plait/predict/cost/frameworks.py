@@ -105,6 +105,7 @@ def behaviour(gradient_bytes: float, **habits: Any) -> Runtime:
             "selective_sends": False,
             "fused_rows": False,
             "copies_gradients": False,
+            "one_pass_update": False,
             **habits,
         },
     )

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from plait.plan import Plan
 from plait.plan.facts import STRATEGIES
+from plait.plan.precisions import PRECISION
 from plait.predict.cost.layout import RankState
 from plait.predict.cost.memory import host_activations, offload
 from plait.predict.cost.memory.rank_memory import Numerics, RankMemory, rank_activations
@@ -51,6 +52,20 @@ class Question:
             return passes
         share = self.job.adapters  # frozen weights have no gradient to compute
         return [replace(one, weight_grad=one.weight_grad * share) for one in passes]
+
+    @property
+    def updates_in_one_pass(self) -> bool:
+        """Whether one kernel reads gradients as backward left them and writes rounded weights."""
+        plan = self.plan
+        return (
+            self.machine.updates_in_one_pass
+            and self.job.runtime.one_pass_update
+            and self.job.optimizer == "adamw"
+            and plan.world_size == 1
+            and plan.micro_batches == 1
+            and not plan.dp.offload
+            and PRECISION[plan.precision].has_masters
+        )
 
     def activations(self, live: tuple[tuple[StageBlocks, int], ...]) -> tuple[float, float]:
         """Bytes that a rank keeps for backward, and what the block at work needs besides.
@@ -144,7 +159,7 @@ class Rank:
         numbers = self.state.states.gradients / width
         machine = self.question.machine
         seconds = machine.accumulation_seconds(numbers, width, plan.micro_batches)
-        if job.runtime.copies_gradients:
+        if job.runtime.copies_gradients and not self.question.updates_in_one_pass:
             moved: float = BYTES[plan.precision]
             if STRATEGIES[plan.dp.strategy].shards_gradients:
                 numbers *= plan.optimizer_shards
@@ -167,6 +182,11 @@ class Rank:
         if plan.dp.offload:
             moved = state.own * (job.gradient_width(plan.precision) + BYTES[plan.precision])
             update = offload.update_seconds(machine, plan.world_size, state.own, moved)
+        elif self.question.updates_in_one_pass:
+            # Masters and moments are read and written, gradients read and parameters written.
+            numbers = state.gradient_bytes / job.gradient_width(plan.precision)
+            moved = 2 * state.states.optimizer + 2 * BYTES[plan.precision] * numbers
+            update = machine.copy_seconds(moved)
         else:
             update = machine.update_seconds(state.states.optimizer, state.gradient_bytes)
         return exposed, update + self._matrix_seconds()
@@ -215,9 +235,12 @@ def rank_memory(question: Question, state: RankState, kept: tuple[float, float])
     if plan.pp.size > 1:
         buffers += state.weights.total * job.runtime.whole_gradient_bytes
     states = state.states
+    gradients = states.gradients
+    if question.updates_in_one_pass:
+        gradients *= BYTES[plan.precision] / job.gradient_width(plan.precision)
     return RankMemory(
         states.parameters,
-        states.gradients,
+        gradients,
         states.optimizer,
         activations,
         buffers + rules.process_bytes,

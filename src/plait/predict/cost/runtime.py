@@ -67,6 +67,10 @@ class Runtime:
     """The product that makes a weight's gradient adds it to what earlier micro-batches left."""
     copies_gradients: bool = True
     """Each gradient is copied from where backward makes it to where gradients are added up."""
+    one_pass_update: bool = True
+    """On an accelerator, one rank with one micro-batch leaves gradients in the layers' precision.
+    AdamW reads them there, and writes the rounded parameters itself.
+    """
     skew_seconds: float = 0.0
     """Seconds that each rank adds to the start of its tensor group's collective. They arise where
     stages on several nodes exchange by blocking sends. Hosts that waited for a send go on out of

@@ -79,6 +79,8 @@ class Accelerator(Machine):
         """All state is read and written once."""
         return 3.0 * state_bytes / self.streaming_rate
 
+    updates_in_one_pass = True
+
     def action_seconds(self, plan: Plan) -> float:
         """Nothing: the device works while the host prepares the next action."""
         return 0.0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from plait.plan import Plan
 from plait.plan.precisions import PRECISION
@@ -217,6 +218,9 @@ class Machine(ABC):
         """Seconds of clipping and updating the weights whose optimizer state takes
         `state_bytes`.
         """
+
+    updates_in_one_pass: ClassVar[bool] = False
+    """Whether plait's kernel for updates of one rank runs there."""
 
     @abstractmethod
     def action_seconds(self, plan: Plan) -> float:
