@@ -40,6 +40,17 @@ def check(plan: Plan) -> None:
         )
 
 
+def check_trains(plan: Plan) -> None:
+    """Raise `NotAvailable` where a plan trains in eight bits and no device is made for it."""
+    check(plan)
+    if plan.precision == "fp8" and not torch.cuda.is_available():
+        raise NotAvailable(
+            f"plan '{plan}': precision:fp8 is for GPUs that multiply in eight bits, and there is "
+            "none here; plait verify --dtype fp8 measures how far it drifts. To train, take "
+            "precision:bf16"
+        )
+
+
 def install(model: nn.Module, blocks: Sequence[str], device: torch.device) -> int:
     """Let the linear layers of blocks multiply in eight bits; the number of those that do.
 

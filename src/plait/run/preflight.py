@@ -26,9 +26,9 @@ def check_code(config: Config, plan: Plan) -> None:
     """Refuse what no rank could do. Errors: `ModelError`, `DataError`, naming what is missing."""
     check_optimizer(config.train.optimizer, plan)
     if plan.precision == "fp8":
-        from plait.engine.eight_bits import check
+        from plait.engine.eight_bits import check_trains
 
-        check(plan)
+        check_trains(plan)
     model = config.model.keys_for_factory()
     if "python" in model:
         reference.load(model["python"], ModelError)

@@ -122,9 +122,18 @@ def test_the_costs_of_failures_are_those_of_a_run(capsys, path, tmp_path):
     assert code == 2 and "is no summary of a run" in data["error"]
 
 
-@pytest.mark.parametrize("verb", ["train", "compare", "verify"])
-def test_verbs_that_run_refuse_eight_bits_in_one_sentence(capsys, path, verb):
+@pytest.mark.parametrize("verb", ["train", "compare"])
+def test_eight_bits_train_where_a_device_has_them(capsys, path, verb, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     plan = "dp1 precision:fp8"
+    option = ["--plans", plan] if verb == "compare" else ["--plan", plan]
+    code, data = answer(capsys, verb, path, *option, "--set", "data.name=random")
+    assert code == 2 and data["error"].endswith("To train, take precision:bf16")
+
+
+@pytest.mark.parametrize("verb", ["train", "compare", "verify"])
+def test_verbs_that_run_refuse_scales_of_blocks_in_one_sentence(capsys, path, verb):
+    plan = "dp1 precision:mxfp8"
     option = ["--plans", plan] if verb == "compare" else ["--plan", plan]
     code, data = answer(capsys, verb, path, *option, "--set", "data.name=random")
     assert code == 2 and data["error"].endswith("not be run; take precision:bf16")
