@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from plait.comm.simulated import simulate
-from plait.engine.adamw import Kept, Rule, plain_kernel
+from plait.engine.adamw import AdamWTensors, Rule, plain_kernel
 from plait.mesh import Mesh
 from tests.accelerator.on_device import is_there
 from tests.parity.test_one_pass import assert_equal, engine_of, state_of
@@ -20,7 +20,7 @@ ROUNDING = 1e-6
 STEPS = 3
 
 
-Tensors = tuple[Kept, torch.Tensor]
+Tensors = tuple[AdamWTensors, torch.Tensor]
 
 
 def tensors(numel: int, offset: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensors:
@@ -31,7 +31,7 @@ def tensors(numel: int, offset: int = 0, dtype: torch.dtype = torch.bfloat16) ->
 
     step = torch.tensor(1.0, device=DEVICE)
     wide = torch.float32
-    return Kept(some(wide), some(wide), some(wide).abs(), some(dtype), step), some(dtype)
+    return AdamWTensors(some(wide), some(wide), some(wide).abs(), some(dtype), step), some(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -42,7 +42,9 @@ def test_the_kernel_is_the_rule(dtype: torch.dtype) -> None:
     sizes = [(1 << 20, 0), (5000, 0), (4096, 0), (17, 1), (1, 0), (3000, 3)]
     given = [tensors(numel, offset, dtype) for numel, offset in sizes]
     found, grads = [kept for kept, _ in given], [grad for _, grad in given]
-    wanted = [Kept(*(array.clone() for array in one.arrays), one.step.clone()) for one in found]
+    wanted = [
+        AdamWTensors(*(array.clone() for array in one.arrays), one.step.clone()) for one in found
+    ]
     update, by_torch = TritonKernel(found), plain_kernel(wanted)
     for step in range(1, STEPS + 1):
         rule = Rule(1e-2 / step, (0.9, 0.999), 1e-8, 0.1, 0.5)

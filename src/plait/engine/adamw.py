@@ -24,7 +24,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Kept:
+class AdamWTensors:
     """The tensors of one parameter [...] that stay where they are from step to step.
 
     `value`, `mean` and `square` are in float32, `copy` in the layers' precision. `step`, 0-dim in
@@ -52,7 +52,7 @@ Kernel = Callable[[Sequence[Tensor], Rule], None]
 """Updates the kept tensors that it was made for by their gradients [...], one each."""
 
 
-def plain_kernel(kept: Sequence[Kept]) -> Kernel:
+def plain_kernel(kept: Sequence[AdamWTensors]) -> Kernel:
     """The rule in torch's own operations, by which kernels are judged."""
 
     def update(grads: Sequence[Tensor], rule: Rule) -> None:
@@ -62,7 +62,7 @@ def plain_kernel(kept: Sequence[Kept]) -> Kernel:
     return update
 
 
-def _update(one: Kept, given: Tensor, rule: Rule) -> None:
+def _update(one: AdamWTensors, given: Tensor, rule: Rule) -> None:
     first, second = rule.betas
     step = float(one.step)
     grad = given.float() * rule.factor

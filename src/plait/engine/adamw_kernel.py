@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plait.engine.adamw import Kept, Rule
+from plait.engine.adamw import AdamWTensors, Rule
 
 BLOCK = 2048
 """Elements that one program updates."""
@@ -26,7 +26,7 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 class TritonKernel:
     """Updates kept tensors of one GPU. Where they lie is told the device once."""
 
-    def __init__(self, kept: Sequence[Kept]) -> None:
+    def __init__(self, kept: Sequence[AdamWTensors]) -> None:
         self._device = kept[0].value.device
         self._kept = kept
         self._groups: dict[tuple[bool, torch.dtype], list[int]] = {}
@@ -69,7 +69,7 @@ class TritonKernel:
         return addresses, torch.tensor(programs, dtype=torch.int64).to(self._device)
 
 
-def _is_aligned(one: Kept) -> bool:
+def _is_aligned(one: AdamWTensors) -> bool:
     sizes = (one.numel, *(array.data_ptr() for array in one.arrays))
     return not any(size % ALIGNMENT for size in sizes)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.engine.adamw import Kept, Kernel, Rule
+from plait.engine.adamw import AdamWTensors, Kernel, Rule
 from plait.models.parameters import Parameters
 from plait.parallel.data import DataStrategy, RoundedCopies
 from plait.torch_internals import has_own_step
@@ -25,7 +25,7 @@ MakeOptimizer = Callable[[Parameters], torch.optim.Optimizer]
 MODES = ("amsgrad", "maximize", "differentiable", "capturable")
 
 
-MakeKernel = Callable[[Sequence[Kept]], Kernel]
+MakeKernel = Callable[[Sequence[AdamWTensors]], Kernel]
 
 
 def is_at_hand(device: torch.device, make_optimizer: MakeOptimizer) -> bool:
@@ -61,11 +61,11 @@ def kernel_of_gpus() -> MakeKernel:
 
 
 @dataclass(frozen=True)
-class _Group:
+class _Prepared:
     """The parameters of one group that had gradients, and the kernel that was made for them."""
 
     params: Sequence[nn.Parameter]
-    kept: Sequence[Kept]
+    kept: Sequence[AdamWTensors]
     steps: list[Tensor]
     update: Kernel
 
@@ -86,7 +86,7 @@ class OnePass:
         self._optimizer = optimizer
         self._copies = copies
         self._make_kernel = make_kernel
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, _Prepared] = {}
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, strategy: DataStrategy) -> OnePass | None:
@@ -109,19 +109,19 @@ class OnePass:
         self._copies.are_written()
         return True
 
-    def _group(self, index: int, params: Sequence[nn.Parameter]) -> _Group:
+    def _group(self, index: int, params: Sequence[nn.Parameter]) -> _Prepared:
         group = self._groups.get(index)
         if group is None or not group.is_still(params, self._optimizer.state):
             kept = [self._kept(param) for param in params]
             steps = [one.step for one in kept]
-            group = _Group(params, kept, steps, self._make_kernel(kept))
+            group = _Prepared(params, kept, steps, self._make_kernel(kept))
             self._groups[index] = group
         return group
 
-    def _kept(self, param: nn.Parameter) -> Kept:
+    def _kept(self, param: nn.Parameter) -> AdamWTensors:
         state = self._state(param)
         moments = state["exp_avg"], state["exp_avg_sq"]
-        return Kept(param.data, *moments, self._copies.of(param), state["step"])
+        return AdamWTensors(param.data, *moments, self._copies.of(param), state["step"])
 
     def _state(self, param: nn.Parameter) -> dict[str, Tensor]:
         """The state that torch's AdamW keeps of a parameter [...], made as it makes it."""
