@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import is_
@@ -23,7 +22,7 @@ from torch import Tensor
 from plait.checkpoint.agreement import agree
 from plait.checkpoint.entry import RANK_PREFIX, entry_of
 from plait.checkpoint.read import Checkpoint
-from plait.checkpoint.room import SideStream, begin_copies
+from plait.checkpoint.room import Room
 from plait.comm.shm.snapshot_head import NOTHING, Head
 from plait.errors import CheckpointError
 from plait.mesh import Shard
@@ -37,18 +36,16 @@ Entry = JsonObject
 class MemoryFile:
     """One rank's file for snapshots, mapped for writing.
 
-    What lies on a device comes by its side stream. The map is pinned for it, so that the stream
-    writes into the file itself.
+    What lies on a device comes by way of a `room`, which files that take turns share.
 
     Attributes:
         num_bytes: of the shards that were written last.
     """
 
-    def __init__(self, path: Path, side: SideStream | None = None) -> None:
+    def __init__(self, path: Path, room: Room | None = None) -> None:
         self.num_bytes = 0
         self._path = path
-        self._side = side
-        self._release: Callable[[], object] | None = None
+        self._room = room
         self._map: mmap.mmap | None = None
         self._held: list[Shard] = []
         self._entries: list[Entry] = []
@@ -81,9 +78,11 @@ class MemoryFile:
             self._lay_out(entries, len(text))
         self._held = held
         self._entries = entries
-        if self._side is not None:
-            self._side.mark()
-        return partial(self._copy, step, held, text)
+        if self._room is None:
+            return partial(self._copy, step, held, text)
+        self._room.mark()
+        come = self._room.begin(held)
+        return lambda: self._copy(step, come(), text)
 
     def _entries_of(self, held: Sequence[Shard]) -> list[Entry]:
         """The entries of shards. That of a shard which the file held before is known."""
@@ -95,7 +94,10 @@ class MemoryFile:
     def _copy(self, step: int, shards: Sequence[Shard], text: bytes) -> None:
         """Copy the values, then the meta data; the head comes last."""
         assert self._map is not None
-        begin_copies(self._side, self._views, [shard.values for shard in shards])()
+        values = [shard.values for shard in shards]
+        with torch.no_grad():
+            if values:
+                torch._foreach_copy_(self._views, values)  # one call, without the interpreter
         start = self._list_place + self._list_bytes
         self._map[start : start + len(text)] = text
         head = Head(step, self._list_place, self._list_bytes, len(text))
@@ -114,15 +116,10 @@ class MemoryFile:
             placed.append({**entry, "at": at})
             end = at + (entry["stop"] - entry["start"]) * _dtype(entry).itemsize
         text = json.dumps(placed, separators=(",", ":")).encode()
-        if self._release is not None:
-            self._release()
         with self._path.open("r+b") as file:
             size = end + len(text) + meta_bytes + ROOM_BYTES
             os.ftruncate(file.fileno(), size)
             self._map = mmap.mmap(file.fileno(), size)
-        if self._side is not None:
-            give_free = self._side.pin(torch.frombuffer(self._map, dtype=torch.uint8))
-            self._release = weakref.finalize(self, give_free)
         Head(NOTHING).write(self._map)
         self._map[end : end + len(text)] = text
         self._list_place = end

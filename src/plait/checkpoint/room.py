@@ -61,18 +61,6 @@ class SideStream:
         wait: Callable[[], None] = done.synchronize
         return wait
 
-    def pin(self, memory: Tensor) -> Callable[[], None]:
-        """Pin memory that was made otherwise, uint8 [num_bytes]; the answer gives it free.
-
-        Memory that the driver does not pin is left as it is: a copy into it takes a thread.
-        """
-        if not self._api.is_available():
-            return lambda: None
-        driver = self._api.cudart()
-        place = memory.data_ptr()
-        is_pinned = not int(driver.cudaHostRegister(place, memory.numel(), 0))
-        return lambda: driver.cudaHostUnregister(place) if is_pinned else None
-
 
 def side_stream_of(device: torch.device) -> SideStream | None:
     """The stream for copies of a device's tensors; None where these are in the host's memory."""
@@ -83,30 +71,6 @@ def copy_each(rooms: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Have a device copy each of `values` [n] into one of `rooms` [n], without waiting for it."""
     for room, value in zip(rooms, values, strict=True):
         room.copy_(value, non_blocking=True)
-
-
-def begin_copies(
-    side: SideStream | None, rooms: Sequence[Tensor], values: Sequence[Tensor]
-) -> Callable[[], None]:
-    """Begin to copy what lies on a device of `values` [n] into `rooms` [n] each; the answer copies
-    the rest, and waits.
-    """
-    pairs = [*zip(rooms, values, strict=True)]
-    far = [pair for pair in pairs if side is not None and side.has(pair[1])]
-    near = pairs if side is None else [pair for pair in pairs if not side.has(pair[1])]
-    wait = None
-    with torch.no_grad():
-        if side is not None and far:
-            wait = side.begin([room for room, _ in far], [value for _, value in far])
-
-    def finish() -> None:
-        with torch.no_grad():
-            if near:  # one call, without the interpreter
-                torch._foreach_copy_([room for room, _ in near], [value for _, value in near])
-        if wait is not None:
-            wait()
-
-    return finish
 
 
 class Room:
@@ -134,10 +98,23 @@ class Room:
     def begin(self, shards: Sequence[Shard]) -> Callable[[], list[Shard]]:
         """Begin to copy what lies on a device; the answer copies the rest, and gives the copies."""
         copies = self._copies_of(shards)
-        come = begin_copies(self._side, self._values, [shard.values for shard in shards])
+        pairs = [*zip(self._values, (shard.values for shard in shards), strict=True)]
+        side = self._side
+        far = [pair for pair in pairs if side is not None and side.has(pair[1])]
+        near = pairs if side is None else [pair for pair in pairs if not side.has(pair[1])]
+        wait = None
+        with torch.no_grad():
+            if side is not None and far:
+                rooms, values = map(list, zip(*far, strict=True))
+                wait = side.begin(rooms, values)
 
         def finish() -> list[Shard]:
-            come()
+            with torch.no_grad():
+                if near:
+                    rooms, values = map(list, zip(*near, strict=True))
+                    torch._foreach_copy_(rooms, values)  # one call, without the interpreter
+            if wait is not None:
+                wait()
             return copies
 
         return finish

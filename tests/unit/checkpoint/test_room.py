@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -161,53 +160,15 @@ def test_an_engines_snapshots_and_saves_come_by_the_stream(
     assert recorded
 
 
-class Driver:
-    """The driver's calls that pin memory and give it free."""
-
-    def __init__(self, answer: int = 0) -> None:
-        self.answer = answer
-        self.pinned: list[int] = []
-
-    def cudaHostRegister(self, place: int, num_bytes: int, flags: int) -> int:
-        self.pinned.append(place)
-        return self.answer
-
-    def cudaHostUnregister(self, place: int) -> None:
-        self.pinned.remove(place)
-
-
-@pytest.mark.parametrize("refused", [False, True])
-def test_the_map_of_a_file_is_pinned_until_it_is_another(
-    refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device, _ = faked(monkeypatch, eager=False)
-    driver = Driver(answer=1 if refused else 0)
-    monkeypatch.setattr(device, "is_available", lambda: True)
-    monkeypatch.setattr(device, "cudart", lambda: driver, raising=False)
-    path = tmp_path / "0"
-    path.touch()
-    file = MemoryFile(path, SideStream(HOST, device))
-    counts = []
-    for numel in (10, 10, 1 << 18):
-        file.write(1, [Shard.whole("weight", torch.ones(numel))], {})
-        counts.append(len(driver.pinned))
-    assert MemoryCheckpoint([path]).tensor("weight").sum() == 1 << 18
-    assert counts == ([1, 1, 2] if refused else [1, 1, 1])  # what was refused is not given free
-    del file
-    gc.collect()
-    assert len(driver.pinned) == (2 if refused else 0)
-
-
 @pytest.mark.parametrize("_", [pytest.param(None, marks=needs_gpu)])
 def test_a_snapshot_of_a_gpu_is_of_its_moment(_: None, tmp_path: Path) -> None:
     """Long work is queued before and after it; its memory is pinned, and used again."""
     device = torch.device("cuda", 0)
-    side = side_stream_of(device)
-    memory = Room(side)
+    memory = Room(side_stream_of(device))
     paths = [tmp_path / "0", tmp_path / "1"]
     for path in paths:
         path.touch()
-    files = [MemoryFile(path, side) for path in paths]
+    files = [MemoryFile(path, memory) for path in paths]
     weight = torch.zeros(1 << 24, device=device)
     busy = torch.randn(2048, 2048, device=device)
     for step in range(1, 5):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from plait.checkpoint.entry import RANK_PREFIX
 from plait.checkpoint.memory import MemoryCheckpoint, MemoryFile
-from plait.checkpoint.room import side_stream_of
+from plait.checkpoint.room import Room, side_stream_of
 from plait.engine.state.listed import listed_of
 from plait.engine.state.saving import load_from
 from plait.engine.state.shards import buffer_shards
@@ -34,7 +34,8 @@ class Snapshots:
     def __init__(self, paths: Sequence[Path], state: TrainingState) -> None:
         self.num_bytes = 0
         side = side_stream_of(state.world.device)
-        self._files = [MemoryFile(path, side) for path in paths]
+        room = None if side is None else Room(side)
+        self._files = [MemoryFile(path, room) for path in paths]
         self._state = state
         self._listed = listed_of(state)
 
