@@ -301,7 +301,8 @@ def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def coded_weights(model: nn.Module) -> dict[str, str]:
     """The frozen weights that a model wants kept in codes, by name, and the format of each.
 
-    Outputs stay as they are, and so do weights that other modules use, too, as an embedding does.
+    Outputs and adapters stay as they are, and so do weights that other modules use, too, as an
+    embedding does.
     """
     bases = {module.adapter.base for module in adapted(model).values()} - {"none"}
     if not bases:
@@ -317,7 +318,8 @@ def coded_weights(model: nn.Module) -> dict[str, str]:
     return {
         f"{name}.weight": min(bases)
         for name, module in layers.items()
-        if not _is_output(model, name, module)
+        if name.rpartition(".")[2] not in PARTS
+        and not _is_output(model, name, module)
         and "weight" in module._parameters
         and not module.get_parameter("weight").requires_grad
         and id(module.get_parameter("weight")) not in others

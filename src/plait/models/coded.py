@@ -45,6 +45,11 @@ def library() -> Any:
         told.setLevel(level)
 
 
+def bytes_of_number(kind: str) -> float:
+    """The bytes of a number of a whole block: its code, and its part of the float32 scale."""
+    return (0.5 if kind == "nf4" else 1.0) + 4 / BLOCK
+
+
 class PlaceInWhole(Protocol):
     """Where a rank's part of a weight lies: a box of `view`, which is `shape` with fused parts
     apart.

@@ -182,7 +182,8 @@ def job_of(
     if plan is None and kept == "auto":  # of many plans each would be as full as it can be
         kept = None
     share = adapter_share(tables)
-    return Job(model, batch, optimizer, chosen, share, shares, counts, remat, offloads, kept)
+    job = Job(model, batch, optimizer, chosen, share.trained, shares, counts, remat, offloads, kept)
+    return replace(job, coded=share.coded, coded_bytes=share.coded_bytes) if share.coded else job
 
 
 def kept_in(tables: JsonMapping) -> KeepGathered:

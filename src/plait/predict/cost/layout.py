@@ -141,16 +141,10 @@ def _adapted(weights: WeightBytes, plan: Plan, training: StateRules, sent: Bucke
     ZeRO-3 gathers the frozen weights as well, forward and backward.
     """
     width = training.gradient_width(plan.precision)
-    trained = WeightBytes(
-        weights.dense * training.adapters,
-        weights.experts * training.adapters,
-        weights.largest_block * training.adapters,
-        kept_dense=weights.kept_dense * training.adapters,
-        kept_experts=weights.kept_experts * training.adapters,
-        kept_share=weights.kept_share,
-    )
+    trained = weights.times(training.adapters)
     messages = data_messages(plan, trained, width)
-    frozen = data_messages(plan, weights, width)
+    share = training.kept_share(plan.precision)
+    frozen = data_messages(plan, weights.times(share), width)
     gathers = tuple(one for one in frozen.forward if one.op == "all_gather")
     messages = replace(
         messages,
@@ -160,7 +154,7 @@ def _adapted(weights: WeightBytes, plan: Plan, training: StateRules, sent: Bucke
     )
     states = model_states(trained, plan, training.state_numbers, width)
     base = model_states(weights, plan, training.state_numbers, width)
-    states = replace(states, parameters=states.parameters + base.parameters)
+    states = replace(states, parameters=states.parameters + base.parameters * share)
     offloaded = optimizer_bytes(trained, plan, training.state_numbers) if plan.dp.offload else 0.0
     own = updated_numbers(trained, plan)
     return RankState(weights, messages, states, trained.total * width, own, offloaded, sent)

@@ -232,6 +232,8 @@ def rank_memory(question: Question, state: RankState, kept: tuple[float, float])
         buffers += state.weights.largest_block * width
         whole = state.weights.kept_dense + state.weights.kept_experts
         buffers += whole * BYTES[plan.precision]
+    if job.coded:  # the block at work and the next one, decoded
+        buffers += 2 * state.weights.largest_block * BYTES[plan.precision]
     if plan.pp.size > 1:
         buffers += state.weights.total * job.runtime.whole_gradient_bytes
     states = state.states

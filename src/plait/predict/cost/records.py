@@ -42,6 +42,12 @@ class StateRules:
     runtime: Runtime
     adapters: float
     tied_parameters: int
+    coded: float = 0.0
+    coded_bytes: float = 0.0
+
+    def kept_share(self, precision: str) -> float:
+        """Bytes of a frozen base over those that it has in a precision."""
+        return 1.0 - self.coded + self.coded * self.coded_bytes / BYTES[precision]
 
     def gradient_width(self, precision: str) -> float:
         """Bytes of a gradient, kept and sent."""
@@ -69,6 +75,10 @@ class Job:
     """Whether what blocks keep for backward waits in the host's memory."""
     kept: KeepGathered = None
     """Blocks that zero3 keeps whole once they are gathered; `auto` chooses them by memory."""
+
+    coded: float = 0.0
+    """The part of a frozen model's numbers that is kept in codes of `coded_bytes` a number."""
+    coded_bytes: float = 0.0
 
     @property
     def messages(self) -> Messages:
@@ -99,7 +109,8 @@ class Job:
     def training(self) -> StateRules:
         """The part that the state of a rank depends on."""
         tied = self.model.tied_parameters
-        return StateRules(self.optimizer, self.state_numbers, self.runtime, self.adapters, tied)
+        own = (self.optimizer, self.state_numbers, self.runtime, self.adapters, tied)
+        return StateRules(*own, self.coded, self.coded_bytes)
 
     def gradient_width(self, precision: str) -> float:
         """Bytes of a gradient, kept and sent."""

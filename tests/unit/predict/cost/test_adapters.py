@@ -51,6 +51,22 @@ def test_zero3_gathers_the_frozen_weights_and_reduces_adapters() -> None:
     assert 2 / 3 < share < 0.75
 
 
+@pytest.mark.parametrize(("base", "width"), [("int8", 1.0625), ("nf4", 0.5625)])
+def test_a_base_in_codes_takes_their_bytes(base: str, width: float) -> None:
+    """Linear layers of blocks but the output are in codes; embedding, norms and output are not."""
+    codes = {**CONFIG, "adapter": {**ADAPTER, "base": base}}
+    plain = {**CONFIG, "adapter": ADAPTER}
+    whole, guess = (estimate(one, plan="dp1", cluster="a100-80gbx1") for one in (plain, codes))
+    coded = 2 * (4 * 64 * 64 + 3 * 64 * 128)
+    spared = whole.as_dict()["memory"]["parameters"] - guess.as_dict()["memory"]["parameters"]
+    assert spared == pytest.approx((4 - width) * coded, rel=1e-6)
+    sent, less = (
+        estimate(one, plan="dp2:zero3", cluster="a100-80gbx2").as_dict()["traffic"]["dp"]
+        for one in (plain, codes)
+    )
+    assert sent - less == pytest.approx((4 - width) * coded, rel=1e-2)
+
+
 def test_a_model_without_a_name_is_refused() -> None:
     config = {"model": {"model_type": "llama"}, "adapter": ADAPTER}
     with pytest.raises(ModelError, match="the size of adapters is counted on the model itself"):

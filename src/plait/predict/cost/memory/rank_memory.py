@@ -77,6 +77,17 @@ class WeightBytes:
         """Dense and expert weights."""
         return self.dense + self.experts
 
+    def times(self, part: float) -> WeightBytes:
+        """So many parts of each number, without what strategies add."""
+        return WeightBytes(
+            self.dense * part,
+            self.experts * part,
+            self.largest_block * part,
+            kept_dense=self.kept_dense * part,
+            kept_experts=self.kept_experts * part,
+            kept_share=self.kept_share,
+        )
+
 
 @lru_cache(maxsize=65536)
 def stage_weights(stages: tuple[StageBlocks, ...], shard: Sharding, tied: int) -> WeightBytes:

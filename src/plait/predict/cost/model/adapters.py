@@ -7,21 +7,36 @@ here loads torch, and only where a config has adapters.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from plait.errors import ModelError
 from plait.values import JsonMapping
 
 
-def adapter_share(tables: JsonMapping) -> float:
-    """Numbers of a config's adapters over those of its model; 0 without adapters.
+@dataclass(frozen=True)
+class AdapterShare:
+    """What a config's adapters are, beside the model.
+
+    `trained`: their numbers over those of the model, and 0 without adapters. `coded`: the part of
+    the model's numbers that is kept in codes. `coded_bytes`: of such a number, with its part of a
+    scale.
+    """
+
+    trained: float = 0.0
+    coded: float = 0.0
+    coded_bytes: float = 0.0
+
+
+def adapter_share(tables: JsonMapping) -> AdapterShare:
+    """What a config's adapters are, beside its model.
 
     Raises `ModelError` for targets that match nothing, and for a model that no code here makes.
     """
     table = tables.get("adapter") or {}
     model = tables.get("model")
     if not table.get("kind"):
-        return 0.0
+        return AdapterShare()
     if not isinstance(model, Mapping) or not ("name" in model or "python" in model):
         raise ModelError(
             "the size of adapters is counted on the model itself: give [model] name = ..., as in "
@@ -29,13 +44,17 @@ def adapter_share(tables: JsonMapping) -> float:
         )
     base = _made(model)
     numbers = sum(param.numel() for param in base.parameters())
-    from plait.models.adapters import AdapterSettings, adapt
+    from plait.models.adapters import AdapterSettings, adapt, coded_weights
+    from plait.models.coded import bytes_of_number
 
     keys = {key: value for key, value in table.items() if key not in ("weights", "targets")}
     targets = table.get("targets")
     adapt(base, AdapterSettings(**keys, targets=tuple(targets) if targets else None))
     trained = sum(param.numel() for param in base.parameters() if param.requires_grad)
-    return trained / numbers
+    formats = coded_weights(base)
+    coded = sum(base.get_parameter(name).numel() for name in formats)
+    width = bytes_of_number(min(formats.values())) if formats else 0.0
+    return AdapterShare(trained / numbers, coded / numbers, width)
 
 
 def _made(model: JsonMapping) -> Any:
