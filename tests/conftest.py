@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import settings
 
+from plait.torch_internals import without_talk_of_kernels
 from tests.helpers.pool import Pool, start_server
 
+without_talk_of_kernels()
 settings.register_profile("plait", deadline=None)  # a shared machine may be slow at any moment
 settings.load_profile("plait")
 

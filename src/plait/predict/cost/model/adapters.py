@@ -16,7 +16,7 @@ from plait.values import JsonMapping
 
 @dataclass(frozen=True)
 class AdapterShare:
-    """What a config's adapters are, beside the model.
+    """The adapters of a config beside its model.
 
     `trained`: their numbers over those of the model, and 0 without adapters. `coded`: the part of
     the model's numbers that is kept in codes. `coded_bytes`: of such a number, with its part of a
@@ -29,7 +29,7 @@ class AdapterShare:
 
 
 def adapter_share(tables: JsonMapping) -> AdapterShare:
-    """What a config's adapters are, beside its model.
+    """The adapters of a config beside its model; without adapters all are 0.
 
     Raises `ModelError` for targets that match nothing, and for a model that no code here makes.
     """
