@@ -274,14 +274,14 @@ def _training(source: Source, draft: Draft) -> None:
 
 def _adapter(source: Source, draft: Draft) -> None:
     kind = source.take("adapter")
-    for key in ("load_in_8bit", "load_in_4bit"):
-        if source.flag(key):
-            source.note(key, "different", "the base is rounded there; plait keeps it in bf16")
+    base = _base(source)
     if kind is None or kind == "":
         return
-    if str(kind).lower() == "qlora":
-        source.note("adapter", "different", "QLoRA rounds the base to 4 bits; lora is taken")
-    elif str(kind).lower() != "lora":
+    is_dora = source.flag("peft_use_dora", "lora_use_dora")
+    if is_dora and base != "none":
+        source.note("adapter", "different", "the base of dora is as the plan says, not in codes")
+        base = "none"
+    if str(kind).lower() not in ("lora", "qlora"):
         source.note("adapter", "ignored", "plait has lora and dora")
         return
     targets: PyTree = source.take("lora_target_modules")
@@ -290,9 +290,20 @@ def _adapter(source: Source, draft: Draft) -> None:
         source.note("lora_target_linear", "different", "name the layers in adapter.targets")
     draft.put(
         "adapter",
-        kind="dora" if source.flag("peft_use_dora", "lora_use_dora") else "lora",
+        kind="dora" if is_dora else "lora",
+        base=None if base == "none" else base,
         rank=source.count("lora_r"),
         alpha=source.number("lora_alpha"),
         dropout=source.number("lora_dropout"),
         targets=list(targets) if targets else None,
     )
+
+
+def _base(source: Source) -> str:
+    """How the frozen weights are kept."""
+    in_four, in_eight = source.flag("load_in_4bit"), source.flag("load_in_8bit")
+    if in_four:
+        source.note("load_in_4bit", "different", "base nf4: scales are float32, not rounded again")
+    elif in_eight:
+        source.note("load_in_8bit", "different", "base int8: weights are rounded, inputs are not")
+    return "nf4" if in_four else "int8" if in_eight else "none"

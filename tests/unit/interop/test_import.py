@@ -79,6 +79,11 @@ def test_what_differs_there_is_said() -> None:
     assert kinds("axolotl.yaml")["num_epochs"] == "ignored"
 
 
+def test_a_base_in_four_bits_is_one_here() -> None:
+    adapter = import_file(CONFIGS / "axolotl.yaml").config["adapter"]
+    assert (adapter["kind"], adapter["base"], adapter["rank"]) == ("lora", "nf4", 16)
+
+
 ROUND_TRIPS = [
     "dp1",
     "dp4",
