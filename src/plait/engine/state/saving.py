@@ -38,6 +38,7 @@ from plait.models.experts import ExpertWeights
 from plait.models.hf import HuggingFace, files_of
 from plait.models.packed_experts import has_part
 from plait.parallel.data import OptimizerShard, Replicas
+from plait.plan.facts import STRATEGIES
 from plait.torch_internals import place_state
 from plait.values import JsonMapping, JsonObject
 
@@ -267,11 +268,10 @@ def saved_parameters(state: TrainingState, *, frozen: bool = True) -> Iterator[S
 
 def _frozen_replicas(state: TrainingState, name: str) -> Replicas:
     """The ranks of the data axis that hold the same elements of a frozen parameter."""
-    if state.plan.dp.strategy == "zero3":
+    if STRATEGIES[state.plan.dp.strategy].shards_parameters:
         return Replicas(1, 0)
-    axis = data_axis(state.world)
-    if state.plan.ep > 1 and _is_expert(state.model, name):
-        axis = state.world.axis("edp")
+    is_expert = state.plan.ep > 1 and _is_expert(state.model, name)
+    axis = state.world.axis("edp") if is_expert else data_axis(state.world)
     return Replicas(axis.size, axis.rank)
 
 

@@ -104,7 +104,7 @@ class InitialValues:
         for name in list(self._brought):
             value = self._brought.pop(name).to(self._kind)
             give(name, self._agreed(name, value.contiguous()))
-        if self._weights is not None:
+        if self._weights is not None and coded:
             with self._weights.reading() as reader:
                 for name in coded:
                     if name in self._weights and name in places:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from plait.mesh import Shard
 from plait.parallel.data.gradients import BucketState, MainGrad
-from plait.parallel.data.strategy import DataStrategy, Replicas, RoundedCopies, Weight
+from plait.parallel.data.strategy import DataStrategy, Replicas, Weight
 
 
 class Composite(DataStrategy):
@@ -53,11 +53,6 @@ class Composite(DataStrategy):
     def publish(self) -> None:
         for part in self._parts:
             part.publish()
-
-    @property
-    def copies(self) -> RoundedCopies | None:
-        """None: one rank alone has one part."""
-        return None
 
     def load(self, state: BucketState, index: int, value: Tensor) -> None:
         for part in self._parts:

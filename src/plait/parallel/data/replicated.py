@@ -64,7 +64,6 @@ class ReplicatedParameters(DataStrategy):
         for state in self.states:
             self._allocate(state)
         self._as_computed: GradientsAsComputed | None = None
-        self._copies: RoundedCopies | None = None
         self.reducer = Reducer(self.states, self._make_store(), self._launch, eager=group.eager)
 
     def _make_store(self) -> GradientStore:
@@ -75,7 +74,7 @@ class ReplicatedParameters(DataStrategy):
         if not group.one_backward:
             return PersistentGradients(*common)
         self._as_computed = store = GradientsAsComputed(*common)
-        self._copies = RoundedCopies(self.pieces, self._flats)
+        self.copies = RoundedCopies(self.pieces, self._flats)
         for piece in self.pieces:
             allow_any_grad_dtype(piece.value)
         return store
@@ -97,10 +96,6 @@ class ReplicatedParameters(DataStrategy):
         self.pieces += [
             make_optimizer_shard(state, part, master, group, self.replicas) for part in parts
         ]
-
-    @property
-    def copies(self) -> RoundedCopies | None:
-        return self._copies
 
     def begin_step(self) -> None:
         if self._as_computed is not None:
@@ -172,7 +167,7 @@ class ReplicatedParameters(DataStrategy):
                 piece.value.grad = piece.part.view(piece.state.grad)
 
     def publish(self) -> None:
-        if self._copies is not None and self._copies.take_written():
+        if self.copies is not None and self.copies.take_written():
             return
         for flat, master in zip(self._flats, self._masters, strict=True):
             if flat is not master:

@@ -149,6 +149,8 @@ class DataStrategy(ABC):
         frozen_states: the buckets of frozen parameters that the strategy shards.
         pieces: the shards that this rank's optimizer owns.
         gather_orders: the orders of this step's gathers, which must be every rank's.
+        copies: where an update may write the parameters that layers see. None where gradients are
+            not kept as computed.
         reducer: reduces each bucket when its gradients are complete.
     """
 
@@ -160,6 +162,7 @@ class DataStrategy(ABC):
         self.frozen_states: list[BucketState] = []
         self.pieces: list[OptimizerShard] = []
         self.gather_orders: list[GatherOrder] = []
+        self.copies: RoundedCopies | None = None
 
     def begin_step(self) -> None:
         """A step begins."""
@@ -200,13 +203,6 @@ class DataStrategy(ABC):
         """Give slot `index` its value, the full parameter in its shape; elements of other ranks are
         dropped.
         """
-
-    @property
-    def copies(self) -> RoundedCopies | None:
-        """Where an update may write the parameters that layers see. None where gradients are not
-        kept as computed.
-        """
-        return None
 
     @property
     @abstractmethod
