@@ -93,7 +93,14 @@ def test_one_device_is_equal_to_the_conversion_of_torchao() -> None:
 
 @needs_torchao
 @pytest.mark.parametrize(
-    "plan", ["dp2:zero3", "dp2:zero1 mb2", "pp2:1f1b mb2", "cp2:ring", "dp2 remat:full"]
+    "plan",
+    [
+        "dp2:zero3",
+        *(
+            pytest.param(plan, marks=pytest.mark.long)
+            for plan in ("dp2:zero1 mb2", "pp2:1f1b mb2", "cp2:ring", "dp2 remat:full")
+        ),
+    ],
 )
 def test_a_plan_drifts_as_one_device_does(plan: str) -> None:
     report = verify.run(CONFIG, plan, dtype="fp8", steps=2)
