@@ -205,5 +205,21 @@ def test_only_the_plain_form_is_taken(make: Callable[..., torch.optim.Optimizer]
     assert not one_pass.takes(make([nn.Parameter(torch.zeros(2))]))
 
 
+def test_a_function_that_wants_the_models_parameters_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def make(params: Parameters) -> torch.optim.Optimizer:
+        return adamw(Parameters([one for one in params.named() if one[0] == "head.weight"]))
+
+    class Gpu:
+        type = "cuda"
+
+    monkeypatch.setattr(one_pass.importlib.util, "find_spec", lambda name: True)
+    plain = torch.zeros
+    monkeypatch.setattr(one_pass.torch, "zeros", lambda size, device: plain(size))
+    assert one_pass.is_at_hand(Gpu(), adamw)  # type: ignore[arg-type]
+    assert not one_pass.is_at_hand(Gpu(), make)  # type: ignore[arg-type]
+
+
 def test_the_plain_form_is_taken() -> None:
     assert one_pass.takes(torch.optim.AdamW([nn.Parameter(torch.zeros(2))], fused=True))

@@ -46,7 +46,12 @@ from plait.engine.stages.make_stages import (
 from plait.engine.stages.tied import tied_sums
 from plait.engine.state.shards import optimizer_shards
 from plait.engine.state.values import FullState, prepare
-from plait.engine.strategies import as_one, asynchrony_of, strategy_maker
+from plait.engine.strategies import (
+    as_one,
+    asynchrony_of,
+    has_one_backward,
+    strategy_maker,
+)
 from plait.engine.update import Update, partial_sums
 from plait.engine.whole import whole_matrices
 from plait.engine.whole_tensors import check_state_whole
@@ -177,7 +182,8 @@ def compose(
         experts=split.experts,
         coded=coded,
         world=world,
-        takes_as_computed=one_pass.is_at_hand(world.device, optimizer),
+        takes_as_computed=has_one_backward(plan, options, precision)
+        and one_pass.is_at_hand(world.device, optimizer),
     )
     strategies = {index: stage.strategy(make_strategy) for index, stage in stages.items()}
     if plan.precision == "fp8":

@@ -31,12 +31,16 @@ MakeKernel = Callable[[Sequence[AdamWTensors]], Kernel]
 def is_at_hand(device: torch.device, make_optimizer: MakeOptimizer) -> bool:
     """Whether the update of an optimizer can be one pass on a device.
 
-    The optimizer is made once for one number, to learn its kind.
+    The optimizer is made once for one number, to learn its kind. One that cannot be made so has
+    another way to update.
     """
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return False
     probe = nn.Parameter(torch.zeros(1, device=device))
-    return takes(make_optimizer(Parameters([("nothing", probe)])))
+    try:
+        return takes(make_optimizer(Parameters([("nothing", probe)])))
+    except Exception:  # a user's own function may ask for the model's parameters
+        return False
 
 
 def takes(optimizer: torch.optim.Optimizer) -> bool:

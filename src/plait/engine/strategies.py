@@ -74,7 +74,7 @@ def strategy_maker(
     """The maker of this rank's data strategies.
 
     Gradients are reduced as they come, unless a schedule makes weight gradients apart. With
-    `takes_as_computed` the update takes them in the precision of the layers, where it can.
+    `takes_as_computed` one backward makes them, and the update takes them as they are.
     """
     splits_backward = any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
     group = DataGroup(
@@ -89,9 +89,7 @@ def strategy_maker(
         eager=not splits_backward,
         membership=world.membership,
         fixed_order=options.fixed_order,
-        one_backward=(
-            takes_as_computed and experts is None and has_one_backward(plan, options, precision)
-        ),
+        one_backward=takes_as_computed and experts is None,
     )
     return StrategyMaker(plan, group, asynchrony_of(plan, options), experts, world, coded)
 
