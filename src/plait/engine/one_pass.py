@@ -23,8 +23,6 @@ from plait.torch_internals import has_own_step
 
 MakeOptimizer = Callable[[Parameters], torch.optim.Optimizer]
 MODES = ("amsgrad", "maximize", "differentiable", "capturable")
-
-
 MakeKernel = Callable[[Sequence[AdamWTensors]], Kernel]
 
 
@@ -103,11 +101,11 @@ class OnePass:
         if not takes(self._optimizer):
             return False
         for index, settings in enumerate(self._optimizer.param_groups):
-            params = [param for param in settings["params"] if param.grad is not None]
-            if not params:
+            found = [(p, p.grad) for p in settings["params"] if p.grad is not None]
+            if not found:
                 continue
-            group = self._group(index, params)
-            grads = [param.grad for param in params]
+            group = self._group(index, [param for param, _ in found])
+            grads = [grad.contiguous() for _, grad in found]  # a kernel reads them end to end
             torch._foreach_add_(group.steps, 1)
             group.update(grads, _rule(settings, factor))
         self._copies.are_written()
