@@ -102,4 +102,5 @@ def proposals(tables: JsonMapping, plan: Plan) -> list[str]:
 def _faster(other: Estimate, own: Estimate) -> str:
     part = 1 - other.step_seconds / own.step_seconds
     times = f"{other.step_seconds * 1e3:.4g} ms instead of {own.step_seconds * 1e3:.4g} ms"
-    return f"Try '{other.plan}': it would be {part:.0%} faster (predicted {times})"
+    words = f" with plan.keep_gathered {[*other.keep_gathered]}" if other.keep_gathered else ""
+    return f"Try '{other.plan}'{words}: it would be {part:.0%} faster (predicted {times})"

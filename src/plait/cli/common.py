@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.cli.answer import Json
+from plait.cli.block_choices import with_numbers, with_words
 from plait.cli.parser import UsageError
 from plait.errors import WRITE_ELSEWHERE, ClusterError, ConfigError, PlanError
 from plait.launcher import joined_world
@@ -29,7 +30,6 @@ from plait.plan import (
     check_shares,
     check_world,
     is_runnable,
-    remat_text,
     shares_text,
 )
 from plait.plan.fit import check_config, check_fixed_order, check_messages, rounds_messages
@@ -304,17 +304,9 @@ def choose(config: Config, num_ranks: int | None) -> tuple[Config, Plan]:
     else:
         measured(config.cluster.name)
         text = _best(config, Cluster.parse(config.cluster.name), num_ranks)
-    plan, remat = text.split("\n")
-    return with_words(config, tuple(remat.split())), Plan.parse(plan)
-
-
-def with_words(config: Config, words: tuple[str, ...]) -> Config:
-    """The config with the recomputation of each block, where there are words for it."""
-    if not words:
-        return config
-    section = config.plan.model_validate({**config.plan.as_dict(), "remat": words})
-    say(f"plait: remat:auto on {config.cluster.name}: {remat_text(section.remat or ())}")
-    return replace(config, plan=section)
+    plan, remat, kept = text.split("\n")
+    config = with_words(config, tuple(remat.split()))
+    return with_numbers(config, kept.split()) if kept else config, Plan.parse(plan)
 
 
 def chosen_together(config: Config, choose: Callable[[], Plan]) -> Plan:
@@ -347,7 +339,7 @@ def agreed(config: Config, choose: Callable[[], str]) -> str:
 
 def _best(config: Config, cluster: Cluster, num_ranks: int | None) -> str:
     """The first plan for so many ranks of the cluster that this version runs. A second line has the
-    words of its blocks.
+    words of its blocks, a third the numbers of those that zero3 keeps whole.
     """
     from plait.predict import planner
 
@@ -356,7 +348,8 @@ def _best(config: Config, cluster: Cluster, num_ranks: int | None) -> str:
     for estimate in planner.choose(config.as_dict(), cluster, top=ALL, runnable=True):
         plan = Plan.parse(str(estimate.plan))
         if is_runnable(plan) and _takes_shares(config, plan):
-            return f"{plan}\n{' '.join(estimate.remat)}"
+            kept = " ".join(str(number) for number in estimate.keep_gathered or ())
+            return f"{plan}\n{' '.join(estimate.remat)}\n{kept}"
     raise PlanError(
         f"of the plans that fit on {cluster.num_devices} x {cluster.device.name} none runs in this "
         "version yet"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from plait.cli import common
 from plait.cli.answer import Answer, Json
+from plait.cli.block_choices import with_kept
 from plait.cli.parser import UsageError
-from plait.cli.recomputation import with_kept
 from plait.launcher import launch
 from plait.launcher.main_process import is_main_process, say
 

@@ -11,15 +11,18 @@ import argparse
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait.cli.answer import Answer, Json
 from plait.cli.parser import UsageError
 from plait.toml import is_file
+from plait.values import JsonMapping
 
 if TYPE_CHECKING:
     import torch
     from rich.console import RenderableType
+
+    from plait.plan import Plan
 
 DTYPES = ("float32", "bfloat16", "float16")
 HUGGING_FACE = (None, "huggingface", "hugging-face", "hf", "safetensors")
@@ -110,6 +113,7 @@ def _require_plan(word: str) -> None:
 
 def _plan(arguments: argparse.Namespace) -> Answer:
     from plait.predict.planner.export import EXPORTERS, export_plan
+    from plait.predict.planner.export_section import with_section
 
     if arguments.to is None:
         raise UsageError(f"say for which framework: --to {', '.join(EXPORTERS)}")
@@ -118,8 +122,8 @@ def _plan(arguments: argparse.Namespace) -> Answer:
     for option in ("merge", "shard_gb"):
         if getattr(arguments, option):
             raise UsageError(f"--{option.replace('_', '-')} belongs to a checkpoint, not to a plan")
-    plan, batch = _plan_and_batch(arguments)
-    exported = export_plan(plan, arguments.to, batch)
+    plan, batch, tables = _plan_and_batch(arguments)
+    exported = with_section(export_plan(plan, arguments.to, batch), plan, tables)
     text = exported.text if exported.text.endswith("\n") else f"{exported.text}\n"
     if arguments.out is not None:
         _write(arguments.out, text)
@@ -128,9 +132,9 @@ def _plan(arguments: argparse.Namespace) -> Answer:
     return Answer(data, partial(_plan_view, data), ok=not exported.other_ranks)
 
 
-def _plan_and_batch(arguments: argparse.Namespace) -> tuple[Any, int | None]:
-    """The plan that is meant, and its samples a step. Errors: those of the plan's text and of the
-    config.
+def _plan_and_batch(arguments: argparse.Namespace) -> tuple[Plan, int | None, JsonMapping]:
+    """The plan that is meant, its samples a step, and the tables of the config, if there is one.
+    Errors: those of the plan's text and of the config.
     """
     from plait.plan import Plan
     from plait.predict.cost.model.tables import config_tables
@@ -138,6 +142,7 @@ def _plan_and_batch(arguments: argparse.Namespace) -> tuple[Any, int | None]:
     source = arguments.source
     text = arguments.plan
     batch = arguments.global_batch
+    tables: JsonMapping = {}
     if source is not None and (source.endswith((".toml", ".json")) or is_file(source)):
         tables = config_tables(source, with_model=False)
         text = text if text is not None else tables.get("plan", {}).get("text")
@@ -157,7 +162,7 @@ def _plan_and_batch(arguments: argparse.Namespace) -> tuple[Any, int | None]:
         )
     if batch is not None and batch < 1:
         raise UsageError(f"--global-batch is {batch}; a step has one sample or more")
-    return Plan.parse(text), None if batch is None else int(batch)
+    return Plan.parse(text), None if batch is None else int(batch), tables
 
 
 def _checkpoint(arguments: argparse.Namespace) -> Answer:

@@ -13,7 +13,7 @@ from plait.cli.estimate import campaign_lines, device_notes, size
 from plait.cli.layout import PlanTable, Prose
 from plait.cli.parser import UsageError
 from plait.cluster.mixed import MixedCluster
-from plait.plan import KeepGathered, gathers_layers, kept_text, remat_text
+from plait.plan import KeepGathered, gathers_layers, kept_key, kept_text, remat_text
 from plait.values import JsonMapping
 
 if TYPE_CHECKING:
@@ -202,18 +202,28 @@ def blocks_notes(plans: list[Estimate]) -> list[str]:
 
 
 def kept_notes(choice: Choice, keep: KeepGathered) -> list[str]:
-    """The blocks of the first plan that `keep_gathered = "auto"` would keep, and what they gain."""
+    """The blocks that the first plan keeps gathered, as the key of a config, and what they gain.
+
+    A choice that gains too little to be the planner's own is said where `auto` asks for it.
+    """
     from plait.predict.cost.step import estimate_job
 
     first = choice.plans[0]
-    if keep != "auto" or not gathers_layers(first.plan):
-        return []
-    whole = estimate_job(replace(choice.job, kept="auto"), first.plan, choice.machine)
+    whole = first
+    if not first.keep_gathered:
+        if keep != "auto" or not gathers_layers(first.plan):
+            return []
+        whole = estimate_job(replace(choice.job, kept="auto"), first.plan, choice.machine)
+        if not whole.keep_gathered:
+            return ['keep_gathered = "auto" keeps no block of the first plan']
+    kept = whole.keep_gathered or ()
+    plain = estimate_job(choice.job, first.plan, choice.machine)
+    number = kept_key(kept, choice.job.model.num_repeated)
+    keeps = "keeps" if whole is first else "would keep"
     return [
-        f"plans are compared without keep_gathered; the first would keep "
-        f"{kept_text(whole.keep_gathered or ())} whole, for {whole.step_seconds:.4g} s a step "
-        f"instead of {first.step_seconds:.4g} s, and fit with probability "
-        f"{whole.fits_probability:.0%}"
+        f"the first {keeps} {kept_text(kept)} gathered, [plan] keep_gathered = {number}: it is "
+        f"predicted with {whole.step_seconds:.4g} s a step instead of {plain.step_seconds:.4g} s, "
+        f"and fits with probability {whole.fits_probability:.0%}"
     ]
 
 

@@ -4,14 +4,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from plait.cli import common
+from plait.cli.block_choices import with_numbers, with_words
 from plait.errors import PlanError
 from plait.launcher import joined_world
 from plait.launcher.main_process import say
-from plait.plan import KeepGathered, Plan, gathers_layers, kept_text
+from plait.plan import Plan, gathers_layers
 
 if TYPE_CHECKING:
     from plait.config import Config
@@ -40,16 +40,8 @@ def with_remat(config: Config, plan: Plan) -> Config:
         text = common.agreed(config, lambda: _chosen(config, plan, recomputes))
     words, numbers = (line.split() for line in text.split("\n"))
     if keeps:
-        kept = tuple(int(number) for number in numbers)
-        config = with_kept(config, kept)
-        say(f"plait: keep_gathered on {config.cluster.name}: {kept_text(kept)}")
-    return common.with_words(config, tuple(words)) if recomputes else config
-
-
-def with_kept(config: Config, keep: KeepGathered) -> Config:
-    """The config with the blocks that zero3 keeps whole."""
-    section = config.plan.model_validate({**config.plan.as_dict(), "keep_gathered": keep})
-    return replace(config, plan=section)
+        config = with_numbers(config, numbers)
+    return with_words(config, tuple(words)) if recomputes else config
 
 
 def _chosen(config: Config, plan: Plan, recomputes: bool) -> str:

@@ -29,7 +29,11 @@ ALIASES: Final = {
     "seq_len": "sequence",
     "sequence_length": "sequence",
 }
-OVERRIDES: Final = {"batch": "train.global_batch", "sequence": "data.seq_len"}
+OVERRIDES: Final = {
+    "batch": "train.global_batch",
+    "sequence": "data.seq_len",
+    "keep": "plan.keep_gathered",
+}
 """Choices that are keys of the config."""
 OPTIONS: Final = {
     "cluster": "--cluster",

@@ -15,7 +15,14 @@ from plait.plan.fit import (
     check_world,
     is_runnable,
 )
-from plait.plan.gathered import KeepGathered, check_kept, gathers_layers, kept_blocks, kept_text
+from plait.plan.gathered import (
+    KeepGathered,
+    check_kept,
+    gathers_layers,
+    kept_blocks,
+    kept_key,
+    kept_text,
+)
 from plait.plan.plan import Plan
 from plait.plan.recomputation import remat_text
 from plait.plan.shares import check_shares, shares_of, shares_text, whole_shares
@@ -38,6 +45,7 @@ __all__ = [
     "gathers_layers",
     "is_runnable",
     "kept_blocks",
+    "kept_key",
     "kept_text",
     "remat_text",
     "shares_of",

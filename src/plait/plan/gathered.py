@@ -69,6 +69,22 @@ def kept_blocks(plan: Plan, keep: KeepGathered, num_blocks: int) -> tuple[int, .
     return tuple(sorted(set(keep)))
 
 
+def kept_key(blocks: Sequence[int] | int, num_blocks: int) -> str:
+    """Blocks as the value of `keep_gathered` in a config: the number of the last ones, or a list.
+
+    >>> kept_key([2, 3], 4)
+    '2'
+    >>> kept_key([1, 3], 4)
+    '[1, 3]'
+    """
+    if isinstance(blocks, int):
+        return str(blocks)
+    count = len(blocks)
+    return (
+        str(count) if list(blocks) == [*range(num_blocks - count, num_blocks)] else str([*blocks])
+    )
+
+
 def kept_text(blocks: Sequence[int] | int) -> str:
     """Blocks by their numbers, as runs; or so many last ones.
 

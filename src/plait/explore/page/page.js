@@ -103,6 +103,9 @@ function estimated(plan, count, signal) {
   return ask("/estimate.json", { ...changed("model", "batch", "sequence", "framework"), cluster: clusterText(count), plan }, signal);
 }
 
+// The blocks that a plan keeps gathered, as a value of the config; none for most plans.
+function keptBy(one) { return one.keep_gathered?.length ? { keep: `[${one.keep_gathered.join(",")}]` } : {}; }
+
 // A plan of the address that the search did not keep is asked for by itself.
 async function addChosen(found, signal) {
   try {
@@ -362,7 +365,7 @@ const MOST_LANES = 16;
 let timelineQuestion = "";
 
 async function drawTimeline(one) {
-  const choices = { ...changed("model", "batch", "sequence", "framework"), cluster: clusterText(answer.num_devices), plan: one.plan, timeline: "1" };
+  const choices = { ...changed("model", "batch", "sequence", "framework"), cluster: clusterText(answer.num_devices), plan: one.plan, ...keptBy(one), timeline: "1" };
   const asked = JSON.stringify(choices);
   if (asked === timelineQuestion) return;
   timelineQuestion = asked;
@@ -489,7 +492,7 @@ function command() {
   const ranks = ranksOf(one.plan);
   const node = BEGINNING.clusters[state.cluster.replace(/x\d+$/, "")]?.devices ?? ranks;
   const config = state.model === OWN && !(BEGINNING.name in BEGINNING.models) ? BEGINNING.name : "config.toml";
-  const sets = [["train.global_batch", state.batch], ["data.seq_len", state.sequence]].filter(([, value]) => value).map(([key, value]) => `${key}=${value}`);
+  const sets = [["train.global_batch", state.batch], ["data.seq_len", state.sequence], ["plan.keep_gathered", keptBy(one).keep]].filter(([, value]) => value).map(([key, value]) => `${key}=${value}`);
   const words = `train ${config} --plan "${one.plan}"${sets.length ? ` --set ${sets.join(" ")}` : ""}`;
   return ranks <= node ? `plait ${words} --nproc ${ranks}` : `torchrun --nnodes ${Math.ceil(ranks / node)} --nproc-per-node ${node} -m plait ${words}`;
 }

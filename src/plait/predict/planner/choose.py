@@ -21,6 +21,7 @@ from plait.predict.cost.records import Estimate, Job
 from plait.predict.cost.time.machine import Machine
 from plait.predict.planner.blocks import BlockSearch
 from plait.predict.planner.fixed import Fixed
+from plait.predict.planner.kept import KeptSearch
 from plait.predict.planner.refine import LocalSearch
 from plait.predict.planner.search import OBJECTIVES, Found, SearchSettings, fits_somehow, search
 from plait.predict.planner.words import times
@@ -151,7 +152,10 @@ def decide(
             plans.sort(key=_order(objective))
             choice = Choice(plans, searches[0], job, sure)
             choice.plans[:0] = _by_blocks(choice, machines, settings)
-            return choice
+            kept = _keeping(choice, machines, settings)
+            # One that keeps blocks stands for the same plan without.
+            others = [one for one in choice.plans if all(one.plan != best.plan for best in kept)]
+            return replace(choice, plans=kept + others)
     raise NothingFits(_why_nothing_fits(job, sure, machines, settings, searches[0]))
 
 
@@ -174,20 +178,40 @@ def _by_blocks(choice: Choice, machines: Cluster, settings: SearchSettings) -> l
     """The plan with `remat:auto` that is faster than all others, if there is one."""
     if settings.framework is not PLAIT or settings.objective != "time":
         return []
-    first = choice.plans[0]
+    roomy = _roomy(choice, machines)
+    guesses = list(choice.found.of_degrees.values())
+    found = BlockSearch(choice.job, roomy, settings, choice.plans, guesses).faster()
+    return _of_whole_memory(found, roomy)
+
+
+def _keeping(choice: Choice, machines: Cluster, settings: SearchSettings) -> list[Estimate]:
+    """The plan with blocks that zero3 keeps whole that is faster than all others, if there is one.
+    None where the config says which blocks.
+    """
+    is_asked = choice.job.kept is None and settings.framework is PLAIT
+    if not is_asked or settings.objective != "time":
+        return []
+    roomy = _roomy(choice, machines)
+    guesses = list(choice.found.of_degrees.values())
+    return _of_whole_memory(KeptSearch(choice.job, roomy, choice.plans, guesses).faster(), roomy)
+
+
+def _roomy(choice: Choice, machines: Cluster) -> Machine:
+    """The machine with the memory that choices for each block may fill: see `BLOCKS_RISK`."""
     share = choice.machine.memory.share
     if not machines.device.is_cpu:
+        first = choice.plans[0]
         place = reach(machines.num_devices, choice.machine.devices_per_node)
         filled = first.memory.total / first.memory_limit
         share = min(share, max(filled, bars.share_for(BLOCKS_RISK, place)))
-    roomy = (
-        choice.machine if share == choice.machine.memory.share else kept_machine(machines, share)
-    )
-    guesses = list(choice.found.of_degrees.values())
-    found = BlockSearch(choice.job, roomy, settings, choice.plans, guesses).faster()
+    return choice.machine if share == choice.machine.memory.share else kept_machine(machines, share)
+
+
+def _of_whole_memory(found: Estimate | None, roomy: Machine) -> list[Estimate]:
+    """The plan beside the whole memory, of which a part was left free for errors."""
     if found is None:
         return []
-    return [replace(found, memory_limit=found.memory_limit / share)]
+    return [replace(found, memory_limit=found.memory_limit / roomy.memory.share)]
 
 
 def _order(objective: str) -> Any:

@@ -88,10 +88,12 @@ def choose_mixed(
 
 
 def _alone(tables: JsonMapping, part: Cluster, runs: Framework) -> list[Estimate]:
-    """The best plan of one kind, the others idle. On two kinds no plan has `remat:auto`."""
+    """The best plan of one kind, the others idle. On two kinds no plan has a choice for each block:
+    `remat:auto`, or blocks that stay gathered.
+    """
     try:
         plans = decide(tables, part, framework=runs).plans
-        return [one for one in plans if one.plan.remat != "auto"][:1]
+        return [one for one in plans if one.plan.remat != "auto" and not one.keep_gathered][:1]
     except NothingFits:
         return []
 

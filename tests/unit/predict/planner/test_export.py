@@ -7,6 +7,7 @@ import pytest
 from plait.errors import PlanError
 from plait.plan import Plan
 from plait.predict.planner.export import export_plan
+from plait.predict.planner.export_section import with_section
 
 try:
     import tomllib
@@ -114,3 +115,46 @@ def test_megatron_has_words_for_eight_and_four_bits():
     for word, option in (("fp8", "tensorwise"), ("mxfp8", "mxfp8"), ("nvfp4", "nvfp4")):
         out = export_plan(Plan.parse(f"dp2 precision:{word}"), "megatron-lm", 16)
         assert "--bf16" in out.text and option in out.text and not out.missing
+
+
+SHARDED = Plan.parse("dp8:zero3 mb2")
+
+
+def section(plan, framework, keys, layers=4):
+    tables = {"model": {"num_hidden_layers": layers}, "plan": keys}
+    return with_section(export_plan(plan, framework, 16), plan, tables)
+
+
+def test_layers_that_stay_gathered_are_written_or_said_to_be_lost():
+    for keep in (4, [0, 1, 2, 3]):
+        out = section(SHARDED, "torchtitan", {"keep_gathered": keep})
+        written = tomllib.loads(out.text)["parallelism"]
+        assert written["fsdp_reshard_after_forward"] == "never"
+        assert any("each micro-batch gathers it" in line for line in out.missing)
+    once = Plan.parse("dp8:zero3")
+    assert not section(once, "torchtitan", {"keep_gathered": 4}).missing
+    part = section(once, "torchtitan", {"keep_gathered": [0, 1]})
+    assert "reshard" not in part.text
+    assert part.missing == [
+        "plan.keep_gathered (blocks 0 to 1): torchtitan keeps all layers or none; exported with "
+        "none"
+    ]
+    for framework in ("deepspeed", "megatron-lm"):
+        (line,) = section(once, framework, {"keep_gathered": 2}).missing
+        assert line.startswith("plan.keep_gathered (blocks 2 to 3)")
+    assert "auto" in section(once, "torchtitan", {"keep_gathered": "auto"}).missing[0]
+    with pytest.raises(PlanError, match="4 blocks"):
+        section(once, "torchtitan", {"keep_gathered": 5})
+    with pytest.raises(PlanError, match="layers are whole"):
+        section(Plan.parse("dp8"), "torchtitan", {"keep_gathered": 1})
+
+
+def test_unequal_parts_and_activations_in_host_memory_are_said_to_be_lost():
+    keys = {"shares": [3, 1], "counts": [3, 1], "offload_activations": True}
+    out = section(Plan.parse("pp2 dp2 mb2"), "megatron-lm", keys)
+    assert [line.partition(" ")[0].rstrip(":") for line in out.missing] == [
+        "plan.shares",
+        "plan.counts",
+        "plan.offload_activations",
+    ]
+    assert not section(Plan.parse("dp4"), "megatron-lm", {"shares": [3, 1]}).missing
