@@ -8,7 +8,6 @@ its groups, and how much longer than the same step without copies. The parts of 
 from __future__ import annotations
 
 import argparse
-import mmap
 import shutil
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from plait.engine.build import Options, build
 from plait.engine.engine import Engine
 from plait.engine.state.saves_behind import SavesBehind
 from plait.engine.state.snapshots import Snapshots
+from plait.launcher.board import Files
 from plait.mesh import Mesh
 from plait.models.losses import cross_entropy
 from plait.run.copier import Copier
@@ -49,13 +49,10 @@ class Training:
         host_seconds: of the thread of the steps, by what it did.
     """
 
-    def __init__(self, engine: Engine, folder: Path, memory: Path) -> None:
+    def __init__(self, engine: Engine, folder: Path, memory: Files) -> None:
         self.host_seconds: dict[str, list[float]] = defaultdict(list)
         self.engine = engine
-        paths = [memory / "0", memory / "1"]
-        for path in paths:
-            path.touch()
-        self.snapshots = Snapshots(paths, engine)
+        self.snapshots = Snapshots([memory.make(), memory.make()], engine)
         self._saves = SavesBehind(engine)
         self._copier = Copier()
         self._folder = folder
@@ -140,38 +137,16 @@ def parts_of_a_copy(training: Training, memory: Path, device: str) -> dict[str, 
         began = time.perf_counter()
         file.write(1, held, {})
         seconds["from there to the file"] = time.perf_counter() - began
-    if device == "cuda":
-        try:
-            seconds["device to a file that is pinned"] = _registered([s.values for s in shards])
-        except Exception as error:
-            seconds["device to a file that is pinned"] = f"{type(error).__name__}: {error}"
-    return seconds
-
-
-def _registered(values: Sequence[Tensor]) -> float:
-    """Seconds of a copy of tensors [n] of [...] into a mapped file that the driver has pinned."""
-    num_bytes = sum(-(-value.nbytes // 64) * 64 for value in values)
-    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
-        file.truncate(num_bytes + 4096)
-        mapped = mmap.mmap(file.fileno(), num_bytes + 4096)
-        memory = torch.frombuffer(mapped, dtype=torch.uint8)
-        memory.zero_()
+    files = Files(memory)
+    direct = MemoryFile(files.make(), Room(side))
+    for when in ("the first time, with its pinning", "later"):
+        wait(device)
         began = time.perf_counter()
-        code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
-        print(f"pinning the file: {time.perf_counter() - began:.3f} s, code {code}")
-        assert int(code) == 0, code
-        for _ in range(2):
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            start = 0
-            for value in values:
-                end = start + value.numel() * value.element_size()
-                place_of_it = memory[start:end].view(value.dtype)
-                place_of_it.copy_(value.reshape(-1), non_blocking=True)
-                start = -(-end // 64) * 64
-            torch.cuda.synchronize()
-            seconds = time.perf_counter() - began
-        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+        direct.write(1, shards, {})
+        taken = f"device to a file in memory, {when}"
+        seconds[taken] = time.perf_counter() - began
+    seconds["the file in memory"] = "pinned" if direct.content().is_pinned() else "not pinned"
+    files.close()
     return seconds
 
 
@@ -192,7 +167,8 @@ def measured(subject: Subject, plan: str, device: str, group: int, turns: int) -
         tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryDirectory(dir=shared) as memory,
     ):
-        training = Training(engine, Path(folder), Path(memory))
+        files = Files(Path(memory))
+        training = Training(engine, Path(folder), files)
         ways: dict[str, Act] = {
             "no copies": lambda index: None,
             "a snapshot each step": training.snapshot,
@@ -220,6 +196,7 @@ def measured(subject: Subject, plan: str, device: str, group: int, turns: int) -
             print(f"the thread of the steps, {name}: {1e3 * median(seconds):.3f} ms (median)")
         for name, value in parts_of_a_copy(training, Path(memory), device).items():
             print(f"{name}: {value if isinstance(value, str) else f'{1e3 * value:.2f} ms'}")
+        files.close()
     world.close()
 
 

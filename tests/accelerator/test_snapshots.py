@@ -27,6 +27,7 @@ from plait.engine.state import snapshots
 from plait.engine.state.saves_behind import SavesBehind
 from plait.engine.state.saving import lasting_shards_of
 from plait.engine.state.snapshots import Snapshots
+from plait.launcher.board import Files
 from plait.models.losses import cross_entropy
 from plait.run.copier import Copier
 from tests.accelerator.on_device import is_there, sharing
@@ -86,8 +87,19 @@ def made_on_host(device: str) -> Made:
     return model, torch.randint(0, 8 * width, (4, 65))
 
 
-def wrong_copies(world: World, device: str, made: Made, folder: Path) -> list[str]:
-    """What differs in any snapshot or checkpoint of a training whose next step begins at once."""
+def _on_disk(folder: Path, rank: int, turn: int) -> Path:
+    path = folder / f"{rank}-{turn}"
+    path.touch()
+    return path
+
+
+def wrong_copies(
+    world: World, device: str, made: Made, folder: Path, in_memory: bool = True
+) -> list[str]:
+    """What differs in any snapshot or checkpoint of a training whose next step begins at once.
+
+    Files are as a launcher makes them, or on a disk, which no device writes into.
+    """
     model, tokens = made
     engine = build(
         copy.deepcopy(model).to(device),
@@ -97,9 +109,9 @@ def wrong_copies(world: World, device: str, made: Made, folder: Path) -> list[st
         world=world,
     )
     batch = (tokens[:, :-1].to(device), tokens[:, 1:].to(device))
-    files = [[folder / f"{rank}-{turn}" for turn in range(2)] for rank in range(world.size)]
-    for path in files[world.rank]:
-        path.touch()
+    memory = Files(folder)
+    own = [memory.make() if in_memory else _on_disk(folder, world.rank, turn) for turn in (0, 1)]
+    files: list[list[Path]] = world.axis("world").gather_objects(own)
     taken = Snapshots(files[world.rank], engine)
     saves = SavesBehind(engine)
     copier = Copier()
@@ -119,19 +131,38 @@ def wrong_copies(world: World, device: str, made: Made, folder: Path) -> list[st
         for source in (kept, Checkpoint.open(folder / f"saved-{step}")):
             found += different(source, expected)
         world.axis("world").barrier()
+        if device != "cpu" and taken.content(step).is_pinned() != in_memory:
+            found.append("a file on a disk is pinned, or one in memory is not")
     copier.close()
+    memory.close()
     return found
 
 
 @pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda:0", marks=on_gpu)], ids=["cpu", "gpu"]
 )
+@pytest.mark.parametrize("in_memory", [True, False], ids=["memory", "disk"])
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_copy_beside_the_next_step_is_the_state_of_its_step(
-    device: str, num_ranks: int, tmp_path: Path
+    device: str, num_ranks: int, in_memory: bool, tmp_path: Path
 ) -> None:
-    found = sharing(device)(num_ranks, wrong_copies, device, made_on_host(device), tmp_path)
-    assert found == [[]] * num_ranks
+    given = (device, made_on_host(device), tmp_path, in_memory)
+    assert sharing(device)(num_ranks, wrong_copies, *given) == [[]] * num_ranks
+
+
+@pytest.mark.parametrize("_", [pytest.param(None, marks=on_gpu)])
+def test_a_refusal_of_the_driver_ends_no_step(_: None) -> None:
+    """It refuses to pin the same memory twice, and the next kernels run."""
+    device = torch.device("cuda", 0)
+    side = SideStream(device)
+    memory = torch.zeros(1 << 20, dtype=torch.uint8)
+    unpin = side.pin(memory)
+    assert unpin is not None
+    assert side.pin(memory) is None
+    assert torch.ones(3, device=device).sum().item() == 3
+    assert side.pin(torch.zeros(1 << 20, dtype=torch.uint8)) is None  # it is not asked again
+    unpin()
+    assert not memory.is_pinned()
 
 
 @pytest.mark.parametrize("_", [pytest.param(None, marks=on_gpu)])

@@ -3,9 +3,11 @@ nobody disturbed.
 
     python -m tests.fault.kills --count 100
     python -m tests.fault.kills --from 20 --count 20 --seconds 540
+    python -m tests.fault.kills --count 20 --copies pinned
 
 A case is drawn from its seed alone, so any part of them can be run. Prints a line for each, and
-fails at the end if one differed. `--seconds` begins none after so long.
+fails at the end if one differed. `--seconds` begins none after so long. `--copies`: snapshots are
+copied by a stand-in of a GPU's stream, into pinned files or by memory between.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from plait.launcher.seat import LaunchPlan
 from plait.plan import Plan
 from plait.run import kept
 from plait.run.job import TrainingRun
+from tests.fault import staged
 from tests.fault.processes import is_running
 
 STEPS = 6
@@ -56,6 +59,7 @@ EXPERTS: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
 }
+MAINS = {"host": kept.run, "pinned": staged.into_pinned_files, "between": staged.by_memory_between}
 DENSE = (
     "dp2", "dp3:ring", "dp2:server", "dp4:zero1", "dp4:zero2", "dp2:zero3",
     "dp4:zero3,replicate2", "dp2:zero1,offload", "tp2 dp2", "tp2:1d,sp dp2:zero3", "tp4:2d",
@@ -186,15 +190,17 @@ class Judge:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def judge(self, case: Case) -> tuple[list[str], dict[str, Any]]:
-        """What differs, and the summary of the disturbed run."""
+    def judge(
+        self, case: Case, main: Callable[..., Any] = kept.run
+    ) -> tuple[list[str], dict[str, Any]]:
+        """What differs, and the summary of the disturbed run, whose ranks do `main`."""
         calm = self._folder / f"calm-{case.plan}".replace(" ", "_").replace(":", "-")
         if not calm.exists():
             calm.mkdir(parents=True)
             trained(case, calm, ())
         shaken = self._folder / f"seed-{case.seed}"
         shaken.mkdir(parents=True)
-        result = trained(case, shaken, case.kills)
+        result = trained(case, shaken, case.kills, main)
         found = differences(calm, shaken)
         shutil.rmtree(shaken, ignore_errors=True)
         return found, result
@@ -205,6 +211,7 @@ def main() -> int:
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first seed")
     parser.add_argument("--count", type=int, default=20, help="of seeds")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin none after so long")
+    parser.add_argument("--copies", choices=MAINS, default="host", help="of the killed ranks")
     words = parser.parse_args()
     end = time.monotonic() + words.seconds
     failed = 0
@@ -217,7 +224,7 @@ def main() -> int:
                 break
             case = Case.draw(seed)
             try:
-                found, result = judge.judge(case)
+                found, result = judge.judge(case, MAINS[words.copies])
                 recovered = [one["seconds"] for one in result["recoveries"]]
             except Exception as error:  # the other cases are to be seen too
                 found, recovered = [f"{type(error).__name__}: {error}"], []

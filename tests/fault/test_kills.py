@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fault.kills import STEPS, Case, Judge, Kill
+from tests.fault.kills import MAINS, STEPS, Case, Judge, Kill
 
 SAMPLE = (
     Case(0, "dp2:zero3", (Kill(1, 2, 0.01),)),
@@ -30,6 +30,16 @@ def test_a_run_whose_ranks_are_killed_ends_with_equal_bits(case: Case, judge: Ju
         assert recovery["source"] in ("snapshot", "start")
     repeated = sum(recovery["steps_repeated"] for recovery in result["recoveries"])
     assert STEPS <= result["snapshots"]["count"] <= STEPS + repeated
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("copies", ["pinned", "between"])
+def test_a_rank_that_dies_while_a_device_copies_costs_one_step(copies: str, judge: Judge) -> None:
+    case = Case(3, "dp2:zero1", (Kill(1, 2, 0.005), Kill(0, 4, 0.015)))
+    found, result = judge.judge(case, MAINS[copies])
+    assert found == []
+    assert [one["source"] for one in result["recoveries"]] == ["snapshot"] * 2
+    assert all(one["steps_repeated"] <= 1 for one in result["recoveries"])
 
 
 @pytest.mark.long

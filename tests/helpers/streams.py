@@ -67,15 +67,48 @@ class FakeEvent:
         self._is_over = True
 
 
+class FakeDriver:
+    """The driver's calls that pin memory, and its error, which stays until a kernel meets it.
+
+    Attributes:
+        pinned: the places of what is pinned.
+        asked: the number of calls to pin.
+        has_error: whether the next kernel fails.
+    """
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self._refuses = refuses
+        self.pinned: list[int] = []
+        self.asked = 0
+        self.has_error = False
+
+    def cudaHostRegister(self, place: int, num_bytes: int, flags: int) -> int:
+        """Pin memory; 0 where it is pinned."""
+        self.asked += 1
+        if self._refuses:
+            self.has_error = True
+            return 801
+        self.pinned.append(place)
+        return 0
+
+    def cudaHostUnregister(self, place: int) -> int:
+        """Give memory free that is pinned."""
+        self.pinned.remove(place)
+        return 0
+
+
 class FakeDevice:
     """The streams of a device. `eager`: copies begin at once, not as late as they may.
+
+    Without a `driver` its memory is the host's, and none is pinned.
 
     Attributes:
         compute: the stream of the steps.
         lock: held while anything runs.
     """
 
-    def __init__(self, *, eager: bool) -> None:
+    def __init__(self, *, eager: bool, driver: FakeDriver | None = None) -> None:
+        self._driver = driver
         self.lock = threading.RLock()
         self._eager = eager
         self.compute = FakeStream(self, eager=False)
@@ -108,5 +141,10 @@ class FakeDevice:
         self._own.stream = before
 
     def is_available(self) -> bool:
-        """Its memory is the host's, so none is pinned."""
-        return False
+        """Whether it can pin memory."""
+        return self._driver is not None
+
+    def cudart(self) -> FakeDriver:
+        """Its driver."""
+        assert self._driver is not None
+        return self._driver

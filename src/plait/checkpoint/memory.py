@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import is_
@@ -22,7 +23,7 @@ from torch import Tensor
 from plait.checkpoint.agreement import agree
 from plait.checkpoint.entry import RANK_PREFIX, entry_of
 from plait.checkpoint.read import Checkpoint
-from plait.checkpoint.room import Room
+from plait.checkpoint.room import Room, begin_copies
 from plait.comm.shm.snapshot_head import NOTHING, Head
 from plait.errors import CheckpointError
 from plait.mesh import Shard
@@ -36,7 +37,8 @@ Entry = JsonObject
 class MemoryFile:
     """One rank's file for snapshots, mapped for writing.
 
-    What lies on a device comes by way of a `room`, which files that take turns share.
+    What lies on a device comes by way of a `room`, which files that take turns share. Where the
+    driver pins the file's memory it comes into the file itself, and is whole once it has come.
 
     Attributes:
         num_bytes: of the shards that were written last.
@@ -46,6 +48,7 @@ class MemoryFile:
         self.num_bytes = 0
         self._path = path
         self._room = room
+        self._unpin: Callable[[], object] | None = None
         self._map: mmap.mmap | None = None
         self._held: list[Shard] = []
         self._entries: list[Entry] = []
@@ -78,11 +81,23 @@ class MemoryFile:
             self._lay_out(entries, len(text))
         self._held = held
         self._entries = entries
+        return partial(self._finish, self._begin_values(held), step, text)
+
+    def _begin_values(self, held: Sequence[Shard]) -> Callable[[], None]:
+        """Begin to copy what lies on a device; the answer copies the rest, and waits."""
+        values = [shard.values for shard in held]
         if self._room is None:
-            return partial(self._copy, step, held, text)
+            return begin_copies(self._views, values)
         self._room.mark()
+        if self._unpin is not None:
+            return self._room.begin_into(self._views, values)
         come = self._room.begin(held)
-        return lambda: self._copy(step, come(), text)
+
+        def finish() -> None:
+            copies = [shard.values for shard in come()]
+            begin_copies(self._views, copies)()
+
+        return finish
 
     def _entries_of(self, held: Sequence[Shard]) -> list[Entry]:
         """The entries of shards. That of a shard which the file held before is known."""
@@ -91,13 +106,10 @@ class MemoryFile:
         known = {id(shard): entry for shard, entry in zip(self._held, self._entries, strict=True)}
         return [known.get(id(shard)) or entry_of(shard) for shard in held]
 
-    def _copy(self, step: int, shards: Sequence[Shard], text: bytes) -> None:
-        """Copy the values, then the meta data; the head comes last."""
+    def _finish(self, come: Callable[[], None], step: int, text: bytes) -> None:
+        """End the copy of the values, then write the meta data; the head comes last."""
         assert self._map is not None
-        values = [shard.values for shard in shards]
-        with torch.no_grad():
-            if values:
-                torch._foreach_copy_(self._views, values)  # one call, without the interpreter
+        come()
         start = self._list_place + self._list_bytes
         self._map[start : start + len(text)] = text
         head = Head(step, self._list_place, self._list_bytes, len(text))
@@ -116,16 +128,31 @@ class MemoryFile:
             placed.append({**entry, "at": at})
             end = at + (entry["stop"] - entry["start"]) * _dtype(entry).itemsize
         text = json.dumps(placed, separators=(",", ":")).encode()
+        if self._unpin is not None:
+            self._unpin()
         with self._path.open("r+b") as file:
             size = end + len(text) + meta_bytes + ROOM_BYTES
             os.ftruncate(file.fileno(), size)
             self._map = mmap.mmap(file.fileno(), size)
+        self._unpin = self._pinned(self._map)
         Head(NOTHING).write(self._map)
         self._map[end : end + len(text)] = text
         self._list_place = end
         self._list_bytes = len(text)
         self._views = [_values(self._map, entry) for entry in placed]
         self.num_bytes = sum(view.numel() * view.element_size() for view in self._views)
+
+    def _pinned(self, memory: mmap.mmap) -> Callable[[], object] | None:
+        """Have the driver pin the map, until this object ends; the answer ends it before."""
+        if self._room is None or not has_no_disk(self._path):
+            return None
+        unpin = self._room.pin(torch.frombuffer(memory, dtype=torch.uint8))
+        return None if unpin is None else weakref.finalize(self, unpin)
+
+
+def has_no_disk(path: Path) -> bool:
+    """Whether a file is nothing but memory, as `plait.launcher.board.Files` makes it on Linux."""
+    return os.path.realpath(path).startswith("/memfd:")
 
 
 class MemoryCopy:

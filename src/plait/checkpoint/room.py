@@ -6,6 +6,8 @@ stream waits for what the device was asked before, and runs beside the next forw
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import is_
@@ -31,6 +33,7 @@ class SideStream:
         self._api = api
         self._stream = api.Stream(device)
         self._ready: Any = None
+        self._pins = bool(api.is_available())
 
     def mark(self) -> None:
         """Copies that begin after this see what the calling thread has asked for until now."""
@@ -45,6 +48,35 @@ class SideStream:
         """Pinned memory, uint8 [num_bytes], so that a copy into it needs no thread of the host."""
         is_there = bool(self._api.is_available())
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_there)
+
+    def pin(self, memory: Tensor) -> Callable[[], object] | None:
+        """Pin memory that processes share, uint8 [num_bytes]; the answer gives it free. None where
+        the driver refuses, which is then not asked again.
+
+        It is not for a file on a disk: Linux lets no device write into one for long.
+        """
+        if not self._pins:
+            return None
+        driver = self._api.cudart()
+        place = memory.data_ptr()
+        owner = os.getpid()
+        if int(driver.cudaHostRegister(place, memory.numel(), 0)):
+            self._pins = False
+            self._take_the_refusal()
+            return None
+
+        def unpin() -> None:
+            if os.getpid() == owner:  # a forked child has the memory, and not the driver
+                driver.cudaHostUnregister(place)
+
+        return unpin
+
+    def _take_the_refusal(self) -> None:
+        """Launch a kernel, which raises what the last call of the driver has left behind. Else the
+        next kernel of a step would raise it.
+        """
+        with contextlib.suppress(RuntimeError):
+            torch.ones(1, device=self._device)
 
     def begin(self, rooms: Sequence[Tensor], values: Sequence[Tensor]) -> Callable[[], None]:
         """Begin to copy `values` [n] into `rooms` [n] each; the answer waits for it, in any thread.
@@ -73,6 +105,30 @@ def copy_each(rooms: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         room.copy_(value, non_blocking=True)
 
 
+def begin_copies(
+    rooms: Sequence[Tensor], values: Sequence[Tensor], side: SideStream | None = None
+) -> Callable[[], None]:
+    """Begin to copy what lies on a device of `values` [n] into `rooms` [n] each; the answer copies
+    the rest, and waits.
+    """
+    pairs = [*zip(rooms, values, strict=True)]
+    far = [pair for pair in pairs if side is not None and side.has(pair[1])]
+    near = pairs if side is None else [pair for pair in pairs if not side.has(pair[1])]
+    wait = None
+    with torch.no_grad():
+        if side is not None and far:
+            wait = side.begin([room for room, _ in far], [value for _, value in far])
+
+    def finish() -> None:
+        with torch.no_grad():
+            if near:  # one call, without the interpreter
+                torch._foreach_copy_([room for room, _ in near], [value for _, value in near])
+        if wait is not None:
+            wait()
+
+    return finish
+
+
 class Room:
     """Memory on the host for copies of a run's state, one after the other.
 
@@ -91,6 +147,18 @@ class Room:
         if self._side is not None:
             self._side.mark()
 
+    def pin(self, memory: Tensor) -> Callable[[], object] | None:
+        """Have a device's driver pin shared memory, uint8 [num_bytes], as `SideStream.pin` does;
+        None where there is no device.
+        """
+        return None if self._side is None else self._side.pin(memory)
+
+    def begin_into(self, rooms: Sequence[Tensor], values: Sequence[Tensor]) -> Callable[[], None]:
+        """Begin to copy `values` [n] into `rooms` [n] each; the answer ends it. Rooms of what lies
+        on a device are pinned.
+        """
+        return begin_copies(rooms, values, self._side)
+
     def copy(self, shards: Sequence[Shard]) -> list[Shard]:
         """Copies of these shards, in the memory of those before where they are alike."""
         return self.begin(shards)()
@@ -98,23 +166,10 @@ class Room:
     def begin(self, shards: Sequence[Shard]) -> Callable[[], list[Shard]]:
         """Begin to copy what lies on a device; the answer copies the rest, and gives the copies."""
         copies = self._copies_of(shards)
-        pairs = [*zip(self._values, (shard.values for shard in shards), strict=True)]
-        side = self._side
-        far = [pair for pair in pairs if side is not None and side.has(pair[1])]
-        near = pairs if side is None else [pair for pair in pairs if not side.has(pair[1])]
-        wait = None
-        with torch.no_grad():
-            if side is not None and far:
-                rooms, values = map(list, zip(*far, strict=True))
-                wait = side.begin(rooms, values)
+        come = self.begin_into(self._values, [shard.values for shard in shards])
 
         def finish() -> list[Shard]:
-            with torch.no_grad():
-                if near:
-                    rooms, values = map(list, zip(*near, strict=True))
-                    torch._foreach_copy_(rooms, values)  # one call, without the interpreter
-            if wait is not None:
-                wait()
+            come()
             return copies
 
         return finish

@@ -19,6 +19,7 @@ from plait.engine.build import build
 from plait.engine.state import saves_behind, snapshots
 from plait.engine.state.saves_behind import SavesBehind
 from plait.engine.state.snapshots import Snapshots, restore
+from plait.launcher.board import Files
 from tests.helpers.streams import FakeDevice
 from tests.helpers.threaded import threaded
 
@@ -115,16 +116,19 @@ def test_the_host_has_no_side_stream() -> None:
     assert side_stream_of(HOST) is None
 
 
+@pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("eager", [False, True])
 def test_an_engines_snapshots_and_saves_come_by_the_stream(
-    eager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    eager: bool, pinned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also into files that are pinned, as a launcher makes them."""
     device, recorded = faked(monkeypatch, eager)
     for module in (snapshots, saves_behind):
         monkeypatch.setattr(module, "side_stream_of", lambda _: SideStream(HOST, device))
-    files = [[tmp_path / f"{rank}-{turn}" for turn in range(2)] for rank in range(2)]
-    for path in (path for own in files for path in own):
-        path.touch()
+    if pinned:
+        monkeypatch.setattr(SideStream, "pin", lambda side, memory: lambda: None)
+    memory = Files(tmp_path)
+    files = [[memory.make() for _ in range(2)] for _ in range(2)]
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 4))
 
     def run(world: World) -> Any:
@@ -158,6 +162,7 @@ def test_an_engines_snapshots_and_saves_come_by_the_stream(
 
     threaded(2, run)
     assert recorded
+    memory.close()
 
 
 @pytest.mark.parametrize("_", [pytest.param(None, marks=needs_gpu)])
