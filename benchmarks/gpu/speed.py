@@ -14,6 +14,7 @@ from benchmarks.gpu.steps import (
     bf16_steps,
     plait_steps,
     plait_steps_in_eight_bits,
+    plait_steps_in_graphs,
 )
 from benchmarks.gpu.turns import compare
 from plait.engine import eight_bits
@@ -24,14 +25,16 @@ SYSTEMS: dict[str, Build] = {
     "by hand, bf16 + masters": bf16_steps,
     **({"plait, fp8": plait_steps_in_eight_bits} if eight_bits.is_at_hand() else {}),
 }
+WITH_GRAPHS = (0,)
+"""Subjects that train with a CUDA graph, too: those that wait for the host."""
 PROFILED = (0, 2)
 """Subjects whose kernels are listed."""
-PROFILED_SYSTEMS = ("plait", "by hand, autocast", "by hand, bf16 + masters")
+PROFILED_SYSTEMS = ("plait", "plait, graphs", "by hand, autocast", "by hand, bf16 + masters")
 
 
 def prepare(device: str, number: str) -> dict[str, str]:
     """Compile."""
-    return get_ready(SYSTEMS, _subject(device, number), device)
+    return get_ready(systems_of(device, number), _subject(device, number), device)
 
 
 def measure(turn: Turn, number: str) -> None:
@@ -45,7 +48,14 @@ def measure(turn: Turn, number: str) -> None:
             except Exception as error:  # the table matters more
                 turn.record.failed(f"profile of {name}", error)
 
-    compare(turn, subject, SYSTEMS, after)
+    compare(turn, subject, systems_of(turn.device, number), after)
+
+
+def systems_of(device: str, number: str) -> dict[str, Build]:
+    """The systems that take turns on a subject; a processor records no graphs."""
+    if device != "cuda" or int(number) not in WITH_GRAPHS:
+        return SYSTEMS
+    return {**SYSTEMS, "plait, graphs": plait_steps_in_graphs}
 
 
 def _subject(device: str, number: str) -> Subject:

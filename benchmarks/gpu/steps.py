@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from benchmarks.gpu.models import Subject
 from plait import comm
 from plait.engine.build import Options, build
+from plait.engine.graphs import WARM_UP_STEPS
 from plait.mesh import Mesh
 from plait.models.adapters import AdapterSettings, adapt
 from plait.models.losses import cross_entropy
@@ -40,7 +41,9 @@ def backend(device: str) -> str:
     return "inductor" if device == "cuda" else "aot_eager"
 
 
-def plait_steps(subject: Subject, device: str, precision: str = "bf16") -> Steps:
+def plait_steps(
+    subject: Subject, device: str, precision: str = "bf16", *, graphs: bool = False
+) -> Steps:
     """The engine, blocks compiled, bf16 with float32 masters; adapters where the subject has them.
 
     With `precision` fp8 the linear layers of blocks multiply in eight bits. Values are drawn on the
@@ -56,11 +59,19 @@ def plait_steps(subject: Subject, device: str, precision: str = "bf16") -> Steps
         f"dp1 precision:{precision} compile",
         loss=cross_entropy,
         optimizer=adamw,
-        options=Options(compile_backend=backend(device)),
+        options=Options(compile_backend=backend(device), cuda_graphs=graphs),
         world=world,
     )
     batch = subject.tokens(place(device))
     return Steps(lambda: engine.step(batch, trace=False), flops, world.close)
+
+
+def plait_steps_in_graphs(subject: Subject, device: str) -> Steps:
+    """The engine, as in `plait_steps`, with a CUDA graph, which is recorded here."""
+    made = plait_steps(subject, device, graphs=True)
+    for _ in range(WARM_UP_STEPS + 1):
+        made.step()
+    return made
 
 
 def plait_steps_in_eight_bits(subject: Subject, device: str) -> Steps:

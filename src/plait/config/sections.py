@@ -185,6 +185,8 @@ class Train(Section):
     """Whether torch may use deterministic algorithms alone; those that have none are errors."""
     fixed_order: bool = False
     """Whether sums over micro-batches and ranks follow one tree, for equal bits under any dp."""
+    cuda_graphs: bool = False
+    """Whether one rank on a GPU launches all kernels before the update as one CUDA graph."""
 
 
 class PlanSection(Section):

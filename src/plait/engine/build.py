@@ -17,7 +17,7 @@ from torch import nn
 from plait import comm
 from plait.cluster.products import MEASUREMENTS
 from plait.comm import World
-from plait.engine import choosing, compiling, eight_bits, one_pass, recompute, update
+from plait.engine import choosing, compiling, eight_bits, graphs, one_pass, recompute, update
 from plait.engine.around import contexts_of, make_balance, make_splitter
 from plait.engine.balance import has_routers
 from plait.engine.composition import check_coded, check_composition, check_delayed
@@ -234,6 +234,7 @@ def compose(
         seed=options.seed,
         scale=precision.loss_scale(),
         guard=guard,
+        graphs=graphs.make(model, pipeline, strategy, plan, options),
         mean_of_workers=options.aggregate == "mean" and driver.is_synchronous,
     )
 

@@ -62,6 +62,7 @@ class Engine:
         self._measured = parts.measure
         self.pipeline = parts.pipeline
         self.balance = parts.balance
+        self.graphs = parts.graphs
         self._training_step = TrainingStep(parts, self.copies.wait, self._observe)
         self._metrics = [parts.driver.metrics]
         if parts.split is not None:

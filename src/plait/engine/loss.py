@@ -166,7 +166,7 @@ class LossSum:
             tokens = count
         else:
             total = loss * num_samples
-            count = torch.tensor(float(num_samples), dtype=torch.float64, device=self._device)
+            count = torch.full((), float(num_samples), dtype=torch.float64, device=self._device)
             tokens = count * tokens_per_sample
         if not isinstance(total, Tensor) or total.dim() != 0:
             shape = tuple(total.shape) if isinstance(total, Tensor) else type(total).__name__
@@ -191,6 +191,11 @@ class LossSum:
         other = LossSum(self._device)
         other.join(self)
         return other
+
+    def kept(self) -> Callable[[], None]:
+        """A function that brings back the sums of now: the same tensors, with new values."""
+        known = {**vars(self), "_each": tuple(self._each)}
+        return lambda: vars(self).update(known, _each=list(known["_each"]))
 
     def add_count(self, count: Tensor) -> None:
         """Count (0-dim) what another stage has computed a loss of."""

@@ -59,6 +59,8 @@ class Options:
         offload_activations: what blocks keep for backward waits in the host's memory.
         keep_gathered: blocks that `zero3` keeps whole once a step has gathered them. It is the
             number of the last ones, or a tuple of numbers in the model's order.
+        cuda_graphs: one rank on a GPU launches all kernels before the update as one graph. Where it
+            cannot, a warning says why, and steps run without.
     """
 
     seed: int = 0
@@ -84,6 +86,7 @@ class Options:
     remat: tuple[BlockRemat, ...] | None = None
     offload_activations: bool = False
     keep_gathered: KeepGathered = None
+    cuda_graphs: bool = False
 
     @property
     def wire(self) -> torch.dtype | None:

@@ -10,6 +10,7 @@ from torch import nn
 from plait.comm import World
 from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter
+from plait.engine.graphs import StepGraphs
 from plait.engine.guard import Guard
 from plait.engine.loss import LossFunction
 from plait.engine.precision import LossScale, NoLossScale
@@ -37,6 +38,7 @@ class EngineParts:
         scale: the scale of the loss in backward.
         mean_of_workers: gradients are the mean of the workers' means.
         guard: judges each step before its update.
+        graphs: the recorder of what comes before an update, where steps are recorded.
     """
 
     plan: Plan
@@ -57,6 +59,7 @@ class EngineParts:
     split: TensorSplit | None
     measure: Callable[[LossFunction], LossFunction]
     balance: Balance | None
+    graphs: StepGraphs | None
 
 
 @dataclass(frozen=True)

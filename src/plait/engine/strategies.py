@@ -90,6 +90,7 @@ def strategy_maker(
         membership=world.membership,
         fixed_order=options.fixed_order,
         one_backward=takes_as_computed and experts is None,
+        keeps_gradients=options.cuda_graphs,
     )
     return StrategyMaker(plan, group, asynchrony_of(plan, options), experts, world, coded)
 

@@ -7,12 +7,13 @@ it in one call, `OpenStep` one part after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from plait.doctor.flight import Phase
 from plait.engine.axes import within_stage
 from plait.engine.explain import Explainer, explained, memory_error, token_error
+from plait.engine.graphs import StepGraphs
 from plait.engine.guard import Suspect
 from plait.engine.loss import LossFunction, LossSum, LossTotals, MetricSum, summed
 from plait.engine.parts import EngineParts
@@ -20,7 +21,7 @@ from plait.engine.seeds import derive_seed, own_random_state
 from plait.engine.stages.pipeline import PipelineStep
 from plait.origin import batch_norm_error
 from plait.parallel.pipeline.actions import Action, Kind
-from plait.parallel.pipeline.runtime import execute
+from plait.parallel.pipeline.runtime import Handler, execute
 from plait.trace import Timeline
 from plait.values import JsonMapping, PyTree
 
@@ -78,6 +79,7 @@ class TrainingStep:
             Kind.UPDATE: self._update,
         }
         self._handlers = parts.timing.handlers(table)
+        self._graphs = parts.graphs
         self._explainers: list[Explainer] = [batch_norm_error(parts.model)]
         if parts.split is not None:
             self._explainers.append(partial(parts.split.explain, parts.model))
@@ -112,8 +114,28 @@ class TrainingStep:
         with explained(*explainers), own_random_state(self._world.device):
             begin = self._world.recorder.flight.action
             optional = frozenset({Kind.RESHARD})
-            execute(actions, self._handlers, timeline, optional=optional, begin=begin)
+            act = partial(execute, timeline=timeline, optional=optional, begin=begin)
+            if self._graphs is None or step is None:
+                act(actions, self._handlers)
+            else:
+                act(self._recorded(self._graphs, step, actions, act), self._handlers)
             self._pipeline.end()
+
+    def _recorded(
+        self,
+        graphs: StepGraphs,
+        step: PipelineStep,
+        actions: Sequence[Action],
+        act: Callable[[Sequence[Action], Mapping[Kind, Handler]], None],
+    ) -> Sequence[Action]:
+        """Do what comes before the update, by a graph where that is a whole step; the rest."""
+        before = [action for action in actions if action.kind is not Kind.UPDATE]
+        handlers: Mapping[Kind, Handler] = self._handlers
+        with graphs.beside():
+            if len(before) < len(actions):
+                handlers = graphs.handlers(step, before, handlers)
+            act(before, handlers)
+        return actions[len(before) :]
 
     def report_totals(self) -> LossTotals:
         """The sums over all ranks of the step that has just been executed. Collective."""

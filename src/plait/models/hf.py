@@ -13,6 +13,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from plait.errors import ModelError, nearest
 from plait.models import hf_experts
 from plait.models.hf_conversion import converted
-from plait.models.hf_masks import masks_of
+from plait.models.hf_masks import in_one_piece, masks_of
 from plait.models.hf_roles import roles_for
 from plait.models.layers import RMSNorm, ScaledEmbedding
 from plait.models.routing import Router
@@ -105,13 +106,15 @@ class HuggingFace(nn.Module):
         `documents` [B, S]: of packed sequences, the number of the document of each token; none sees
         another. `positions` [B, S]: the place of each token in its document.
         """
+        whole = in_one_piece() if positions is None else nullcontext()
         if positions is None:  # said, as embeddings may be in parts
             positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         config: Any = self.model.config
         masks = masks_of(config, input_ids, next(self.parameters()).dtype, documents)
-        return self._logits(
-            input_ids=input_ids, position_ids=positions, attention_mask=masks, use_cache=False
-        )
+        with whole:
+            return self._logits(
+                input_ids=input_ids, position_ids=positions, attention_mask=masks, use_cache=False
+            )
 
     def _logits(self, **inputs: object) -> Tensor:
         """The logits of the library's model; inputs that its forward does not know are left out."""

@@ -6,8 +6,11 @@ here, for whole sequences. Shapes: B samples, S positions.
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -44,6 +47,41 @@ def masks_of(
             f"mask of documents would replace; set seq_len = {chunk} or less, or leave packing out"
         )
     return _within_documents(windows, document_mask(documents))
+
+
+_IN_ONE_PIECE: ContextVar[bool] = ContextVar("in_one_piece", default=False)
+
+
+@contextmanager
+def in_one_piece() -> Iterator[None]:
+    """Have the library take each sample for one sequence, as it is.
+
+    It would look at the positions for several, and the host would wait for a GPU to know.
+    """
+    _look_only_elsewhere()
+    token = _IN_ONE_PIECE.set(True)
+    try:
+        yield
+    finally:
+        _IN_ONE_PIECE.reset(token)
+
+
+@functools.cache
+def _look_only_elsewhere() -> None:
+    """Let the library look at positions outside of `in_one_piece` alone."""
+    from transformers import masking_utils
+
+    library: Any = masking_utils
+    look = getattr(library, "find_packed_sequence_indices", None)
+    if look is None:  # a version that does not look
+        return
+
+    @functools.wraps(look)
+    def looking(position_ids: Tensor) -> Tensor | None:
+        found: Tensor | None = None if _IN_ONE_PIECE.get() else look(position_ids)
+        return found
+
+    library.find_packed_sequence_indices = looking
 
 
 def _within_documents(masks: PyTree, own: Tensor) -> PyTree:

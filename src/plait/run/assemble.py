@@ -100,7 +100,12 @@ def assemble(
         options = replace(options, linear_product=products)
     if isinstance(config, Config):
         recovery = config.recovery
-        options = replace(options, on_nan=recovery.on_nan, spike_factor=recovery.spike_factor)
+        options = replace(
+            options,
+            on_nan=recovery.on_nan,
+            spike_factor=recovery.spike_factor,
+            cuda_graphs=config.train.cuda_graphs,
+        )
     engine = build(
         make_model(model_keys(config), config.train.seed),
         plan,

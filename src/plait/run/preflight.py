@@ -29,6 +29,10 @@ def check_code(config: Config, plan: Plan) -> None:
         from plait.engine.eight_bits import check_trains
 
         check_trains(plan)
+    if config.train.cuda_graphs:
+        from plait.engine import graphs
+
+        graphs.check_trains()
     model = config.model.keys_for_factory()
     if "python" in model:
         reference.load(model["python"], ModelError)

@@ -5,7 +5,8 @@ A step without a pipeline is one stage that neither sends nor receives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +113,25 @@ class Pipeline:
         self.loss.reset()
         self._begin_contexts(step)
         self._enter_step(step, recording=True)
+
+    @property
+    def has_contexts(self) -> bool:
+        """Whether modules are told which micro-batch is under way."""
+        return bool(self._contexts)
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether a layer drew random numbers since the last forward began."""
+        return self._random.has_drawn
+
+    @contextmanager
+    def unseeded(self) -> Iterator[None]:
+        """Leave the random state as it is, while a step that draws nothing is recorded."""
+        self._random.stays = True
+        try:
+            yield
+        finally:
+            self._random.stays = False
 
     def _begin_contexts(self, step: PipelineStep) -> None:
         for context in self._contexts:

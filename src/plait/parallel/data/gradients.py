@@ -10,12 +10,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from plait.comm import Axis
 from plait.parallel.data.bucket import Bucket
+
+Progress: TypeAlias = tuple[frozenset[int], frozenset[int], frozenset[int]]
+"""The slots of a bucket that are stale, touched and direct."""
 
 
 @dataclass
@@ -69,6 +73,14 @@ class BucketState:
     @staticmethod
     def _make_room(flat: Tensor) -> None:
         flat.untyped_storage().resize_(flat.nbytes)
+
+    def progress(self) -> Progress:
+        """Which gradients have come."""
+        return frozenset(self.stale), frozenset(self.touched), frozenset(self.direct)
+
+    def take_progress(self, progress: Progress) -> None:
+        """Go on as if these gradients had come."""
+        self.stale, self.touched, self.direct = map(set, progress)
 
     def zero_stale(self) -> None:
         """Zero the elements that got no gradient, so that a sum over ranks is right."""

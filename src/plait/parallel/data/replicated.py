@@ -72,7 +72,7 @@ class ReplicatedParameters(DataStrategy):
         if group.fixed_order:
             return FixedOrderGradients(*common)
         if not group.one_backward:
-            return PersistentGradients(*common)
+            return PersistentGradients(*common, keeps=group.keeps_gradients)
         self._as_computed = store = GradientsAsComputed(*common)
         self.copies = RoundedCopies(self.pieces, self._flats)
         for piece in self.pieces:

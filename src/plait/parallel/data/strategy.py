@@ -55,6 +55,7 @@ class DataGroup:
         fixed_order: sums over micro-batches and ranks follow one tree.
         one_backward: one rank makes a step's gradients by one backward, and the update takes them
             as they were computed.
+        keeps_gradients: buffers of gradients keep their memory from step to step.
     """
 
     axis: Axis
@@ -70,6 +71,7 @@ class DataGroup:
     membership: Membership | None = None
     fixed_order: bool = False
     one_backward: bool = False
+    keeps_gradients: bool = False
 
     @property
     def worker(self) -> int:

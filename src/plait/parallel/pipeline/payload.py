@@ -157,23 +157,36 @@ class RandomState:
 
     `is_own`: no other rank draws from it. The state of a shared one says nothing of this rank, so
     it does not travel.
+
+    Attributes:
+        stays: seeds are left unheard, as within a graph that draws nothing.
     """
 
     def __init__(self, device: torch.device, *, is_own: bool = True) -> None:
         self._device = device
         self._is_own = is_own
+        self._fresh = torch.empty(0, dtype=torch.uint8)
+        self.stays = False
 
     def seed(self, seed: int) -> Tensor:
         """Start from a seed, Python's own numbers too; returns the state that this gives:
         (num_bytes,) uint8.
         """
+        if self.stays:
+            return self._fresh
         pythons.seed(seed)
         with seeding():
             # torch.manual_seed asks every kind of device, and takes half a millisecond.
             torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
             torch.cuda.default_generators[self._device.index or 0].manual_seed(seed)
-        return get_state(self._device)
+        self._fresh = get_state(self._device)
+        return self._fresh
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether random numbers were drawn since the last seed."""
+        return not torch.equal(get_state(self._device), self._fresh)
 
     def pack(self, payload: Payload, fresh: Tensor) -> None:
         """Let the state travel with a payload if it is not `fresh`, (num_bytes,) uint8,
