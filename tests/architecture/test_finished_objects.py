@@ -47,6 +47,7 @@ NAMED = {
     "models.adapters": "submodules of the user's own module",
     "models.hf": "the config of transformers",
     "models.hf_experts": "the config of transformers",
+    "models.hf_masks": "a function of transformers, which looks at positions",
     "models.packed_experts": "the config of transformers",
     "outer.federated.client_daemon": "the samples of a client, a dataclass",
     "parallel.expert.split": "the wrapper of PEFT around experts",

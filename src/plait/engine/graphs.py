@@ -238,8 +238,7 @@ class StepGraphs:
             with self._pipeline.unseeded():
                 launch = self._recorder.record(work)
         except Exception as error:  # a computation of the user's may do what no graph can
-            first = str(error).strip().partition("\n")[0]
-            self.refuse(f"the step cannot be recorded ({type(error).__name__}: {first})")
+            self.refuse(f"the step cannot be recorded ({_origin(error)})")
             self._pipeline.begin(step)
             return None
         return StepGraph(tensors_of(fixed), launch, self._left_on_host())
@@ -283,6 +282,13 @@ class StepGraphs:
 def tell(reason: str) -> None:
     """Warn that steps are computed without graphs."""
     warnings.warn(f"cuda_graphs: {reason}; steps run without graphs", stacklevel=3)
+
+
+def _origin(error: BaseException) -> str:
+    """The first line of the first error: a recording that has failed fails to end, too."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def tensors_of(step: PipelineStep) -> list[Tensor]:

@@ -5,8 +5,8 @@ A step without a pipeline is one stage that neither sends nor receives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,14 +124,9 @@ class Pipeline:
         """Whether a layer drew random numbers since the last forward began."""
         return self._random.has_drawn
 
-    @contextmanager
-    def unseeded(self) -> Iterator[None]:
+    def unseeded(self) -> AbstractContextManager[None]:
         """Leave the random state as it is, while a step that draws nothing is recorded."""
-        self._random.stays = True
-        try:
-            yield
-        finally:
-            self._random.stays = False
+        return self._random.unseeded()
 
     def _begin_contexts(self, step: PipelineStep) -> None:
         for context in self._contexts:

@@ -8,7 +8,8 @@ plan. Their state travels only if a stage has drawn from it.
 from __future__ import annotations
 
 import random as pythons
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -157,22 +158,19 @@ class RandomState:
 
     `is_own`: no other rank draws from it. The state of a shared one says nothing of this rank, so
     it does not travel.
-
-    Attributes:
-        stays: seeds are left unheard, as within a graph that draws nothing.
     """
 
     def __init__(self, device: torch.device, *, is_own: bool = True) -> None:
         self._device = device
         self._is_own = is_own
         self._fresh = torch.empty(0, dtype=torch.uint8)
-        self.stays = False
+        self._stays = False
 
     def seed(self, seed: int) -> Tensor:
         """Start from a seed, Python's own numbers too; returns the state that this gives:
         (num_bytes,) uint8.
         """
-        if self.stays:
+        if self._stays:
             return self._fresh
         pythons.seed(seed)
         with seeding():
@@ -182,6 +180,15 @@ class RandomState:
             torch.cuda.default_generators[self._device.index or 0].manual_seed(seed)
         self._fresh = get_state(self._device)
         return self._fresh
+
+    @contextmanager
+    def unseeded(self) -> Iterator[None]:
+        """Leave the state as it is, whatever seeds come."""
+        self._stays = True
+        try:
+            yield
+        finally:
+            self._stays = False
 
     @property
     def has_drawn(self) -> bool:
