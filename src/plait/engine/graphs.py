@@ -42,7 +42,7 @@ Handlers: TypeAlias = Mapping[Kind, Handler]
 Launch: TypeAlias = Callable[[], None]
 
 
-class Recorder(Protocol):
+class StepRecorder(Protocol):
     """Makes graphs of one device."""
 
     def beside(self) -> AbstractContextManager[None]:
@@ -95,7 +95,7 @@ def check_trains() -> None:
         )
 
 
-def recorder_of(device: torch.device) -> Recorder:
+def recorder_of(device: torch.device) -> StepRecorder:
     """The recorder of a device. Raises `NotAvailable` for one that is no GPU."""
     if device.type != "cuda":
         raise NotAvailable(
@@ -161,7 +161,7 @@ class StepGraphs:
     """
 
     def __init__(
-        self, model: nn.Module, pipeline: Pipeline, strategy: DataStrategy, recorder: Recorder
+        self, model: nn.Module, pipeline: Pipeline, strategy: DataStrategy, recorder: StepRecorder
     ) -> None:
         self.refusal: str | None = None
         self.num_replays = 0

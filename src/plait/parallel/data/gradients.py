@@ -18,7 +18,7 @@ from torch import Tensor
 from plait.comm import Axis
 from plait.parallel.data.bucket import Bucket
 
-Progress: TypeAlias = tuple[frozenset[int], frozenset[int], frozenset[int]]
+SlotProgress: TypeAlias = tuple[frozenset[int], frozenset[int], frozenset[int]]
 """The slots of a bucket that are stale, touched and direct."""
 
 
@@ -74,11 +74,11 @@ class BucketState:
     def _make_room(flat: Tensor) -> None:
         flat.untyped_storage().resize_(flat.nbytes)
 
-    def progress(self) -> Progress:
+    def progress(self) -> SlotProgress:
         """Which gradients have come."""
         return frozenset(self.stale), frozenset(self.touched), frozenset(self.direct)
 
-    def take_progress(self, progress: Progress) -> None:
+    def take_progress(self, progress: SlotProgress) -> None:
         """Go on as if these gradients had come."""
         self.stale, self.touched, self.direct = map(set, progress)
 
