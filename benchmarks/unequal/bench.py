@@ -8,8 +8,10 @@ The second rank is throttled: another process stops and continues it, so that it
 of what both ranks reach without a message, added up. For that each trains the whole model at the
 same time as the other, with as many samples as its share of a step, or in the micro-batches of the
 pipeline: two busy cores share their memory, and fewer samples at a time are faster by their caches.
-Shares and layers are dealt by those two rates. The last column is what these parts reach at best:
-whole samples or layers at those rates, and the filling of a pipeline, without a message.
+Shares are dealt by those two rates. Layers are dealt by them and by the processor time of a layer,
+of the embedding's stage and of the head's, which two short runs measure: the head takes more of a
+slow rank than its operations say. The last column is what these parts reach at best: whole samples
+or layers at those rates, and the filling of a pipeline, without a message.
 
 A busy machine makes all of it noise. `--processor` throttles nothing and counts each rank's
 processor time instead, the slow rank's `ratio` times; a step lasts as long as the slowest rank.
@@ -36,8 +38,6 @@ from benchmarks.machine import announce
 from plait import Plan, launch
 from plait.config import load
 from plait.engine.build import join_world
-from plait.predict.cost.model.describe import describe
-from plait.predict.cost.time.stages import split_model
 from plait.run.assemble import assemble
 
 MODEL: dict[str, Any] = {
@@ -127,10 +127,10 @@ class Measure:
         return max(ranks) + filling
 
 
-def rate(
+def rank_seconds(
     plan: str, measure: Measure, ratios: tuple[float, ...], **keys: tuple[float, ...]
-) -> float:
-    """Samples a second of a plan; `keys` are `shares` or `counts` of `[plan]`."""
+) -> list[float]:
+    """Seconds of a step of each rank; `keys` are `shares` or `counts` of `[plan]`."""
     config = {
         "model": {**MODEL, "num_hidden_layers": measure.layers},
         "data": {"name": "random", "seq_len": SEQ_LEN},
@@ -138,11 +138,56 @@ def rate(
         "plan": {key: list(numbers) for key, numbers in keys.items()},
     }
     how = (measure.steps, ratios, measure.cycle, measure.processor)
-    found = launch(train, config, plan, *how, nproc=len(ratios))
+    return launch(train, config, plan, *how, nproc=len(ratios))
+
+
+def rate(
+    plan: str, measure: Measure, ratios: tuple[float, ...], **keys: tuple[float, ...]
+) -> float:
+    """Samples a second of a plan; `keys` are `shares` or `counts` of `[plan]`."""
+    found = rank_seconds(plan, measure, ratios, **keys)
     asked = Plan.parse(plan)
     return measure.batch / measure.step_seconds(
         found, asked.micro_batches if asked.pp.size > 1 else 0
     )
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """Processor time of a stage's parts: of one layer, and of what only the first and the last
+    have.
+    """
+
+    layer: float
+    first: float
+    last: float
+
+    @classmethod
+    def measured(cls, plan: str, measure: Measure) -> StageWork:
+        """By two short runs without a throttle, of equal stages and of three quarters of the
+        layers on the first.
+        """
+        micro_batches = min(16, Plan.parse(plan).micro_batches)
+        few = replace(
+            measure,
+            steps=2,
+            batch=measure.batch * micro_batches // Plan.parse(plan).micro_batches,
+            processor=True,
+        )
+        asked = str(replace(Plan.parse(plan), micro_batches=micro_batches))
+        half = measure.layers // 2
+        moved = max(1, measure.layers // 4)
+        equal, other = (
+            rank_seconds(asked, few, (1.0, 1.0), counts=(half + more, measure.layers - half - more))
+            for more in (0, moved)
+        )
+        layer = (other[0] - equal[0] + equal[1] - other[1]) / (2 * moved)
+        return cls(layer, equal[0] - half * layer, equal[1] - (measure.layers - half) * layer)
+
+    def parts(self, counts: tuple[int, ...]) -> list[float]:
+        """The part of all work that each of two stages has."""
+        own = [self.first + counts[0] * self.layer, self.last + counts[1] * self.layer]
+        return [one / sum(own) for one in own]
 
 
 def without_messages(plan: str, measure: Measure, ratio: float) -> tuple[float, float]:
@@ -162,27 +207,25 @@ def without_messages(plan: str, measure: Measure, ratio: float) -> tuple[float, 
     return fast, slow
 
 
-def at_best(
-    plan: str, measure: Measure, rates: tuple[float, float], parts: tuple[int, ...] = ()
-) -> float:
-    """Samples a second of two ranks at their own `rates` that wait for each other alone.
-
-    `parts` are the samples of each rank or the layers of each stage, equal by default. A stage's
-    part of the work is by its operations.
+def at_best(plan: str, measure: Measure, rates: tuple[float, float], work: list[float]) -> float:
+    """Samples a second of two ranks at their own `rates` that wait for each other alone; `work` is
+    the part of all that each has.
     """
     asked = Plan.parse(plan)
-    if asked.pp.size == 1:
-        own = parts or (1, 1)
-        work = [part / sum(own) for part in own]
-    else:
-        model = {**MODEL, "num_hidden_layers": measure.layers}
-        described = describe({"model": model, "data": {"seq_len": SEQ_LEN}})
-        stages = split_model(described, 2, counts=parts)
-        flops = [sum(one.flops(SEQ_LEN) * n for one, n in stage.runs) for stage in stages]
-        work = [one / sum(flops) for one in flops]
     ranks = [measure.batch * part / speed for part, speed in zip(work, rates, strict=True)]
     filling = (sum(ranks) - max(ranks)) / asked.micro_batches if asked.pp.size > 1 else 0.0
     return measure.batch / (max(ranks) + filling)
+
+
+def best_counts(
+    plan: str, measure: Measure, rates: tuple[float, float], work: StageWork
+) -> tuple[int, int]:
+    """The layers of two stages that reach most at these rates."""
+    layers = measure.layers
+    return max(
+        ((layers - few, few) for few in range(1, layers)),
+        key=lambda counts: at_best(plan, measure, rates, work.parts(counts)),
+    )
 
 
 def main() -> None:
@@ -210,13 +253,8 @@ def main() -> None:
     both = (1.0, ratio)
     plan = arguments.plan
     fast, slow = without_messages(plan, measure, ratio)
+    rates = (fast, slow)
     together = fast + slow
-    if plan.startswith("pp"):
-        few = max(1, round(arguments.layers * slow / together))
-        key, parts = "counts", tuple(arguments.counts or (arguments.layers - few, few))
-    else:
-        few = max(1, round(arguments.batch * slow / together))
-        key, parts = "shares", (arguments.batch - few, few)
 
     def show(name: str, samples: float, best: float = 0.0) -> None:
         bound = f"{best / together:17.2f}" if best else ""
@@ -225,10 +263,21 @@ def main() -> None:
     print(f"{'':28} samples/s   of both together   at best")
     show("fast rank, no messages", fast)
     show("slow rank, no messages", slow)
-    rates = (fast, slow)
-    show(f"{plan}, equal parts", rate(plan, measure, both), at_best(plan, measure, rates))
-    best = at_best(plan, measure, rates, parts)
+    if plan.startswith("pp"):
+        work = StageWork.measured(plan, measure)
+        key = "counts"
+        parts = tuple(arguments.counts or best_counts(plan, measure, rates, work))
+        half = arguments.layers // 2
+        equal, own = work.parts((arguments.layers - half, half)), work.parts(parts)
+    else:
+        few = max(1, round(arguments.batch * slow / together))
+        key, parts = "shares", (arguments.batch - few, few)
+        equal, own = [0.5, 0.5], [part / arguments.batch for part in parts]
+    show(f"{plan}, equal parts", rate(plan, measure, both), at_best(plan, measure, rates, equal))
+    best = at_best(plan, measure, rates, own)
     show(f"{plan}, {key} {list(parts)}", rate(plan, measure, both, **{key: parts}), best)
+    if plan.startswith("pp"):
+        print(f"the second stage has {own[1]:.3f} of the processor time")
 
 
 if __name__ == "__main__":
