@@ -154,7 +154,7 @@ def _decisions(word: str) -> Iterator[tuple[str, str, Any]]:
         yield "tp", "sequence_parallel", True
         return
     if not _TERM.match(word):
-        known = [one for _, words in _WORDS.values() for one in words]
+        known = dict.fromkeys(one for _, words in _WORDS.values() for one in words)
         raise PlanError(f"fix '{word}': it decides nothing; {nearest(word, [*known, 'sp'])}")
     plan = Plan.parse(word)
     head, _, tail = word.partition(":")

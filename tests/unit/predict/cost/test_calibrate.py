@@ -143,3 +143,13 @@ def test_keys_of_a_calibration_are_checked(tmp_path: Path) -> None:
     path.write_text("[device]\npreset = 'h100'\n[calibration]\ncompuet = 1\n")
     with pytest.raises(ClusterError, match=r"did you mean 'calibration\.compute'"):
         Cluster.parse(str(path))
+
+
+def test_a_known_model_is_a_config_of_a_step(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "mine.toml"
+    words = ["--step", "llama3-8b", "dp8:zero2 mb4 precision:bf16", "4.2", "--out", str(out)]
+    assert main(["calibrate", *words, "--cluster", "h100x8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"][0]["seconds"] == 4.2
+    words[1] = "llama3-9b"
+    assert main(["calibrate", *words, "--cluster", "h100x8"]) == 2
+    assert "neither a file nor a known model" in capsys.readouterr().err

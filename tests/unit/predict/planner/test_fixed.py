@@ -115,3 +115,10 @@ def test_a_factor_that_does_not_fit_is_above_one() -> None:
     assert [times(factor) for factor in (0.99, 1.0, 1.001, 1.234, 3.0, 250.0)] == [
         "1.01", "1.01", "1.01", "1.2", "3", "250",
     ]  # fmt: skip
+
+
+def test_the_words_of_an_error_are_listed_once() -> None:
+    with pytest.raises(PlanError) as refused:
+        Fixed.parse("zz9")
+    known = str(refused.value).partition("known: ")[2].split(", ")
+    assert len(known) == len(set(known)) > 10
