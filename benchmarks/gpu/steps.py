@@ -15,7 +15,8 @@ from plait import comm
 from plait.engine.build import Options, build
 from plait.engine.graphs import WARM_UP_STEPS
 from plait.mesh import Mesh
-from plait.models.adapters import AdapterSettings, adapt
+from plait.models.adapter_parts import AdapterSettings
+from plait.models.adapters import adapt
 from plait.models.losses import cross_entropy
 
 

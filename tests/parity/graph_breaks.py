@@ -10,7 +10,8 @@ import torch
 from plait.comm import World
 from plait.engine.build import build
 from plait.engine.options import Options
-from plait.models.adapters import AdapterSettings, adapt
+from plait.models.adapter_parts import AdapterSettings
+from plait.models.adapters import adapt
 from plait.models.losses import cross_entropy
 from tests.parity.families import Family
 

@@ -20,7 +20,7 @@ from plait.config import Config
 from plait.engine.build import build
 from plait.engine.engine import Engine
 from plait.models import adapter_files, losses
-from plait.models.adapters import AdapterSettings
+from plait.models.adapter_parts import AdapterSettings
 from plait.run.job import TrainingRun, run
 from plait.run.rundir import RunFolder
 from tests.helpers.threaded import threaded

@@ -18,7 +18,7 @@ from plait.comm import World
 from plait.engine.build import Options, build
 from plait.engine.state.init import Initializer, place_holders
 from plait.models import adapter_files, losses
-from plait.models.adapters import AdapterSettings
+from plait.models.adapter_parts import AdapterSettings
 from plait.plan import Plan
 from tests.helpers.threaded import threaded
 from tests.parity.families import HUGGING_FACE

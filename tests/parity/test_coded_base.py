@@ -20,7 +20,8 @@ from plait.engine.build import build
 from plait.engine.composition import check_coded
 from plait.errors import NotAvailable
 from plait.models import adapter_files
-from plait.models.adapters import BASES, AdapterSettings, linear_layers
+from plait.models.adapter_parts import BASES, AdapterSettings
+from plait.models.adapters import linear_layers
 from plait.plan import Plan
 from tests.helpers.threaded import threaded
 from tests.parity import test_adapters as adapters

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plait.models.adapters import AdapterSettings
+from plait.models.adapter_parts import AdapterSettings
 from plait.plan import Plan
 from tests.parity.families import Family, family_of
 from tests.parity.graph_breaks import breaks

@@ -15,7 +15,7 @@ from plait.comm import World
 from plait.mesh.boxes import Box
 from plait.models.experts import mixtures
 from plait.parallel.data import DataGroup, Unit
-from plait.parallel.expert import AllToAllGroups, ExpertSplit, Placer, Placing
+from plait.parallel.expert import AllToAllGroups, ExpertPart, ExpertSplit, Placer, Placing
 from plait.parallel.tensor import Placement, TensorSplit
 
 
@@ -91,13 +91,28 @@ def placements(experts: ExpertSplit | None, layers: TensorSplit | None) -> dict[
         inner = placements.get(name)
         if inner is None:
             placements[name] = Placement(part.shape, part.view, part.box, part.local_shape, 1, 0)
-        elif part.view != part.shape:  # a matrix of an adapter, whole on every tensor rank
-            placements[name] = replace(
-                inner, shape=part.shape, view=part.view, box=part.box, local_shape=part.local_shape
-            )
+        elif part.view != part.shape:
+            placements[name] = _matrix(part, inner)
         else:  # the expert axis cuts the first dimension, and that alone
             first = part.box.offset[0] + inner.box.offset[0]
             whole = Box((first, *inner.box.offset[1:]), inner.box.extent)
             view = (part.shape[0], *inner.view[1:])
             placements[name] = replace(inner, shape=part.shape, view=view, box=whole)
     return placements
+
+
+def _matrix(part: ExpertPart, inner: Placement) -> Placement:
+    """The place of a matrix of an adapter, of which the tensor axis may cut the features.
+
+    It is A [E r, in], whose experts are outermost, or B [out, r E], whose experts are innermost.
+    """
+    box = part.box
+    if box.extent[0] < part.view[0]:
+        view = (*part.view[:2], *inner.view[1:])
+        offset = (*box.offset[:2], *inner.box.offset[1:])
+        extent = (*box.extent[:2], *inner.box.extent[1:])
+    else:
+        view = (*inner.view[:-1], *part.view[1:])
+        offset = (*inner.box.offset[:-1], *box.offset[1:])
+        extent = (*inner.box.extent[:-1], *box.extent[1:])
+    return replace(inner, shape=part.shape, view=view, box=Box(offset, extent))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 from plait.mesh.boxes import Box, FlatRange
@@ -151,19 +152,40 @@ class Shard:
         if shape == self.global_shape:
             yield self.flat_range, self.values
             return
-        fused = next(dim for dim, size in enumerate(self.global_shape) if size != shape[dim])
-        size = shape[fused + 1]  # of each of the parts side by side
+        groups = _groups(shape, self.global_shape)
+        outer = [dim for group in groups for dim in group[:-1]]
         for rectangle in self.flat_range.rectangles():
             offset = rectangle.box.offset
             extent = rectangle.box.extent
-            rows = math.prod(extent[:fused])
-            inner = math.prod(extent[fused + 1 :])
             flat = self.values[rectangle.position : rectangle.position + rectangle.box.numel]
-            values = flat.view(rows, extent[fused], inner)
-            for number in range(extent[fused]):
-                start = (offset[fused] + number) * size + offset[fused + 1]
-                box = Box(
-                    (*offset[:fused], start, *offset[fused + 2 :]),
-                    (*extent[:fused], extent[fused + 1], *extent[fused + 2 :]),
+            values = flat.view(extent)
+            for numbers in product(*(range(extent[dim]) for dim in outer)):
+                at = dict(zip(outer, numbers, strict=True))
+                starts = tuple(
+                    _start(shape, group, [offset[dim] + at.get(dim, 0) for dim in group])
+                    for group in groups
                 )
-                yield FlatRange(box, 0, box.numel), values[:, number]
+                box = Box(starts, tuple(extent[group[-1]] for group in groups))
+                index = tuple(at.get(dim, slice(None)) for dim in range(len(shape)))
+                yield FlatRange(box, 0, box.numel), values[index]
+
+
+def _groups(view: Sequence[int], shape: Sequence[int]) -> list[list[int]]:
+    """For each dimension of a shape, the dimensions of its view that it is made of."""
+    groups: list[list[int]] = []
+    dim = 0
+    for size in shape:
+        group = [dim]
+        while math.prod(view[one] for one in group) != size:
+            group.append(group[-1] + 1)
+        groups.append(group)
+        dim = group[-1] + 1
+    return groups
+
+
+def _start(view: Sequence[int], group: Sequence[int], index: Sequence[int]) -> int:
+    """The place in one dimension of an index in the dimensions of a view that it is made of."""
+    place = 0
+    for dim, number in zip(group, index, strict=True):
+        place = place * view[dim] + number
+    return place

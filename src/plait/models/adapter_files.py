@@ -16,15 +16,9 @@ import torch
 from torch import nn
 
 from plait.errors import ModelError
-from plait.models.adapters import (
-    AdapterSettings,
-    Reseed,
-    adapt,
-    adapted,
-    linear_layers,
-    magnitudes,
-    parts_of,
-)
+from plait.models.adapter_parts import AdapterSettings, parts_of
+from plait.models.adapters import Reseed, adapt, adapted, linear_layers, magnitudes
+from plait.models.expert_adapters import peft_places
 from plait.models.weights import (
     JoinedTensor,
     RowNorms,
@@ -46,11 +40,14 @@ MAGNITUDE = "lora_magnitude_vector"
 
 def peft_names(model: nn.Module) -> dict[str, str]:
     """The name in PEFT's file of each adapter parameter, by its name in the model."""
-    return {
-        f"{name}.{key}.weight": _peft_name(model, f"{name}.{key}")
-        for name, module in adapted(model).items()
-        for key, _ in parts_of(module)
-    }
+    names = {}
+    for name, module in adapted(model).items():
+        places = peft_places(module.adapter.keys)
+        for key, _ in parts_of(module):
+            part, _, matrix = key.partition(".")  # lora_A.down_proj, of packed experts
+            there = f"{name}{places.get(matrix, '')}.{part}"
+            names[f"{name}.{key}.weight"] = _peft_name(model, there)
+    return names
 
 
 def _peft_name(model: nn.Module, part: str) -> str:
@@ -171,8 +168,10 @@ class AdapterForm:
 
 def form_of(model: nn.Module) -> AdapterForm:
     """The form of the adapters of a model, which are alike but for their places."""
-    layers = adapted(model)
-    first = next(iter(layers.values())).adapter
+    adapters = {name: module.adapter for name, module in adapted(model).items()}
+    first = next(iter(adapters.values()))
+    layers = [name for name, adapter in adapters.items() if not adapter.keys]
+    experts = {name: adapter.keys for name, adapter in adapters.items() if adapter.keys}
     inner = getattr(model, "model", model) if is_wrapped(model) else model
     config = getattr(inner, "config", None)
     table = {
@@ -183,14 +182,22 @@ def form_of(model: nn.Module) -> AdapterForm:
         "lora_alpha": first.scale * first.rank,
         "lora_dropout": first.dropout,
         "use_dora": first.kind == "dora",
-        "fan_in_fan_out": any(module.adapter.transposed for module in layers.values()),
-        "target_modules": _target_names(model, list(layers)),
+        "fan_in_fan_out": any(adapters[name].transposed for name in layers),
+        "target_modules": _target_names(model, layers),
         "bias": "none",
         "inference_mode": True,
         "init_lora_weights": True,
         "modules_to_save": None,
     }
+    if experts:
+        table["target_parameters"] = _target_parameters(model, experts)
     return AdapterForm(table, peft_names(model))
+
+
+def _target_parameters(model: nn.Module, experts: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """The matrices of packed experts, by their whole names in the library's model."""
+    names = [f"{base_name(model, name)}.{key}" for name, keys in experts.items() for key in keys]
+    return sorted(names)
 
 
 def _target_names(model: nn.Module, names: list[str]) -> list[str]:

@@ -10,9 +10,7 @@ were. Names and shapes of the matrices are those of PEFT.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,96 +18,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.errors import ModelError, nearest
-from plait.models.coded import FORMATS, library
+from plait.models import expert_adapters
+from plait.models.adapter_parts import (
+    PARTS,
+    Adapter,
+    AdapterSettings,
+    Magnitude,
+    Zeros,
+    has_adapter,
+    parts_of,
+)
+from plait.models.coded import library
 from plait.patterns import matches
 from plait.values import PyTree
 
-KINDS = ("lora", "dora")
-BASES = ("none", *FORMATS)
 OUTPUTS = ("head", "lm_head", "embed_out", "output", "score", "classifier")
 """Last names of output layers, which get an adapter only where they are named."""
-PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")
-"""The children of a layer that are its adapter."""
 Reseed = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class AdapterSettings:
-    """The adapters of a model: the keys of `[adapter]`.
-
-    `alpha` over `rank` is the scale; by default it is 1. `targets` are last names of layers, whole
-    names or patterns; by default every linear layer but the output. `weights` is a folder of PEFT's
-    to start from. `base` is how the frozen weights of linear layers but the output are kept: as
-    they are (`none`), or in codes of `models.coded`.
-    """
-
-    kind: str = "lora"
-    rank: int = 8
-    alpha: float | None = None
-    targets: tuple[str, ...] | None = None
-    dropout: float = 0.0
-    weights: str | Path | None = None
-    base: str = "none"
-
-    @property
-    def scale(self) -> float:
-        """The factor of the product of an adapter's matrices B and A."""
-        return 1.0 if self.alpha is None else self.alpha / self.rank
-
-    def check(self) -> None:
-        """Raise `ModelError` for an unknown kind, a rank below 1 or a rate that is none."""
-        if self.kind not in KINDS:
-            raise ModelError(f"adapter.kind = {self.kind!r}; {nearest(str(self.kind), KINDS)}")
-        if self.rank < 1:
-            raise ModelError(
-                f"adapter.rank = {self.rank}: an adapter has at least rank 1; 8 is usual"
-            )
-        if not 0 <= self.dropout < 1:
-            raise ModelError(f"adapter.dropout = {self.dropout} must be from 0 to below 1")
-        if self.alpha is not None and not self.alpha > 0:
-            raise ModelError(f"adapter.alpha = {self.alpha} must be more than 0")
-        if self.base not in BASES:
-            raise ModelError(f"adapter.base = {self.base!r}; {nearest(str(self.base), BASES)}")
-        if self.base != "none" and self.kind == "dora":
-            raise ModelError(
-                f"adapter.base = {self.base!r} goes with kind = 'lora': the magnitudes of dora are "
-                "norms of weights in full; take lora, or base = 'none'"
-            )
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """The adapter of one layer beside its matrices. `transposed`: the weight is [in, out].
-
-    `base`: how the frozen weights of the layer's model are kept.
-    """
-
-    kind: str
-    rank: int
-    scale: float
-    dropout: float
-    transposed: bool
-    base: str = "none"
-
-
-class Zeros(nn.Linear):
-    """A linear layer without bias that starts at zero."""
-
-    def reset_parameters(self) -> None:
-        """Zero the weight: an adapter changes nothing at first."""
-        nn.init.zeros_(self.weight)
-
-
-class Magnitude(nn.Module):
-    """The norms of the rows of a weight, which DoRA trains."""
-
-    def __init__(self, numel: int, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(numel, device=device, dtype=dtype))
-
-    def reset_parameters(self) -> None:
-        """Ones, until the base weight is known."""
-        nn.init.ones_(self.weight)
 
 
 def adapt(model: nn.Module, settings: AdapterSettings, reseed: Reseed | None = None) -> nn.Module:
@@ -123,14 +48,21 @@ def adapt(model: nn.Module, settings: AdapterSettings, reseed: Reseed | None = N
     if adapted(model):
         raise ModelError("the model has adapters already; leave [adapter] out, or pass the base")
     targets = find_targets(model, settings.targets)
+    for name, keys in targets.items():
+        if keys:
+            expert_adapters.check(settings, name)
     if settings.base != "none":
         library()
     model.requires_grad_(False)
-    for module in targets.values():
-        attach(module, settings)
+    modules = {name: model.get_submodule(name) for name in targets}
+    for name, module in modules.items():
+        if targets[name]:
+            expert_adapters.attach(module, targets[name], settings)
+        else:
+            attach(module, settings)
     is_meta = any(param.is_meta for param in model.parameters())
     if not is_meta:
-        _initialise(targets, reseed)
+        _initialise(modules, reseed)
     return model
 
 
@@ -237,29 +169,39 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in model.named_modules()
-        if is_linear(module) and id(module) not in inside
+        if is_linear(module) and id(module) not in inside and not {*PARTS} & {*name.split(".")}
     }
 
 
-def find_targets(model: nn.Module, targets: tuple[str, ...] | None) -> dict[str, nn.Module]:
-    """The layers that `targets` mean, by name; every linear layer but the output without it.
+def find_targets(model: nn.Module, targets: tuple[str, ...] | None) -> dict[str, tuple[str, ...]]:
+    """What `targets` mean: linear layers by name, and packed experts with the names of matrices.
+
+    Without targets that is every linear layer but the output. A target that names no linear layer
+    means packed experts, or a matrix of theirs. A linear layer has no names of matrices.
 
     Raises:
-        ModelError: a target means no linear layer, or the model has none.
+        ModelError: a target means nothing, or the model has no linear layer.
     """
     layers = linear_layers(model)
     if not layers:
         raise ModelError(f"a {type(model).__name__} has no linear layer that an adapter fits")
     if targets is None:
-        inner = {name: m for name, m in layers.items() if not _is_output(model, name, m)}
-        return inner or layers
-    targeted: dict[str, nn.Module] = {}
+        inner = [name for name, m in layers.items() if not _is_output(model, name, m)]
+        return dict.fromkeys(inner or layers, ())
+    targeted: dict[str, tuple[str, ...]] = {}
+    experts: dict[str, tuple[str, ...]] | None = None
     for target in targets:
-        meant = {name: module for name, module in layers.items() if _means(target, name)}
+        meant = [name for name in layers if _means(target, name)]
+        targeted |= dict.fromkeys(meant, ())
         if not meant:
-            raise ModelError(_no_target(model, target, layers))
-        targeted |= meant
-    return {name: module for name, module in layers.items() if name in targeted}
+            experts = expert_adapters.find(model) if experts is None else experts
+            named = expert_adapters.meant(target, experts)
+            if not named:
+                raise ModelError(_no_target(model, target, [*layers, *experts]))
+            for name, keys in named.items():
+                known = {*keys, *targeted.get(name, ())}
+                targeted[name] = tuple(key for key in experts[name] if key in known)
+    return {name: targeted[name] for name, _ in model.named_modules() if name in targeted}
 
 
 def _means(target: str, name: str) -> bool:
@@ -273,12 +215,13 @@ def _is_output(model: nn.Module, name: str, module: nn.Module) -> bool:
     return module is output or name.rpartition(".")[2] in OUTPUTS
 
 
-def _no_target(model: nn.Module, target: str, layers: Mapping[str, nn.Module]) -> str:
+def _no_target(model: nn.Module, target: str, layers: Sequence[str]) -> str:
     others = [(n, m) for n, m in model.named_modules() if n and _means(target, n)]
     last = sorted({name.rpartition(".")[2] for name in layers})
     if others:
         name, module = others[0]
-        what = f"'{name}' is a {type(module).__name__}, and adapters go on linear layers"
+        kind = type(module).__name__
+        what = f"'{name}' is a {kind}, and adapters go on linear layers and packed experts"
         return f"adapter.targets: {what}; known: {', '.join(last)}"
     return f"adapter.targets: no linear layer is called '{target}'; {nearest(target, last)}"
 
@@ -286,16 +229,6 @@ def _no_target(model: nn.Module, target: str, layers: Mapping[str, nn.Module]) -
 def adapted(model: nn.Module) -> dict[str, Any]:
     """The layers of a model that have an adapter, by name."""
     return {name: module for name, module in model.named_modules() if has_adapter(module)}
-
-
-def has_adapter(module: nn.Module) -> bool:
-    """Whether an adapter hangs on a layer. Other code may call something of its own `adapter`."""
-    return isinstance(getattr(module, "adapter", None), Adapter)
-
-
-def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The matrices of a layer's adapter, by the name that the layer has for them."""
-    return ((key, part) for key, part in module.named_children() if key in PARTS)
 
 
 def coded_weights(model: nn.Module) -> dict[str, str]:
@@ -318,8 +251,7 @@ def coded_weights(model: nn.Module) -> dict[str, str]:
     return {
         f"{name}.weight": min(bases)
         for name, module in layers.items()
-        if name.rpartition(".")[2] not in PARTS
-        and not _is_output(model, name, module)
+        if not _is_output(model, name, module)
         and "weight" in module._parameters
         and not module.get_parameter("weight").requires_grad
         and id(module.get_parameter("weight")) not in others

@@ -14,11 +14,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.models.gated import gated_experts
 from plait.models.grouped import default_method
 from plait.models.layers import start_normal
+from plait.models.low_rank import ExpertMatrix, LowRank, low_rank_of, product
 from plait.models.permute import add_up, counted, inverse, to_rows
 from plait.models.routing import Router, Routing
 from plait.products import Products
@@ -90,6 +92,24 @@ class ExpertWeights(nn.Module, ABC):
         """Compute with the weights that `spread` makes of those at home here."""
         self.spread = spread
 
+    def at_work(self, *keys: str) -> list[ExpertMatrix]:
+        """The matrices called `keys` [E, out, in] of the experts that compute here, with their
+        adapters.
+
+        Collective where other ranks compute with weights that are at home here.
+        """
+        weights: list[Tensor] = [getattr(self, key) for key in keys]
+        adapters = [low_rank_of(self, key) for key in keys]
+        if self.spread is None:
+            return [ExpertMatrix(*pair) for pair in zip(weights, adapters, strict=True)]
+        narrow = [part for one in adapters if one is not None for part in (one.a, one.b)]
+        spread = iter(self.spread([*weights, *narrow]))
+        moved = [next(spread) for _ in weights]
+        return [
+            ExpertMatrix(weight, one and LowRank(next(spread), next(spread), one.scale))
+            for weight, one in zip(moved, adapters, strict=True)
+        ]
+
     @property
     @abstractmethod
     def first(self) -> Tensor:
@@ -133,11 +153,14 @@ class Experts(ExpertWeights):
 
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """rows [R, D] sorted by expert -> [R, D]."""
-        weights: Sequence[Tensor] = (self.gate, self.up, self.down)
-        gate, up, down = weights if self.spread is None else self.spread(weights)
-        return gated_experts(
-            rows, (gate, up, down), counts, self.method or default_method(gate), self.products
-        )
+        matrices = self.at_work("gate", "up", "down")
+        method = self.method or default_method(matrices[0].weight)
+        if all(matrix.low_rank is None for matrix in matrices):
+            weights = [matrix.weight for matrix in matrices]
+            return gated_experts(rows, weights, counts, method, self.products)
+        gate, up, down = matrices
+        inner = F.silu(product(rows, gate, counts, method)) * product(rows, up, counts, method)
+        return product(inner, down, counts, method)
 
 
 class MixtureOfExperts(nn.Module):

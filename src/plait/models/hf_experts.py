@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.models.experts import Exchange, ExpertWeights, MixtureOfExperts, as_it_is
-from plait.models.grouped import default_method, grouped_product
+from plait.models.grouped import default_method
 from plait.models.layers import start_normal
+from plait.models.low_rank import product
 from plait.models.router_settings import RouterSettings
 from plait.models.routing import Router
 
@@ -54,11 +55,10 @@ class FusedExperts(ExpertWeights):
 
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """rows [R, D] sorted by expert -> [R, D]."""
-        weights: Sequence[Tensor] = (self.gate_up_proj, self.down_proj)
-        gate_up, down = weights if self.spread is None else self.spread(weights)
-        method = self.method or default_method(gate_up)
-        gate, up = grouped_product(rows, gate_up, counts, method).chunk(2, dim=-1)
-        return grouped_product(F.silu(gate) * up, down, counts, method)
+        gate_up, down = self.at_work("gate_up_proj", "down_proj")
+        method = self.method or default_method(gate_up.weight)
+        gate, up = product(rows, gate_up, counts, method).chunk(2, dim=-1)
+        return product(F.silu(gate) * up, down, counts, method)
 
 
 class AdoptedMixture(MixtureOfExperts):

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from plait.errors import ModelError
-from plait.models import adapters, hf_experts
+from plait.models import adapter_parts, hf_experts
 from plait.models.derived.demands import is_known_norm
 from plait.models.derived.record import is_linear, owns_parameters
 from plait.models.derived.table import Ends, Table, derive_or_leave
@@ -109,13 +109,18 @@ def derived_table(model: nn.Module, size: int) -> Table:
     opaque = (hf_experts.AdoptedMixture,)
     table = derive_or_leave(model, lambda: model(example), size, ends=ends, opaque=opaque)
     mixtures = _by_pattern(hf_experts.roles(model))
-    roles = {name: role for name, role in table.roles.items() if not _is_of_adapter(name)}
+    has_adapters = any(adapter_parts.has_adapter(module) for module in model.modules())
+    roles = {
+        name: role
+        for name, role in table.roles.items()
+        if not (has_adapters and _is_of_adapter(name))
+    }
     return Table({**mixtures, **roles, **mixtures}, table.notes)
 
 
 def _is_of_adapter(name: str) -> bool:
     """Whether a module is a matrix of a layer's adapter."""
-    return name.rpartition(".")[2] in adapters.PARTS
+    return bool({*name.split(".")[-2:]} & {*adapter_parts.PARTS})
 
 
 def _part(get: Callable[[], PyTree]) -> nn.Module | None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from plait.models.adapter_parts import PARTS
 from plait.models.experts import Exchange, MixtureOfExperts
 from plait.models.permute import counted, inverse
 from plait.values import PyTree
@@ -259,7 +260,7 @@ def _hidden_size(module: nn.Module) -> int:
 
 def _matrices(module: nn.Module) -> list[nn.Parameter]:
     """The first and the last matrices; all where their names are others."""
-    named = dict(module.named_parameters())
+    named = _own(module)
     known = [named[key] for key in (*FIRST, LAST) if key in named]
     return known or [param for param in named.values() if param.dim() > 1]
 
@@ -285,7 +286,7 @@ def _num_experts(module: nn.Module) -> int:
 def _num_flat(module: nn.Module) -> int:
     """The experts of a module whose matrices lie one behind the other: [E x I, D] each."""
     count = getattr(module, "num_experts", 0)
-    shapes = {tuple(param.shape) for param in module.parameters()}
+    shapes = {tuple(param.shape) for param in _own(module).values()}
     if type(count) is not int or count < 1 or len(shapes) != 1:
         return 0
     (shape,) = shapes
@@ -297,8 +298,17 @@ def _parts(module: nn.Module, num_experts: int) -> dict[str, int]:
     flat = _num_flat(module)
     return {
         name: param.shape[0] // num_experts
-        for name, param in module.named_parameters()
+        for name, param in _own(module).items()
         if param.dim() and (flat or param.shape[0] == num_experts)
+    }
+
+
+def _own(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a module and its children, by name, without those of adapters."""
+    return {
+        name: param
+        for name, param in module.named_parameters()
+        if name.partition(".")[0] not in PARTS
     }
 
 

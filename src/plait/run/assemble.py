@@ -31,7 +31,7 @@ from plait.engine.stages.cut import Cutting
 from plait.engine.state.start import make_whole
 from plait.errors import DataError, ModelError
 from plait.models import adapter_files, losses, user
-from plait.models.adapters import AdapterSettings
+from plait.models.adapter_parts import AdapterSettings
 from plait.outer import Asynchrony
 from plait.parallel.expert import Placing
 from plait.parallel.pipeline.actions import Schedule

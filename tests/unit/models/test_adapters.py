@@ -13,7 +13,8 @@ from plait import models
 from plait.cli import main
 from plait.config import Config
 from plait.errors import ConfigError, ModelError
-from plait.models.adapters import AdapterSettings, adapt, adapted
+from plait.models.adapter_parts import AdapterSettings
+from plait.models.adapters import adapt, adapted
 
 GPT: dict[str, Any] = {
     "name": "gpt",

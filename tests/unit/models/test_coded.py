@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError
 from plait.mesh.boxes import Box
-from plait.models.adapters import AdapterSettings, adapt, coded_weights
+from plait.models.adapter_parts import AdapterSettings
+from plait.models.adapters import adapt, coded_weights
 from plait.models.coded import CodedWeight
 
 

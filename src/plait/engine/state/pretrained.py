@@ -21,8 +21,10 @@ from plait.checkpoint.hugging_face import write_adapter, write_tables
 from plait.engine.state import saving
 from plait.engine.state.training import TrainingState
 from plait.errors import CheckpointError
+from plait.models import expert_adapters
 from plait.models.adapter_files import form_of, peft_names
-from plait.models.adapters import PARTS, adapted, merged
+from plait.models.adapter_parts import PARTS
+from plait.models.adapters import adapted, merged
 from plait.models.hf import HuggingFace, files_of
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -89,12 +91,16 @@ def _assemble(
 
     def change(slices: Checkpoint, name: str, weight: Tensor) -> Tensor:
         layer, _, key = name.rpartition(".")
-        if key != "weight" or layer not in adapters:
+        adapter = adapters[layer].adapter if layer in adapters else None
+        if adapter is not None and key in adapter.keys:
+            a, b = (slices.tensor(f"{layer}.{part}.{key}.weight") for part in PARTS[:2])
+            return expert_adapters.merged(weight, a, b, adapter)
+        if adapter is None or adapter.keys or key != "weight":
             return weight
         a, b = (slices.tensor(f"{layer}.{part}.weight") for part in PARTS[:2])
         trained = f"{layer}.{PARTS[2]}.weight"
         magnitude = slices.tensor(trained) if trained in parts else None
-        return merged(weight, a, b, adapters[layer].adapter, magnitude)
+        return merged(weight, a, b, adapter, magnitude)
 
     files = export_safetensors(
         slices,

@@ -10,11 +10,12 @@ from plait.parallel.expert.product import ProductChoice
 from plait.parallel.expert.replace import Placer, Placing, put
 from plait.parallel.expert.route import AllToAllGroups
 from plait.parallel.expert.router_context import RankRouterContext, SequenceCut
-from plait.parallel.expert.split import ExpertSplit, apply
+from plait.parallel.expert.split import ExpertPart, ExpertSplit, apply
 
 __all__ = [
     "AllToAllGroups",
     "ExpertExchange",
+    "ExpertPart",
     "ExpertPlacement",
     "ExpertSplit",
     "Placer",

@@ -1,4 +1,4 @@
-"""Low-rank adapters that PEFT has put around experts of one tensor [E, out, in].
+"""Low-rank adapters on experts of one tensor [E, out, in], or put around them by PEFT.
 
 The matrices hold those of all E experts. A [E r, in] has one expert behind the other, B [out, r E]
 has the experts innermost. Each rank of the expert axis keeps those of its experts.
@@ -28,12 +28,14 @@ def around(model: nn.Module, name: str) -> dict[str, Any]:
     return wrappers
 
 
-def matrices(name: str, wrapper: Any) -> Iterator[tuple[str, nn.Module, int]]:
+def matrices(name: str, owner: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
     """The name of each matrix of an adapter, its module, and whether experts are outermost (0) or
-    innermost (1) in it.
+    innermost (1) in it. None for a module without an adapter.
     """
-    for place, table in enumerate((wrapper.lora_A, wrapper.lora_B)):
-        word = "lora_B" if place else "lora_A"
+    for place, word in enumerate(("lora_A", "lora_B")):
+        table = owner._modules.get(word)
+        if not isinstance(table, nn.ModuleDict):
+            continue
         for key, linear in table.items():
             yield f"{name}.{word}.{key}", linear, place
 

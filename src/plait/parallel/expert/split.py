@@ -62,13 +62,18 @@ def apply(model: nn.Module, groups: AllToAllGroups) -> ExpertSplit:
     for name, layer in layers.items():
         _check_divides(name, layer.router.settings.num_experts, axis)
         _cut(f"{name}.experts", layer.experts, axis, split)
+        number = layer.router.settings.num_experts
+        _cut_matrices(f"{name}.experts", layer.experts, number, axis, split)
         layer.exchange_by(ExpertExchange(groups))
     for name, experts in packed.items():
         _check_divides(name, experts.num_experts, axis)
         for owner, keys in experts.keys_by_owner().items():
             part = f"{name}.{owner}" if owner else name
             _cut(part, experts.module.get_submodule(owner), axis, split, keys)
-        _cut_adapters(model, name, experts.num_experts, axis, split)
+        _cut_matrices(name, experts.module, experts.num_experts, axis, split)
+        for outer, wrapper in adapters.around(model, name).items():
+            _cut_matrices(outer, wrapper, experts.num_experts, axis, split)
+            wrapper.num_experts = experts.num_experts // axis.size
         number = experts.num_experts // axis.size
         experts.keep(number, ExpertExchange(groups), axis.rank * number)
     return split
@@ -122,20 +127,18 @@ def _cut(
         _place(experts, key, param, local)
 
 
-def _cut_adapters(
-    model: nn.Module, name: str, num_experts: int, axis: Axis, split: ExpertSplit
+def _cut_matrices(
+    name: str, owner: nn.Module, num_experts: int, axis: Axis, split: ExpertSplit
 ) -> None:
-    """Cut the adapters around the packed experts called `name` with them."""
-    for outer, wrapper in adapters.around(model, name).items():
-        for matrix, linear, place in adapters.matrices(outer, wrapper):
-            original = _kept(matrix, linear, split)
-            param = original._parameters["weight"]
-            assert param is not None
-            shape = tuple(param.shape)
-            cut = adapters.cut_of(shape, place, num_experts, axis.rank, axis.size)
-            split.parts[f"{matrix}.weight"] = ExpertPart(shape, *cut)
-            _place(linear, "weight", param, cut[-1])
-        wrapper.num_experts = num_experts // axis.size
+    """Cut the matrices of an adapter on or around packed experts with them, where there are any."""
+    for matrix, linear, place in adapters.matrices(name, owner):
+        original = _kept(matrix, linear, split)
+        param = original._parameters["weight"]
+        assert param is not None
+        shape = tuple(param.shape)
+        cut = adapters.cut_of(shape, place, num_experts, axis.rank, axis.size)
+        split.parts[f"{matrix}.weight"] = ExpertPart(shape, *cut)
+        _place(linear, "weight", param, cut[-1])
 
 
 def _kept(name: str, module: nn.Module, split: ExpertSplit) -> nn.Module:

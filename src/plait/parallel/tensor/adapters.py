@@ -28,7 +28,7 @@ from plait.errors import ModelError
 from plait.mesh.layouts import INVARIANT, PARTIAL, REPLICATED, Layout, Sharded
 from plait.parallel.tensor.dropout import mask_like
 from plait.parallel.tensor.group import ActivationLayout, ForwardContext, TensorGroup
-from plait.parallel.tensor.layers import part_of_features
+from plait.parallel.tensor.layers import give_child, part_of_features
 from plait.parallel.tensor.mode import LinearRule, Mode
 from plait.parallel.tensor.placement import Cut
 from plait.values import PyTree
@@ -241,7 +241,36 @@ def parts_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """The matrices of a layer's adapter, by the name that the layer has for them; none without."""
     if not has_adapter(module):
         return []
-    return [(key, part) for key, part in module.named_children() if key in PARTS]
+    found: list[tuple[str, nn.Module]] = []
+    for key, part in module.named_children():
+        if key in PARTS and isinstance(part, nn.ModuleDict):  # of packed experts
+            found += [(f"{key}.{name}", matrix) for name, matrix in part.items()]
+        elif key in PARTS:
+            found.append((key, part))
+    return found
+
+
+def give_part(module: nn.Module, key: str, part: nn.Module) -> None:
+    """Put a matrix in a shallow copy of a module under the name that `parts_of` has for it."""
+    table, _, name = key.rpartition(".")
+    if not table:
+        give_child(module, key, part)
+        return
+    known = module.get_submodule(table)._modules
+    held = nn.ModuleDict({**known, name: part})  # type: ignore[dict-item]
+    give_child(module, table, held)
+
+
+def expert_cuts(module: Any, key: str, dim: int, axis: Axis) -> list[Cut]:
+    """How a matrix of packed experts is cut where their weight [E, ...] is cut along `dim`.
+
+    `key` is its name, as `lora_A.down_proj`: A [E r, in], B [out, r E]. It is whole on every rank
+    where the weight's other dimension is cut.
+    """
+    is_output = dim == (2 if module.adapter.transposed else 1)
+    if key.startswith(PARTS[0]):
+        return [(), () if is_output else (axis,)]
+    return [(axis,) if is_output else (), ()]
 
 
 def has_adapter(module: nn.Module) -> bool:

@@ -288,7 +288,7 @@ class _Splitter:
         }
         self.give(local, module, placements)
         for key, part in adapters.parts_of(module):
-            layers.give_child(local, key, self.localised(part, (), partial))
+            adapters.give_part(local, key, self.localised(part, (), partial))
         return local
 
     def alike(self, module: nn.Module, partial: Cut) -> dict[str, Placement]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from plait.comm import Axis
 from plait.comm.functional import transition
 from plait.mesh.layouts import INVARIANT, PARTIAL, REPLICATED
-from plait.parallel.tensor import layers
+from plait.parallel.tensor import adapters, layers
 from plait.parallel.tensor.group import TensorGroup
 from plait.parallel.tensor.mode import Mode
 from plait.parallel.tensor.placement import Cut, Placement
@@ -89,20 +89,55 @@ class InsideRoles:
         """A module that counts heads: its numbers are divided, and parameters of heads are cut."""
         local = layers.shallow_copy(module)
         placements = self._splitter.alike(module, self._different)
+        every = (self._group.axis("tp"),)
+        cut_along: dict[str, int] = {}
+        alike: set[str] = set()
         for word in self._roles[name].split()[1:]:
             key, _, where = word.partition(":")
             param = module._parameters.get(key)
             if param is None:
                 _divide(local, key, self._features.size)
             elif where == "alike":
-                every = (self._group.axis("tp"),)
+                alike.add(key)
                 placements[key] = self._splitter.place(param, [()] * param.dim(), every)
             else:
                 cuts: list[Cut] = [()] * param.dim()
+                cut_along[key] = int(where)
                 cuts[int(where)] = (self._features,)
                 placements[key] = self._splitter.place(param, cuts, self._different)
         self._splitter.give(local, module, placements)
+        for key, part in adapters.parts_of(module):
+            matrix = key.rpartition(".")[2]
+            if matrix in cut_along:
+                matrix_cuts = adapters.expert_cuts(module, key, cut_along[matrix], self._features)
+                self._give_matrix(local, key, part, cuts=matrix_cuts)
+            else:
+                partial = every if matrix in alike else self._different
+                self._give_matrix(local, key, part, cuts=[(), ()], partial=partial)
         return local
+
+    def _give_matrix(
+        self,
+        local: nn.Module,
+        key: str,
+        part: nn.Module,
+        *,
+        cuts: list[Cut],
+        partial: Cut | None = None,
+        fused: int = 1,
+    ) -> None:
+        """Give experts their part of a matrix of an adapter.
+
+        One that is whole beside cut weights has a partial sum as gradient on each rank.
+        """
+        if partial is None:
+            partial = () if any(cuts) else (self._group.axis("tp"),)
+        holder = adapters.Holder()
+        weight = layers.parameters_of(part)["weight"]
+        by_row = {0: fused} if cuts[0] else None
+        placement = self._splitter.place(weight, cuts, partial, by_row)
+        self._splitter.give(holder, part, {"weight": placement})
+        adapters.give_part(local, key, holder)
 
     def whole(self, name: str, module: nn.Module) -> nn.Module:
         """A model whose activations between layers are whole on every rank."""
@@ -124,6 +159,12 @@ class InsideRoles:
             fused = {1: 2} if key == "gate_up_proj" else None
             placements[key] = self._splitter.place(param, cuts, (), fused)
         self._splitter.give(local, module, placements)
+        for key, part in adapters.parts_of(module):
+            matrix = key.rpartition(".")[2]
+            dim = 2 if matrix.startswith("down") else 1
+            matrix_cuts = adapters.expert_cuts(module, key, dim, tp)
+            fused_rows = 2 if matrix == "gate_up_proj" else 1
+            self._give_matrix(local, key, part, cuts=matrix_cuts, fused=fused_rows)
         local.register_forward_pre_hook(
             lambda _, args: (transition(args[0], tp, INVARIANT, REPLICATED), *args[1:])
         )

@@ -9,7 +9,8 @@ import torch
 
 from plait import models
 from plait.errors import ModelError
-from plait.models.adapters import AdapterSettings, adapt
+from plait.models.adapter_parts import AdapterSettings
+from plait.models.adapters import adapt
 from plait.predict.cost import estimate
 
 MODEL: dict[str, Any] = {

@@ -44,7 +44,8 @@ def adapter_share(tables: JsonMapping) -> AdapterShare:
         )
     base = _made(model)
     numbers = sum(param.numel() for param in base.parameters())
-    from plait.models.adapters import AdapterSettings, adapt, coded_weights
+    from plait.models.adapter_parts import AdapterSettings
+    from plait.models.adapters import adapt, coded_weights
     from plait.models.coded import bytes_of_number
 
     keys = {key: value for key, value in table.items() if key not in ("weights", "targets")}

@@ -7,17 +7,20 @@ torch, expert by expert, and autograd makes their gradients.
 
 from __future__ import annotations
 
+import copy
 import math
+from collections import OrderedDict
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from plait.models.adapters import adapted
 from plait.models.experts import Experts, MixtureOfExperts
 from plait.models.routing import Router, Routing
-from plait.values import JsonMapping
+from plait.values import JsonMapping, PyTree
 
 ADAPTER = "adapter"
 
@@ -28,9 +31,11 @@ def plain_layers(model: nn.Module, keys: JsonMapping) -> nn.Module:
     for name, module in list(model.named_modules()):
         plain: nn.Module | None = None
         if type(module) is MixtureOfExperts and isinstance(module.experts, Experts):
-            plain = PlainMixture(module)
-        elif name in with_adapter:
+            plain = PlainMixture(module, keys.get(ADAPTER) or {})
+        elif name in with_adapter and not module.adapter.keys:
             plain = PlainAdapted(module, keys.get(ADAPTER) or {})
+        elif name in with_adapter and type(module) is not Experts:
+            plain = PlainAdaptedExperts(module, keys.get(ADAPTER) or {})
         if plain is not None and name:
             parent, _, own = name.rpartition(".")
             model.get_submodule(parent).add_module(own, plain.train(module.training))
@@ -40,11 +45,11 @@ def plain_layers(model: nn.Module, keys: JsonMapping) -> nn.Module:
 class PlainMixture(nn.Module):
     """[B, S, D] -> [B, S, D]: each expert computes its tokens, one expert after the other."""
 
-    def __init__(self, mixture: MixtureOfExperts) -> None:
+    def __init__(self, mixture: MixtureOfExperts, adapter: JsonMapping) -> None:
         super().__init__()
         own = type(mixture.router) is Router
         self.router = PlainRouter(mixture.router) if own else mixture.router
-        self.experts = PlainExperts(mixture.experts)
+        self.experts = PlainExperts(mixture.experts, adapter)
         self.shared = mixture.shared
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,19 +69,26 @@ class PlainMixture(nn.Module):
 class PlainExperts(nn.Module):
     """Gated MLPs, one for each expert: rows [R, D] and their experts [R] -> [R, D]."""
 
-    def __init__(self, experts: Any) -> None:
+    def __init__(self, experts: Any, adapter: JsonMapping) -> None:
         super().__init__()
         self.gate = experts.gate
         self.up = experts.up
         self.down = experts.down
+        for name, child in experts.named_children():
+            self.add_module(name, child)
+        self._adapter = vars(experts).get("adapter")
+        self._settings = adapter
 
     def forward(self, rows: Tensor, expert: Tensor) -> Tensor:
         """Rows [R, D], sorted by their experts [R], -> [R, D]."""
+        weights = {"gate": self.gate, "up": self.up, "down": self.down}
+        if self._adapter is not None:
+            weights |= _summed(self, self._adapter, self._settings)
         made = []
         for number in range(len(self.gate)):
             own = rows[expert == number]
-            inner = F.silu(own @ self.gate[number].T) * (own @ self.up[number].T)
-            made.append(inner @ self.down[number].T)
+            gate, up, down = (weights[key][number].T for key in ("gate", "up", "down"))
+            made.append((F.silu(own @ gate) * (own @ up)) @ down)
         return torch.cat(made)
 
 
@@ -253,11 +265,7 @@ class PlainAdapted(nn.Module):
         for name, child in layer.named_children():
             self.add_module(name, child)
         self._adapter = layer.adapter
-        self._scale = layer.adapter.scale
-        if settings.get("weights") is None:
-            alpha = settings.get("alpha")
-            rank = settings.get("rank", layer.adapter.rank)
-            self._scale = 1.0 if alpha is None else alpha / rank
+        self._scale = _scale(layer.adapter, settings)
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer's output with the adapter's part: [..., in] -> [..., out]."""
@@ -273,3 +281,61 @@ class PlainAdapted(nn.Module):
             base = base + (factor - 1) * (dropped @ weight.t())
             delta = factor * delta
         return base + delta if self.bias is None else base + delta + self.bias
+
+
+def _scale(adapter: Any, settings: JsonMapping) -> float:
+    """The factor of an adapter's product, from the config where that says it."""
+    if settings.get("weights") is not None:
+        scale: float = adapter.scale
+        return scale
+    alpha = settings.get("alpha")
+    return 1.0 if alpha is None else float(alpha / settings.get("rank", adapter.rank))
+
+
+class PlainAdaptedExperts(nn.Module):
+    """Experts of a library, which compute by their own code with the sums W + s B A.
+
+    Source: Hu et al. 2021, equation 3, for each expert.
+    """
+
+    def __init__(self, experts: Any, settings: JsonMapping) -> None:
+        super().__init__()
+        bare = copy.copy(experts)
+        bare._modules = {key: one for key, one in experts._modules.items() if key[:5] != "lora_"}
+        bare._forward_hooks, bare._forward_pre_hooks = OrderedDict(), OrderedDict()
+        self._bare = (bare,)  # no child, so that its parameters have one name
+        self._adapter = experts.adapter
+        self._settings = settings
+        for name, param in experts.named_parameters(recurse=False):
+            self.register_parameter(name, param)
+        for name, child in experts.named_children():
+            self.add_module(name, child)
+
+    def forward(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        """What the experts give, [T, D] or [R, out], for their own arguments."""
+        sums = _summed(self, self._adapter, self._settings)
+        return functional_call(self._bare[0], sums, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._bare[0], name)
+
+
+def _summed(experts: Any, adapter: Any, settings: JsonMapping) -> dict[str, Tensor]:
+    """Every adapted weight of packed experts, one expert after the other: W_e + s B_e A_e."""
+    scale = _scale(adapter, settings)
+    children: dict[str, Any] = dict(experts.named_children())
+    sums = {}
+    for key in adapter.keys:
+        a, b = (children[name][key].weight for name in ("lora_A", "lora_B"))
+        number = len(a) // adapter.rank
+        weight = getattr(experts, key)
+        made = []
+        for expert in range(number):
+            own_a = a[expert * adapter.rank : (expert + 1) * adapter.rank]
+            delta = scale * (b[:, expert::number] @ own_a)
+            made.append(weight[expert] + (delta.T if adapter.transposed else delta))
+        sums[key] = torch.stack(made)
+    return sums

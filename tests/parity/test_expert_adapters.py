@@ -1,0 +1,196 @@
+"""Adapters of packed experts against PEFT's `target_parameters` on one device, two steps in
+float64.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from plait import models
+from plait.comm import World
+from plait.engine.build import Options, build
+from plait.engine.state.init import Initializer, place_holders
+from plait.models import adapter_files, losses
+from plait.models.adapter_parts import AdapterSettings
+from plait.plan import Plan
+from tests.helpers.threaded import threaded
+from tests.parity.families import HUGGING_FACE
+from tests.parity.harness import TOLERANCE, join, optimizer
+
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+
+STEPS = 2
+SEED = 5
+OWN = {
+    "name": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 24,
+    "vocab_size": 32,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 1,
+}
+SMALL = {**HUGGING_FACE["hf-qwen2"], "num_local_experts": 4, "num_experts_per_tok": 2}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "mixtral": {**SMALL, "model_type": "mixtral"},
+    "gpt_oss": {**SMALL, "model_type": "gpt_oss", "head_dim": 8},
+    "jetmoe": {**SMALL, "model_type": "jetmoe", "kv_channels": 8, "num_key_value_heads": 2},
+}
+"""Experts that plait computes, experts whose weights are [E, in, out], and one product a module."""
+TARGETS = {
+    "own": ("q", "o", "experts"),
+    "mixtral": ("q_proj", "experts.gate_up_proj", "experts.down_proj"),
+    "gpt_oss": ("q_proj", "experts.gate_up_proj", "experts.down_proj"),
+    "jetmoe": ("kv_proj", "input_linear", "output_linear"),
+}
+LAYERS = {"own": ["q", "o"], "jetmoe": ["kv_proj"]}
+PARAMETERS = {
+    "own": ["experts.gate", "experts.up", "experts.down"],
+    "jetmoe": ["input_linear.weight", "output_linear.weight"],
+}
+PACKED = ["experts.gate_up_proj", "experts.down_proj"]
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(0, 28, (8, 9), generator=torch.Generator().manual_seed(3))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def with_values(keys: dict[str, Any]) -> Any:
+    """A model of this project on one device, with its start."""
+    with torch.device("meta"):
+        model = models.make(**keys)
+    place_holders(model, torch.float64, torch.device("cpu"))
+
+    def take(param: nn.Parameter, value: Tensor) -> None:
+        param.data = value.clone()
+
+    Initializer(model, SEED, torch.float64, torch.device("cpu")).run(take)
+    return model
+
+
+def library_base(family: str) -> Any:
+    config = transformers.AutoConfig.for_model(**CONFIGS[family])
+    config._experts_implementation = "eager"  # the grouped product has no float64
+    torch.manual_seed(1)
+    return transformers.AutoModelForCausalLM.from_config(config).double()
+
+
+class Reference:
+    """Two steps of PEFT, and the folder of its adapter before them."""
+
+    def __init__(self, family: str, folder: Path) -> None:
+        self.base = None if family == "own" else folder / "base"
+        self.folder = folder / "adapter"
+        model = with_values(OWN) if self.base is None else library_base(family)
+        if self.base is not None:
+            model.save_pretrained(self.base)
+            keys = {"name": "hf", "config": self.base, "weights": self.base}
+            model = with_values(keys).model  # whose routers and angles are in float64
+        config = peft.LoraConfig(
+            r=4,
+            lora_alpha=8,
+            target_modules=LAYERS.get(family, ["q_proj"]),
+            target_parameters=PARAMETERS.get(family, PACKED),
+            init_lora_weights=False,
+        )
+        torch.manual_seed(11)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of transformers, at what PEFT asks it
+            wrapped: Any = peft.get_peft_model(model, config).double().train()
+            wrapped.save_pretrained(self.folder)
+        self.losses = []
+        inputs, targets = batch()
+        trained = [p for p in wrapped.parameters() if p.requires_grad]
+        updates = optimizer(trained)
+        for _ in range(STEPS):
+            total, count = loss(wrapped(inputs), targets)
+            (total / count).backward()
+            updates.step()
+            updates.zero_grad()
+            self.losses.append(float((total / count).detach()))
+        self.state = {
+            name: value.detach().clone()
+            for name, value in peft.get_peft_model_state_dict(wrapped).items()
+        }
+
+
+def loss(output: Any, targets: Tensor) -> Any:
+    return losses.cross_entropy(getattr(output, "logits", output), targets)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    @functools.cache
+    def make(family: str) -> Reference:
+        return Reference(family, tmp_path_factory.mktemp(family))
+
+    return make
+
+
+def make_model(family: str, truth: Reference) -> nn.Module:
+    """With values for a model of this project; else on the meta device, values in files."""
+    base = truth.base
+    model = with_values(OWN) if base is None else models.make("hf", config=base, weights=base)
+    settings = AdapterSettings("lora", 4, 8.0, TARGETS[family], weights=truth.folder)
+    return adapter_files.with_adapters(model, settings)
+
+
+def train(world: World, plan: str, model: nn.Module) -> Any:
+    engine = build(
+        copy.deepcopy(model),
+        f"{plan} precision:float64",
+        loss=loss,
+        optimizer=optimizer,
+        options=Options(seed=SEED),
+        world=world,
+    )
+    axis = world.axis("dp")
+    mine = tuple(part.tensor_split(axis.size)[axis.rank] for part in batch())
+    found = [engine.step(mine, trace=False).loss for _ in range(STEPS)]
+    parts = [
+        (part.name, part.global_shape, part.index(), part.values.detach().clone())
+        for part in engine.local_parameters()
+    ]
+    return found, parts, {piece.name for piece in engine.strategy.pieces}
+
+
+CASES = [
+    *[("own", plan) for plan in ("dp2", "dp2:zero3", "tp2", "dp2 ep2", "dp4:zero3 ep2")],
+    *[("own", plan) for plan in ("dp2 ep2 tp2", "pp2:1f1b mb2", "pp2:zb-h1 dp2:zero1 mb2")],
+    *[("own", plan) for plan in ("cp2:ring", "dp2 ep2 tp2:1d,sp", "dp2:zero3 remat:full")],
+    *[("mixtral", plan) for plan in ("dp2:zero3", "dp2 ep2", "tp2", "pp2:1f1b mb2", "cp2:ring")],
+    *[("mixtral", plan) for plan in ("dp2 ep2 tp2", "dp2:zero3 ep2 remat:full")],
+    *[("gpt_oss", plan) for plan in ("dp2:zero3", "dp2 ep2", "tp2", "pp2:1f1b mb2")],
+    *[("gpt_oss", plan) for plan in ("dp2:zero3 ep2 remat:full", "dp2 ep2 tp2")],
+    *[("jetmoe", plan) for plan in ("dp2:zero3", "dp2 ep2", "tp2")],
+]
+
+
+@pytest.mark.parametrize(("family", "plan"), CASES)
+def test_training_is_that_of_peft_on_one_device(family: str, plan: str, reference: Any) -> None:
+    truth = reference(family)
+    model = make_model(family, truth)
+    names = adapter_files.peft_names(model)
+    results = threaded(Plan.parse(plan).world_size, train, plan, model, plan=plan)
+    found = join([parts for _, parts, _ in results])
+    assert set().union(*(owned for *_, owned in results)) == set(names)
+    assert set(names.values()) == set(truth.state)
+    for losses_of_rank, *_ in results:
+        torch.testing.assert_close(losses_of_rank, truth.losses, rtol=TOLERANCE, atol=0)
+    for name, peft_name in names.items():
+        expected = truth.state[peft_name].flatten()
+        error = (found[name] - expected).abs().max() / expected.abs().max()
+        assert error < TOLERANCE, (name, float(error))
