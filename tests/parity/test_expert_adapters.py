@@ -168,18 +168,24 @@ def train(world: World, plan: str, model: nn.Module) -> Any:
 
 
 CASES = [
-    *[("own", plan) for plan in ("dp2", "dp2:zero3", "tp2", "dp2 ep2", "dp4:zero3 ep2")],
-    *[("own", plan) for plan in ("dp2 ep2 tp2", "pp2:1f1b mb2", "pp2:zb-h1 dp2:zero1 mb2")],
-    *[("own", plan) for plan in ("cp2:ring", "dp2 ep2 tp2:1d,sp", "dp2:zero3 remat:full")],
-    *[("mixtral", plan) for plan in ("dp2:zero3", "dp2 ep2", "tp2", "pp2:1f1b mb2", "cp2:ring")],
-    *[("mixtral", plan) for plan in ("dp2 ep2 tp2", "dp2:zero3 ep2 remat:full")],
-    *[("gpt_oss", plan) for plan in ("dp2:zero3", "dp2 ep2", "tp2", "pp2:1f1b mb2")],
-    *[("gpt_oss", plan) for plan in ("dp2:zero3 ep2 remat:full", "dp2 ep2 tp2")],
-    *[("jetmoe", plan) for plan in ("dp2:zero3", "dp2 ep2", "tp2")],
+    *[("own", plan) for plan in ("dp2:zero3", "dp2 ep2 tp2:1d,sp", "pp2:zb-h1 dp2:zero1 mb2")],
+    *[("own", plan) for plan in ("cp2:ring", "dp4:zero3 ep2")],
+    *[("mixtral", plan) for plan in ("tp2", "dp2 ep2 tp2", "dp2:zero3 ep2 remat:full")],
+    *[("gpt_oss", plan) for plan in ("dp2:zero3", "dp2 ep2 tp2", "pp2:1f1b mb2")],
+    *[("jetmoe", plan) for plan in ("dp2 ep2", "tp2")],
+]
+MORE = [
+    *[("own", plan) for plan in ("dp2", "tp2", "dp2 ep2", "dp2 ep2 tp2", "pp2:1f1b mb2")],
+    ("own", "dp2:zero3 remat:full"),
+    *[("mixtral", plan) for plan in ("dp2:zero3", "dp2 ep2", "pp2:1f1b mb2", "cp2:ring")],
+    *[("gpt_oss", plan) for plan in ("dp2 ep2", "tp2", "dp2:zero3 ep2 remat:full", "cp2:ring")],
+    ("jetmoe", "dp2:zero3"),
 ]
 
 
-@pytest.mark.parametrize(("family", "plan"), CASES)
+@pytest.mark.parametrize(
+    ("family", "plan"), [*CASES, *(pytest.param(*one, marks=pytest.mark.long) for one in MORE)]
+)
 def test_training_is_that_of_peft_on_one_device(family: str, plan: str, reference: Any) -> None:
     truth = reference(family)
     model = make_model(family, truth)
@@ -194,3 +200,41 @@ def test_training_is_that_of_peft_on_one_device(family: str, plan: str, referenc
         expected = truth.state[peft_name].flatten()
         error = (found[name] - expected).abs().max() / expected.abs().max()
         assert error < TOLERANCE, (name, float(error))
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+def test_peft_loads_the_exported_adapter_and_the_merged_model_is_equal(
+    family: str, reference: Any, tmp_path: Path
+) -> None:
+    """The adapter's files under PEFT, and the merged model alone, give the logits of the run."""
+    truth = reference(family)
+
+    def run(world: World) -> None:
+        engine = build(
+            make_model(family, truth),
+            "dp2:zero3 ep2 precision:float64",
+            loss=loss,
+            optimizer=optimizer,
+            options=Options(seed=SEED),
+            world=world,
+        )
+        engine.step(tuple(part.tensor_split(2)[world.rank] for part in batch()), trace=False)
+        engine.save_pretrained(tmp_path / "adapter")
+        engine.save_pretrained(tmp_path / "merged", merge=True)
+
+    threaded(2, run, plan="dp2:zero3 ep2")
+    inputs, _ = batch()
+
+    def loaded(folder: Path | None) -> Any:
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float64, experts_implementation="eager"
+        )
+
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        base, merged = loaded(truth.base), loaded(tmp_path / "merged")
+        plain = base(inputs).logits
+        wrapped = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").double()
+        adapted = wrapped(inputs).logits
+        torch.testing.assert_close(merged(inputs).logits, adapted, rtol=1e-7, atol=1e-7)
+        assert (adapted - plain).abs().max() > 1e-2

@@ -19,7 +19,7 @@ class AdapterConfig(Section):
     alpha: Positive | None = None
     """The scale of an adapter is alpha / rank; by default it is 1."""
     targets: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] | None = None
-    """Names or patterns of linear layers; by default all but the output."""
+    """Names or patterns of linear layers or packed experts; all linear but the output without."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The probability of dropout before an adapter."""
     weights: PathText | None = None

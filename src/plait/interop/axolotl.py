@@ -286,6 +286,9 @@ def _adapter(source: Source, draft: Draft) -> None:
         return
     targets: PyTree = source.take("lora_target_modules")
     targets = [targets] if isinstance(targets, str) else targets
+    parameters: PyTree = source.take("lora_target_parameters")  # of packed experts
+    if parameters:
+        targets = [*(targets or ()), *([parameters] if isinstance(parameters, str) else parameters)]
     if source.flag("lora_target_linear") and not targets:
         source.note("lora_target_linear", "different", "name the layers in adapter.targets")
     draft.put(

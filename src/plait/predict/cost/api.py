@@ -183,7 +183,11 @@ def job_of(
         kept = None
     share = adapter_share(tables)
     job = Job(model, batch, optimizer, chosen, share.trained, shares, counts, remat, offloads, kept)
-    return replace(job, coded=share.coded, coded_bytes=share.coded_bytes) if share.coded else job
+    if share.trained:
+        apart = (share.trained_dense, share.trained_experts)
+        own = replace(job, adapters_apart=apart, coded=share.coded)
+        job = replace(own, coded_bytes=share.coded_bytes)
+    return job
 
 
 def kept_in(tables: JsonMapping) -> KeepGathered:

@@ -141,7 +141,7 @@ def _adapted(weights: WeightBytes, plan: Plan, training: StateRules, sent: Bucke
     ZeRO-3 gathers the frozen weights as well, forward and backward.
     """
     width = training.gradient_width(plan.precision)
-    trained = weights.times(training.adapters)
+    trained = weights.times(training.adapters, *training.adapters_apart)
     messages = data_messages(plan, trained, width)
     share = training.kept_share(plan.precision)
     frozen = data_messages(plan, weights.times(share), width)

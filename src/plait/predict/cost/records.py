@@ -44,6 +44,7 @@ class StateRules:
     tied_parameters: int
     coded: float = 0.0
     coded_bytes: float = 0.0
+    adapters_apart: tuple[float, float] = (0.0, 0.0)
 
     def kept_share(self, precision: str) -> float:
         """Bytes of a frozen base over those that it has in a precision."""
@@ -76,6 +77,8 @@ class Job:
     kept: KeepGathered = None
     """Blocks that zero3 keeps whole once they are gathered; `auto` chooses them by memory."""
 
+    adapters_apart: tuple[float, float] = (0.0, 0.0)
+    """The same of dense weights, and of the experts' weights."""
     coded: float = 0.0
     """The part of a frozen model's numbers that is kept in codes of `coded_bytes` a number."""
     coded_bytes: float = 0.0
@@ -110,7 +113,7 @@ class Job:
         """The part that the state of a rank depends on."""
         tied = self.model.tied_parameters
         own = (self.optimizer, self.state_numbers, self.runtime, self.adapters, tied)
-        return StateRules(*own, self.coded, self.coded_bytes)
+        return StateRules(*own, self.coded, self.coded_bytes, self.adapters_apart)
 
     def gradient_width(self, precision: str) -> float:
         """Bytes of a gradient, kept and sent."""

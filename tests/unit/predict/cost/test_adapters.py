@@ -68,6 +68,22 @@ def test_a_base_in_codes_takes_their_bytes(base: str, width: float) -> None:
     assert sent - less == pytest.approx((4 - width) * coded, rel=1e-2)
 
 
+def test_adapters_of_experts_are_summed_where_their_experts_are() -> None:
+    """Under ep2 of two ranks the matrices of experts are nobody else's, and those of q and v are
+    summed.
+    """
+    mixture = {**MODEL, "num_local_experts": 4, "num_experts_per_tok": 2}
+    config = {**CONFIG, "model": mixture, "adapter": {**ADAPTER, "targets": ["q", "v", "experts"]}}
+    attention = 2 * 2 * 4 * (64 + 64)
+    experts = 2 * 3 * 4 * 4 * (64 + 128)
+    whole, apart = (
+        estimate(config, plan=plan, cluster="a100-80gbx2").as_dict() for plan in ("dp2", "dp2 ep2")
+    )
+    assert whole["traffic"]["dp"] == pytest.approx(4 * (attention + experts), rel=1e-6)
+    assert apart["traffic"]["dp"] == pytest.approx(4 * attention, rel=1e-6)
+    assert apart["memory"]["gradients"] == pytest.approx(4 * (attention + experts / 2), rel=1e-6)
+
+
 def test_a_model_without_a_name_is_refused() -> None:
     config = {"model": {"model_type": "llama"}, "adapter": ADAPTER}
     with pytest.raises(ModelError, match="the size of adapters is counted on the model itself"):

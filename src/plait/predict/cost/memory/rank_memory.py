@@ -77,14 +77,20 @@ class WeightBytes:
         """Dense and expert weights."""
         return self.dense + self.experts
 
-    def times(self, part: float) -> WeightBytes:
-        """So many parts of each number, without what strategies add."""
+    def times(
+        self, part: float, dense: float | None = None, experts: float | None = None
+    ) -> WeightBytes:
+        """So many parts of each number, without what strategies add; `dense` and `experts` are the
+        parts of these numbers where they are others.
+        """
+        of_dense = part if dense is None else dense
+        of_experts = part if experts is None else experts
         return WeightBytes(
-            self.dense * part,
-            self.experts * part,
+            self.dense * of_dense,
+            self.experts * of_experts,
             self.largest_block * part,
-            kept_dense=self.kept_dense * part,
-            kept_experts=self.kept_experts * part,
+            kept_dense=self.kept_dense * of_dense,
+            kept_experts=self.kept_experts * of_experts,
             kept_share=self.kept_share,
         )
 

@@ -18,12 +18,16 @@ from plait.values import JsonMapping
 class AdapterShare:
     """The adapters of a config beside its model.
 
-    `trained`: their numbers over those of the model, and 0 without adapters. `coded`: the part of
+    `trained`: their numbers over those of the model, and 0 without adapters. `trained_dense` and
+    `trained_experts` are those beside dense layers and beside experts, over the numbers of these.
+    `coded`: the part of
     the model's numbers that is kept in codes. `coded_bytes`: of such a number, with its part of a
     scale.
     """
 
     trained: float = 0.0
+    trained_dense: float = 0.0
+    trained_experts: float = 0.0
     coded: float = 0.0
     coded_bytes: float = 0.0
 
@@ -55,7 +59,28 @@ def adapter_share(tables: JsonMapping) -> AdapterShare:
     formats = coded_weights(base)
     coded = sum(base.get_parameter(name).numel() for name in formats)
     width = bytes_of_number(min(formats.values())) if formats else 0.0
-    return AdapterShare(trained / numbers, coded / numbers, width)
+    experts, of_experts = _of_experts(base)
+    return AdapterShare(
+        trained / numbers,
+        (trained - of_experts) / (numbers - experts),
+        of_experts / experts if experts else 0.0,
+        coded / numbers,
+        width,
+    )
+
+
+def _of_experts(model: Any) -> tuple[int, int]:
+    """The numbers of a model's packed experts, and of their adapters."""
+    from plait.models.adapter_parts import parts_of
+    from plait.models.expert_adapters import matrices_of
+
+    experts = adapters = 0
+    for module in model.modules():
+        if matrices_of(module):
+            experts += sum(param.numel() for param in module.parameters(recurse=False))
+            parts = [part.get_parameter("weight") for _, part in parts_of(module)]
+            adapters += sum(matrix.numel() for matrix in parts)
+    return experts, adapters
 
 
 def _made(model: JsonMapping) -> Any:
