@@ -45,6 +45,7 @@ NAMED = {
     "loops.trl": "the arguments of TRL",
     "models.adapter_files": "the files of the user's own module",
     "models.adapters": "submodules of the user's own module",
+    "models.expert_adapters": "experts of the user's own model",
     "models.hf": "the config of transformers",
     "models.hf_experts": "the config of transformers",
     "models.hf_masks": "a function of transformers, which looks at positions",

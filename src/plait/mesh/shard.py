@@ -161,10 +161,8 @@ class Shard:
             values = flat.view(extent)
             for numbers in product(*(range(extent[dim]) for dim in outer)):
                 at = dict(zip(outer, numbers, strict=True))
-                starts = tuple(
-                    _start(shape, group, [offset[dim] + at.get(dim, 0) for dim in group])
-                    for group in groups
-                )
+                first = [low + at.get(dim, 0) for dim, low in enumerate(offset)]
+                starts = tuple(_start(shape, group, first) for group in groups)
                 box = Box(starts, tuple(extent[group[-1]] for group in groups))
                 index = tuple(at.get(dim, slice(None)) for dim in range(len(shape)))
                 yield FlatRange(box, 0, box.numel), values[index]
@@ -184,8 +182,10 @@ def _groups(view: Sequence[int], shape: Sequence[int]) -> list[list[int]]:
 
 
 def _start(view: Sequence[int], group: Sequence[int], index: Sequence[int]) -> int:
-    """The place in one dimension of an index in the dimensions of a view that it is made of."""
+    """The place in one dimension of the element at `index` of a view, of whose dimensions `group`
+    it is made.
+    """
     place = 0
-    for dim, number in zip(group, index, strict=True):
-        place = place * view[dim] + number
+    for dim in group:
+        place = place * view[dim] + index[dim]
     return place

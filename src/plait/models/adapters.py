@@ -174,7 +174,7 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def find_targets(model: nn.Module, targets: tuple[str, ...] | None) -> dict[str, tuple[str, ...]]:
-    """What `targets` mean: linear layers by name, and packed experts with the names of matrices.
+    """The layers that `targets` mean, by name, and packed experts with the names of matrices.
 
     Without targets that is every linear layer but the output. A target that names no linear layer
     means packed experts, or a matrix of theirs. A linear layer has no names of matrices.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError
 from plait.models import packed_experts
-from plait.models.adapter_parts import Adapter, AdapterSettings, Zeros
+from plait.models.adapter_parts import PARTS, Adapter, AdapterSettings, Zeros
 from plait.models.experts import ExpertWeights
 from plait.models.low_rank import apart, total
 from plait.patterns import matches
@@ -75,10 +75,9 @@ def check(settings: AdapterSettings, name: str) -> None:
 
 def attach(module: nn.Module, keys: tuple[str, ...], settings: AdapterSettings) -> None:
     """Hang an adapter on the matrices `keys` of packed experts."""
-    experts: Any = module
+    target: PyTree = module
     transposed = getattr(module, "is_transposed", False) is True
-    experts.lora_A = nn.ModuleDict()
-    experts.lora_B = nn.ModuleDict()
+    tables = nn.ModuleDict(), nn.ModuleDict()
     for key in keys:
         weight = module.get_parameter(key)
         number, out, into = weight.shape
@@ -86,9 +85,11 @@ def attach(module: nn.Module, keys: tuple[str, ...], settings: AdapterSettings) 
             out, into = into, out
         like = {"device": weight.device, "dtype": weight.dtype}
         rows = number * settings.rank
-        experts.lora_A[key] = nn.Linear(into, rows, bias=False, **like)
-        experts.lora_B[key] = Zeros(rows, out, bias=False, **like)
-    experts.adapter = Adapter(
+        tables[0][key] = nn.Linear(into, rows, bias=False, **like)
+        tables[1][key] = Zeros(rows, out, bias=False, **like)
+    for name, table in zip(PARTS, tables, strict=False):
+        module.add_module(name, table)
+    target.adapter = Adapter(
         settings.kind,
         settings.rank,
         settings.scale,

@@ -78,7 +78,7 @@ class Job:
     """Blocks that zero3 keeps whole once they are gathered; `auto` chooses them by memory."""
 
     adapters_apart: tuple[float, float] = (0.0, 0.0)
-    """The same of dense weights, and of the experts' weights."""
+    """Numbers of adapters over those of dense weights, and over those of experts' weights."""
     coded: float = 0.0
     """The part of a frozen model's numbers that is kept in codes of `coded_bytes` a number."""
     coded_bytes: float = 0.0

@@ -80,8 +80,9 @@ class WeightBytes:
     def times(
         self, part: float, dense: float | None = None, experts: float | None = None
     ) -> WeightBytes:
-        """So many parts of each number, without what strategies add; `dense` and `experts` are the
-        parts of these numbers where they are others.
+        """So many parts of each number, without what strategies add.
+
+        `dense` and `experts` are the parts of these numbers, where they are others.
         """
         of_dense = part if dense is None else dense
         of_experts = part if experts is None else experts

@@ -302,7 +302,7 @@ class PlainAdaptedExperts(nn.Module):
         super().__init__()
         bare = copy.copy(experts)
         bare._modules = {key: one for key, one in experts._modules.items() if key[:5] != "lora_"}
-        bare._forward_hooks, bare._forward_pre_hooks = OrderedDict(), OrderedDict()
+        vars(bare).update(_forward_hooks=OrderedDict(), _forward_pre_hooks=OrderedDict())
         self._bare = (bare,)  # no child, so that its parameters have one name
         self._adapter = experts.adapter
         self._settings = settings
@@ -312,7 +312,7 @@ class PlainAdaptedExperts(nn.Module):
             self.add_module(name, child)
 
     def forward(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """What the experts give, [T, D] or [R, out], for their own arguments."""
+        """The output of the experts, [T, D] or [R, out], for their own arguments."""
         sums = _summed(self, self._adapter, self._settings)
         return functional_call(self._bare[0], sums, args, kwargs)
 
