@@ -1,7 +1,7 @@
 """Sums of the same range in several memories, in one order and with one rounding, wherever they are
 computed.
 
-They work in blocks that stay in the cache, so the running sum passes through memory only once.
+Sums of more than two work in blocks that stay in the cache, so the running sum passes through memory only once.
 Halves are accumulated in float32 and rounded once.
 """
 
@@ -22,7 +22,7 @@ def sum_into(out: Tensor, rows: Sequence[Tensor], paths: Paths | None = None) ->
     """`out = ((rows[0] + rows[1]) + rows[2]) + ...`, all (n,), at least two rows; `out` may be one
     of the rows. `paths` may set the size of a block, in bytes.
     """
-    if out.dtype not in HALVES and len(rows) == 2:
+    if len(rows) == 2:  # torch adds two halves in float32, too
         torch.add(rows[0], rows[1], out=out)
         return
     wide = torch.float32 if out.dtype in HALVES else out.dtype
@@ -36,7 +36,7 @@ def sum_into(out: Tensor, rows: Sequence[Tensor], paths: Paths | None = None) ->
         torch.add(rows[0][start:stop].to(wide), rows[1][start:stop], out=total)
         for row in rows[2:-1]:
             total.add_(row[start:stop])
-        if len(rows) == 2 or wide != out.dtype:
-            out[start:stop].copy_(total.add_(rows[-1][start:stop]) if len(rows) > 2 else total)
+        if wide != out.dtype:
+            out[start:stop].copy_(total.add_(rows[-1][start:stop]))
         else:
             torch.add(total, rows[-1][start:stop], out=out[start:stop])
