@@ -76,6 +76,11 @@ class Axis:
         """Which ways operations take by size, shared by the axes of this rank."""
         return self._recorder.paths
 
+    @property
+    def reads_peers(self) -> bool:
+        """Whether its ranks read each other's memory."""
+        return self._backend is not None and self._backend.can_expose
+
     def all_reduce(
         self, tensor: Tensor, *, out: Tensor | None = None, padding: int = 0, control: bool = False
     ) -> Work:
@@ -257,7 +262,7 @@ class Axis:
         shifts that it stands for. Closing the generator lets go of the last tensor.
         """
         parts = [each.detach() for each in tensors]
-        if self._backend is None or not self._backend.can_expose:
+        if not self.reads_peers:
             # A shift gives borrowed memory back, so what is passed on has memory of its own.
             yield from self._pass_on(torch.stack(parts))
             return
@@ -331,8 +336,7 @@ class Axis:
         numel = math.prod(shape)
         if self._backend is None:
             return like.new_empty(tuple(shape))
-        # how many buffers are new depends on the peers: see `naming_failure`
-        with no_dispatch_modes():
+        with no_dispatch_modes():  # how many are new depends on the peers: see `naming_failure`
             buffer = self._backend.borrow(numel, like.dtype, like.device)
             return buffer[:numel].view(tuple(shape))
 

@@ -16,6 +16,7 @@ SCALED: Mapping[str, int] = {
     "gloo_all_gather_bytes": 0,
     "gloo_all_reduce_bytes": 0,
     "gloo_reduce_scatter_bytes": 0,
+    "gradient_piece_bytes": 256,
     "grid_panel_bytes": 0,
     "hosts_bytes": 0,
     "memory_piece_bytes": 1024,

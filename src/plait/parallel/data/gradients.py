@@ -8,7 +8,7 @@ gets no gradient on some of them. Collectives in different orders would hang.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -43,6 +43,7 @@ class BucketState:
         default_factory=set
     )  # slots that got one through their main_grad, unknown to the reducer yet
     missing: int = 0  # gradients that the running backward has not brought yet
+    start: int = 0  # the element of each rank's shard with which `grad` begins
 
     def attach(self, grad: Tensor) -> None:
         """Use `grad` (padded_numel,) as the flat buffer of the bucket's gradients; its elements are
@@ -139,10 +140,6 @@ class MainGrad:
         return True
 
 
-Release = Callable[[BucketState, bool], None]
-"""Takes a bucket, and whether it is released for the first time in a step."""
-
-
 class GradientStore(ABC):
     """Where gradients lie between the moment they are computed and the moment they are reduced."""
 
@@ -166,6 +163,13 @@ class GradientStore(ABC):
     @abstractmethod
     def collect(self, state: BucketState) -> None:
         """Have the whole bucket's gradients in `state.grad` (padded_numel,), to be reduced."""
+
+    def pieces(self, state: BucketState) -> Iterator[None]:
+        """Have a bucket's gradients in `state.grad`, to be reduced each time that it yields: all at
+        once, or a piece of every rank's shard after the other.
+        """
+        self.collect(state)
+        yield
 
     @property
     @abstractmethod
@@ -235,70 +239,6 @@ class PersistentGradients(GradientStore):
 
     def main_grad(self, state: BucketState, index: int) -> MainGrad | None:
         return MainGrad(state, index)
-
-
-class PooledGradients(GradientStore):
-    """Two buffers for the whole model, used in turn; a bucket's gradients are freed as soon as they
-    are reduced.
-
-    Buffer `i % 2` belongs to bucket `i`, on every rank alike, so peers may read each other's buffer
-    directly.
-    """
-
-    every_backward = True
-    num_buffers = 2
-
-    def __init__(
-        self,
-        states: Sequence[BucketState],
-        axis: Axis,
-        dtype: torch.dtype,
-        device: torch.device,
-        release: Release,
-    ) -> None:
-        """`release` finishes the reduction of a bucket, whose buffer is wanted for another."""
-        numel = max((state.bucket.padded_numel for state in states), default=0)
-        self.buffers = [
-            axis.empty(numel, dtype, device).zero_()
-            for _ in range(min(self.num_buffers, len(states)))
-        ]
-        self._finish = release
-        self._released: set[int] = set()  # buckets that have been reduced in this step
-        self._user: list[BucketState | None] = [None] * len(self.buffers)
-
-    def begin_step(self, states: Sequence[BucketState]) -> None:
-        self._released.clear()
-
-    def take(self, state: BucketState, index: int, param: Tensor) -> None:
-        pass  # stays in param.grad until the bucket goes
-
-    def collect(self, state: BucketState) -> None:
-        turn = state.index % len(self.buffers)
-        previous = self._user[turn]
-        if previous is not None:
-            self._release(previous)
-        self._user[turn] = state
-        buffer = self.buffers[turn][: state.bucket.padded_numel]
-        buffer[state.bucket.numel :].zero_()
-        state.attach(buffer)
-        for index, slot in enumerate(state.bucket.slots):
-            if slot.param.grad is not None:
-                state.views[index].copy_(slot.param.grad)
-                slot.param.grad = None
-                state.stale.discard(index)
-        state.zero_stale()
-
-    def after_backward(self) -> None:
-        """Release the buckets that still use a buffer, oldest first."""
-        users = [user for user in self._user if user is not None]
-        for user in sorted(users, key=lambda state: state.index):
-            self._release(user)
-        self._user = [None] * len(self.buffers)
-
-    def _release(self, state: BucketState) -> None:
-        is_first = state.index not in self._released
-        self._released.add(state.index)
-        self._finish(state, is_first)
 
 
 class Reducer:
@@ -392,7 +332,7 @@ class Reducer:
 
     def _send(self, state: BucketState) -> None:
         self._next += 1
-        self.store.collect(state)
-        if self._weight is not None and state.grad is not None:
-            state.grad.mul_(self._weight)
-        self._launch(state)
+        for _ in self.store.pieces(state):
+            if self._weight is not None and state.grad is not None:
+                state.grad.mul_(self._weight)
+            self._launch(state)

@@ -16,8 +16,8 @@ from plait.parallel.data.gradients import (
     BucketState,
     GradientStore,
     PersistentGradients,
-    PooledGradients,
 )
+from plait.parallel.data.pooled import Piece, PooledGradients
 from plait.parallel.data.strategy import DataGroup, OptimizerShard, Replicas, make_optimizer_shard
 
 
@@ -106,7 +106,8 @@ class ShardedGradients:
         self._states = states
         self._naming = naming
         self._group = group
-        self._works: dict[int, Waitable] = {}
+        self._works: dict[tuple[int, int], Waitable] = {}
+        """By bucket and first element."""
         axis = group.shard
         dtype = group.master_dtype
         self.store: GradientStore
@@ -129,28 +130,32 @@ class ShardedGradients:
         return state.grad
 
     def launch(self, state: BucketState) -> None:
-        """Start the reduce-scatter of a complete bucket: (padded_numel,) to (shard_numel,).
-        Collective.
+        """Start the reduce-scatter of a complete bucket, or of the piece of it that is at hand:
+        (N * n,) to (n,) over N ranks. Collective.
         """
         full = self._full(state)
         axis = self._group.shard
-        own = state.bucket.shard(full, axis.rank)
+        own = full.view(axis.size, -1)[axis.rank]
+        key = (state.index, state.start)
         if self._group.fixed_order:
-            self._works[state.index] = FixedOrderScatter(axis, own, full)
+            self._works[key] = FixedOrderScatter(axis, own, full)
             return
+        last = state.start + own.numel() == state.bucket.shard_numel
         with self._naming(_reduces(state)):
-            self._works[state.index] = axis.reduce_scatter(own, full, padding=state.bucket.padding)
+            padding = state.bucket.padding if last else 0
+            self._works[key] = axis.reduce_scatter(own, full, padding=padding)
 
-    def _release(self, state: BucketState, is_first: bool) -> None:
-        """Finish a pooled bucket's reduce-scatter, keep its shard and give its buffer back."""
-        with self._naming(_reduces(state)):
-            self._works.pop(state.index).wait()
-        own = state.bucket.shard(self._full(state), self._group.shard.rank)
-        if is_first:
-            self.shards[state.index].copy_(own)
+    def _release(self, piece: Piece) -> None:
+        """Finish the reduce-scatter of a pooled piece, and keep this rank's elements of it."""
+        index = piece.state.index
+        with self._naming(_reduces(piece.state)):
+            self._works.pop((index, piece.start)).wait()
+        kept = piece.of(self.shards[index])
+        own = piece.own(self._group.shard.rank)
+        if piece.is_first:
+            kept.copy_(own)
         else:
-            self.shards[state.index].add_(own)
-        state.detach()
+            kept.add_(own)
 
     def finish(self) -> None:
         """Have every shard's sum over the axis, and over the replicas of the shard. Collective."""
