@@ -1,7 +1,7 @@
 """Sums of the same range in several memories, in one order and with one rounding, wherever they are
 computed.
 
-Sums of more than two work in blocks that stay in the cache, so the running sum passes through
+Sums of more than two work in blocks that stay in the cache. So the running sum passes through
 memory only once. Halves are accumulated in float32 and rounded once.
 """
 

@@ -165,8 +165,9 @@ class GradientStore(ABC):
         """Have the whole bucket's gradients in `state.grad` (padded_numel,), to be reduced."""
 
     def pieces(self, state: BucketState) -> Iterator[None]:
-        """Have a bucket's gradients in `state.grad`, to be reduced each time that it yields: all at
-        once, or a piece of every rank's shard after the other.
+        """Have a bucket's gradients in `state.grad`, to be reduced each time that it yields.
+
+        It yields once for all of them, or once for each piece of every rank's shard.
         """
         self.collect(state)
         yield

@@ -22,7 +22,7 @@ PIECE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
-class Piece:
+class PooledPiece:
     """A bucket's gradients, or a piece of every rank's shard of them, while they are reduced.
 
     Attributes:
@@ -47,13 +47,12 @@ class Piece:
         return shard[self.start : self.start + numel]
 
 
-Release = Callable[[Piece], None]
+Release = Callable[[PooledPiece], None]
 """Finishes the reduction of a piece, whose buffer is wanted for another."""
 
 
 class PooledGradients(GradientStore):
-    """Two buffers for the whole model, used in turn; a bucket's gradients are freed as soon as they
-    are reduced.
+    """Two buffers for the whole model, used in turn. Gradients are freed when they are reduced.
 
     Buckets and pieces take turns in one order on every rank, so peers may read each other's buffer
     directly.
@@ -81,7 +80,7 @@ class PooledGradients(GradientStore):
         self._finish = release
         self._reduced: set[int] = set()  # buckets that have been reduced in this step
         self._turn = 0
-        self._users: list[Piece | None] = [None] * len(self.buffers)
+        self._users: list[PooledPiece | None] = [None] * len(self.buffers)
 
     def _numel_at_once(self, bucket: Bucket, dtype: torch.dtype) -> int:
         """Elements of a bucket that are reduced at once, those of all shards together."""
@@ -133,7 +132,7 @@ class PooledGradients(GradientStore):
             self._release(previous)
         grad = self.buffers[self._turn][:numel]
         is_first = state.index not in self._reduced
-        self._users[self._turn] = Piece(state, start, grad, is_first)
+        self._users[self._turn] = PooledPiece(state, start, grad, is_first)
         self._turn = (self._turn + 1) % len(self.buffers)
         state.grad, state.start = grad, start
 
@@ -165,6 +164,6 @@ class PooledGradients(GradientStore):
         self._users = [None] * len(self.buffers)
         self._turn = 0
 
-    def _release(self, piece: Piece) -> None:
+    def _release(self, piece: PooledPiece) -> None:
         self._finish(piece)
         piece.state.detach()

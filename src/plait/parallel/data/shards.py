@@ -17,7 +17,7 @@ from plait.parallel.data.gradients import (
     GradientStore,
     PersistentGradients,
 )
-from plait.parallel.data.pooled import Piece, PooledGradients
+from plait.parallel.data.pooled import PooledGradients, PooledPiece
 from plait.parallel.data.strategy import DataGroup, OptimizerShard, Replicas, make_optimizer_shard
 
 
@@ -130,8 +130,9 @@ class ShardedGradients:
         return state.grad
 
     def launch(self, state: BucketState) -> None:
-        """Start the reduce-scatter of a complete bucket, or of the piece of it that is at hand:
-        (N * n,) to (n,) over N ranks. Collective.
+        """Start the reduce-scatter of a bucket, or of the piece that is at hand. Collective.
+
+        It takes (N * n,) to (n,) over N ranks.
         """
         full = self._full(state)
         axis = self._group.shard
@@ -145,7 +146,7 @@ class ShardedGradients:
             padding = state.bucket.padding if last else 0
             self._works[key] = axis.reduce_scatter(own, full, padding=padding)
 
-    def _release(self, piece: Piece) -> None:
+    def _release(self, piece: PooledPiece) -> None:
         """Finish the reduce-scatter of a pooled piece, and keep this rank's elements of it."""
         index = piece.state.index
         with self._naming(_reduces(piece.state)):
