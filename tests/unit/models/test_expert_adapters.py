@@ -14,6 +14,7 @@ from plait.models.adapter_parts import AdapterSettings, parts_of
 from plait.models.adapters import adapt, adapted, find_targets
 from plait.models.expert_adapters import merged
 from plait.models.low_rank import apart
+from plait.verify.reference.plain.layers import plain_layers
 
 MIXTURE = {
     "name": "llama",
@@ -132,3 +133,23 @@ def test_only_matrices_of_adapters_learn() -> None:
     of_a, of_b = apart(a, b, 2)
     assert not of_a[2].any() and not of_b[2].any()  # nobody chose the third expert
     assert of_a[:2].any() and of_b[:2].any()
+
+
+def test_the_reference_of_a_proof_adds_adapters_by_its_own_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fault in the sums of a run is therefore not on both sides."""
+    model = a_model()
+    names = [name for name, _ in model.named_parameters()]
+    inputs = torch.randn(5, 4), torch.tensor([[0, 2]] * 5), torch.rand(5, 2)
+    found = model["experts"](*inputs)  # type: ignore[index]
+
+    def without_adapters(weight: Tensor, *args: object, **kwargs: object) -> Tensor:
+        return weight
+
+    monkeypatch.setattr("plait.models.expert_adapters.total", without_adapters)
+    broken = model["experts"](*inputs)  # type: ignore[index]
+    plain = plain_layers(model, {"adapter": {"rank": 2, "alpha": 6}})
+    assert [name for name, _ in plain.named_parameters()] == names
+    torch.testing.assert_close(plain["experts"](*inputs), found)  # type: ignore[index]
+    assert not torch.allclose(broken, found)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from plait.models.adapters import adapted
+from plait.models.expert_adapters import put_back, put_sums
 from plait.models.experts import Experts, MixtureOfExperts
 from plait.models.routing import Router, Routing
 from plait.values import JsonMapping, PyTree
@@ -302,14 +303,15 @@ class PlainAdaptedExperts(nn.Module):
         super().__init__()
         bare = copy.copy(experts)
         bare._modules = {key: one for key, one in experts._modules.items() if key[:5] != "lora_"}
-        vars(bare).update(_forward_hooks=OrderedDict(), _forward_pre_hooks=OrderedDict())
+        for table in ("_forward_hooks", "_forward_pre_hooks"):
+            hooks = vars(experts)[table].items()
+            others = ((key, hook) for key, hook in hooks if hook not in (put_sums, put_back))
+            vars(bare)[table] = OrderedDict(others)
+        self._parameters.update(experts._parameters)
+        self._modules.update(experts._modules)
         self._bare = (bare,)  # no child, so that its parameters have one name
         self._adapter = experts.adapter
         self._settings = settings
-        for name, param in experts.named_parameters(recurse=False):
-            self.register_parameter(name, param)
-        for name, child in experts.named_children():
-            self.add_module(name, child)
 
     def forward(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """The output of the experts, [T, D] or [R, out], for their own arguments."""
