@@ -209,9 +209,11 @@ def test_peft_loads_the_exported_adapter_and_the_merged_model_is_equal(
     """The adapter's files under PEFT, and the merged model alone, give the logits of the run."""
     truth = reference(family)
 
+    model = make_model(family, truth)
+
     def run(world: World) -> None:
         engine = build(
-            make_model(family, truth),
+            copy.deepcopy(model),
             "dp2:zero3 ep2 precision:float64",
             loss=loss,
             optimizer=optimizer,

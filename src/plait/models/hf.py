@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError, nearest
 from plait.models import hf_experts
+from plait.models.hf_alone import from_config
 from plait.models.hf_conversion import converted
 from plait.models.hf_masks import in_one_piece, masks_of
 from plait.models.hf_roles import roles_for
@@ -211,7 +212,7 @@ def make(
     try:
         with torch.device("meta"):
             settings = transformers.AutoConfig.for_model(model_type, **table)
-            model = wholly_on_meta(getattr(transformers, TASKS[task]).from_config(settings))
+            model = wholly_on_meta(from_config(getattr(transformers, TASKS[task]), settings))
     except Exception as failure:
         raise ModelError(
             f"transformers cannot make a {task} model of model_type {model_type!r}: {failure}"
@@ -251,7 +252,7 @@ def files_of(made: HuggingFace) -> JsonObject:
 
 def _make_whole(settings: Any, task: str) -> HuggingFace:
     """The model of a config with the values that the library gives it."""
-    made = getattr(library(), TASKS[task]).from_config(copy.deepcopy(settings))
+    made = from_config(getattr(library(), TASKS[task]), copy.deepcopy(settings))
     return WRAPPERS[task](made.train())
 
 

@@ -5,6 +5,8 @@ door.
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -327,3 +329,20 @@ def test_mixtures_are_adopted_and_compute_what_the_library_computes(name: str) -
 def test_a_model_of_the_library_itself_is_told_what_gives_it_roles() -> None:
     with pytest.raises(ModelError, match=r"plait\.models\.hf\.HuggingFace\(model\)"):
         models.roles_for(hf.make(LLAMA).model)
+
+
+def test_threads_that_make_models_leave_the_default_type() -> None:
+    """Ranks that are threads make their models at once, and the library sets the default type."""
+    config = {**LLAMA, "dtype": "float64"}
+    start = threading.Barrier(4)
+
+    def make(_: int) -> None:
+        start.wait()
+        for _ in range(4):
+            models.make("hf", config=config)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(make, range(4)))
+    found = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    assert found == torch.float32
