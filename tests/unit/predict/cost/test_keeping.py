@@ -132,4 +132,7 @@ def test_a_search_prices_blocks_that_are_named() -> None:
     first = plait.choose(tables, "h100x8", fix="dp8:zero3")[0]
     assert first.keep_gathered == tuple(range(8))
     tables["plan"] = {"keep_gathered": "auto"}
-    assert plait.choose(tables, "h100x8", fix="dp8:zero3")[0].keep_gathered is None
+    filled = plait.choose(tables, "h100x8", fix="dp8:zero3")[0]
+    assert filled.keep_gathered == tuple(range(8))  # all fit
+    tables["plan"] = {"keep_gathered": 0}
+    assert not plait.choose(tables, "h100x8", fix="dp8:zero3")[0].keep_gathered
