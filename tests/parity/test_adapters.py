@@ -11,18 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from plait import models
-from plait.comm import World
-from plait.engine.build import Options, build
-from plait.engine.state.init import Initializer, place_holders
-from plait.models import adapter_files, losses
+from plait.models import adapter_files
 from plait.models.adapter_parts import AdapterSettings
 from plait.plan import Plan
 from tests.helpers.threaded import threaded
+from tests.parity.beside_peft import check_equal, steps_alone, train, with_values
 from tests.parity.families import HUGGING_FACE
-from tests.parity.harness import TOLERANCE, join, optimizer
+from tests.parity.harness import TOLERANCE, join
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -54,7 +52,6 @@ TARGETS = {
     "qwen2": ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"),
     "phi3": ("o_proj", "gate_up_proj", "down_proj"),
 }
-SEED = 5
 ALL = ["dp2", "dp2:zero1", "dp2:zero2", "dp2:zero3", "tp2", "tp2:1d,sp", "tp4:2d", "tp8:3d"]
 PRODUCTS = ["tp2 dp2:zero3", "pp2:1f1b tp2:1d,sp mb2", "pp2:zb-h1 dp2:zero1 mb2 remat:full"]
 AXES = ["dp2", "dp2:zero3", "tp2", "pp2:1f1b mb2", "cp2:ring", "cp2:ulysses tp2 dp2:zero3"]
@@ -72,22 +69,9 @@ CASES = [
 ]
 
 
-def batch() -> tuple[Tensor, Tensor]:
-    tokens = torch.randint(0, 28, (8, 9), generator=torch.Generator().manual_seed(3))
-    return tokens[:, :-1], tokens[:, 1:]
-
-
-def base_of(family: str) -> nn.Module:
+def base_of(family: str) -> Any:
     """The start of a family without adapters, on one device."""
-    with torch.device("meta"):
-        model = models.make(**FAMILIES[family])
-    place_holders(model, torch.float64, torch.device("cpu"))
-
-    def take(param: nn.Parameter, value: Tensor) -> None:
-        param.data = value.clone()
-
-    Initializer(model, SEED, torch.float64, torch.device("cpu")).run(take)
-    return model
+    return with_values(FAMILIES[family])
 
 
 class Reference:
@@ -121,18 +105,7 @@ class Reference:
                 param.data.normal_(std=0.3)
         wrapped.save_pretrained(folder)
         self.folder = folder
-        self.losses = []
-        inputs, targets = batch()
-        trained = [p for p in wrapped.parameters() if p.requires_grad]
-        updates = optimizer(trained)
-        for _ in range(2):
-            output = wrapped(inputs)
-            logits = getattr(output, "logits", output)
-            total, count = losses.cross_entropy(logits, targets)
-            (total / count).backward()
-            updates.step()
-            updates.zero_grad()
-            self.losses.append(float((total / count).detach()))
+        self.losses = steps_alone(wrapped)
         self.state = {
             name: value.detach().clone()
             for name, value in peft.get_peft_model_state_dict(wrapped).items()
@@ -162,26 +135,6 @@ def make_model(family: str, kind: str, folder: Path) -> nn.Module:
     return adapter_files.with_adapters(model, settings(family, kind, folder))
 
 
-def train(world: World, plan: str, model: nn.Module) -> Any:
-    model = copy.deepcopy(model)
-    engine = build(
-        model,
-        f"{plan} precision:float64",
-        loss=logits_loss,
-        optimizer=optimizer,
-        options=Options(seed=SEED),
-        world=world,
-    )
-    axis = world.axis("dp")
-    mine = tuple(part.tensor_split(axis.size)[axis.rank] for part in batch())
-    found = [engine.step(mine, trace=False).loss for _ in range(2)]
-    parts = [
-        (part.name, part.global_shape, part.index(), part.values.detach().clone())
-        for part in engine.local_parameters()
-    ]
-    return found, parts, {piece.name for piece in engine.strategy.pieces}
-
-
 @pytest.mark.parametrize(("family", "kind", "plan"), CASES)
 def test_training_is_that_of_peft_on_one_device(
     family: str, kind: str, plan: str, reference: Any, ranks: Any
@@ -189,19 +142,9 @@ def test_training_is_that_of_peft_on_one_device(
     """Stages tell each other the state of random numbers, which threads share."""
     truth = reference(family, kind)
     model = make_model(family, kind, truth.folder)
-    names = adapter_files.peft_names(model)
     parsed = Plan.parse(plan)
     run = threaded if parsed.pp.size == 1 else ranks
-    results = run(parsed.world_size, train, plan, model, plan=plan)
-    found = join([parts for _, parts, _ in results])
-    assert set().union(*(owned for *_, owned in results)) == set(names)
-    assert set(names.values()) == set(truth.state)
-    for losses_of_rank, *_ in results:
-        torch.testing.assert_close(losses_of_rank, truth.losses, rtol=TOLERANCE, atol=0)
-    for name, peft_name in names.items():
-        expected = truth.state[peft_name].flatten()
-        error = (found[name] - expected).abs().max() / expected.abs().max()
-        assert error < TOLERANCE, (name, float(error))
+    check_equal(lambda: run(parsed.world_size, train, plan, model, plan=plan), model, truth)
 
 
 WRAPPED = ["dp2", "dp2:zero3", "tp2", "tp4:2d", "pp2:1f1b mb2", "pp2:1f1b tp2 dp2:zero1 mb2"]
@@ -250,22 +193,11 @@ class WrappedExperts:
             warnings.simplefilter("ignore")
             self.model: Any = peft.get_peft_model(base, lora).double().train()
         alone = copy.deepcopy(self.model)
-        updates = optimizer([p for p in alone.parameters() if p.requires_grad])
-        self.losses = []
-        for _ in range(2):
-            total, count = logits_loss(alone(batch()[0]), batch()[1])
-            (total / count).backward()
-            updates.step()
-            updates.zero_grad()
-            self.losses.append(float((total / count).detach()))
+        self.losses = steps_alone(alone)
         trained = [(name, p) for name, p in alone.named_parameters() if p.requires_grad]
         self.state = {
             name.replace(".default.weight", ".weight"): param.detach() for name, param in trained
         }
-
-
-def logits_loss(output: Any, targets: Tensor) -> Any:
-    return losses.cross_entropy(getattr(output, "logits", output), targets)
 
 
 @pytest.mark.parametrize("plan", ["dp2 ep2", "dp4:zero3 ep2", "dp2 ep2 tp2", "tp2"])

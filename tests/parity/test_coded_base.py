@@ -24,8 +24,9 @@ from plait.models.adapter_parts import BASES, AdapterSettings
 from plait.models.adapters import linear_layers
 from plait.plan import Plan
 from tests.helpers.threaded import threaded
+from tests.parity import beside_peft
 from tests.parity import test_adapters as adapters
-from tests.parity.harness import TOLERANCE, join
+from tests.parity.harness import TOLERANCE, join, optimizer
 
 library = pytest.importorskip(
     "bitsandbytes.functional", reason="a base in 8 or 4 bits needs bitsandbytes"
@@ -130,8 +131,8 @@ def held_bytes(world: World, plan: str, base: str) -> tuple[int, list[int]]:
     engine = build(
         model,
         f"{plan} precision:bf16",
-        loss=adapters.logits_loss,
-        optimizer=adapters.optimizer,
+        loss=beside_peft.logits_loss,
+        optimizer=optimizer,
         world=world,
     )
     layers = [m.weight for m in linear_layers(model).values() if m is not model.head]
@@ -149,7 +150,7 @@ def held_bytes(world: World, plan: str, base: str) -> tuple[int, list[int]]:
         block.register_forward_pre_hook(count)
         block.register_forward_hook(around)
         block.mlp.down.register_forward_pre_hook(count)
-    inputs, targets = adapters.batch()
+    inputs, targets = beside_peft.batch()
     axis = world.axis("dp")
     mine = tuple(part.tensor_split(axis.size)[axis.rank] for part in (inputs, targets))
     engine.step(mine, trace=False)
@@ -186,8 +187,8 @@ def merged_on_two_ranks(world: World, model: nn.Module, out: Path) -> None:
     engine = build(
         copy.deepcopy(model),
         "dp2:zero3 precision:float64",
-        loss=adapters.logits_loss,
-        optimizer=adapters.optimizer,
+        loss=beside_peft.logits_loss,
+        optimizer=optimizer,
         world=world,
     )
     engine.save_pretrained(out, merge=True)

@@ -12,24 +12,30 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from plait import models
 from plait.comm import World
 from plait.engine.build import Options, build
-from plait.engine.state.init import Initializer, place_holders
-from plait.models import adapter_files, losses
+from plait.models import adapter_files
 from plait.models.adapter_parts import AdapterSettings
 from plait.plan import Plan
 from tests.helpers.threaded import threaded
+from tests.parity.beside_peft import (
+    SEED,
+    batch,
+    check_equal,
+    logits_loss,
+    steps_alone,
+    train,
+    with_values,
+)
 from tests.parity.families import HUGGING_FACE
-from tests.parity.harness import TOLERANCE, join, optimizer
+from tests.parity.harness import optimizer
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
-STEPS = 2
-SEED = 5
 OWN = {
     "name": "llama",
     "num_hidden_layers": 2,
@@ -63,24 +69,6 @@ PARAMETERS = {
 PACKED = ["experts.gate_up_proj", "experts.down_proj"]
 
 
-def batch() -> tuple[Tensor, Tensor]:
-    tokens = torch.randint(0, 28, (8, 9), generator=torch.Generator().manual_seed(3))
-    return tokens[:, :-1], tokens[:, 1:]
-
-
-def with_values(keys: dict[str, Any]) -> Any:
-    """A model of this project on one device, with its start."""
-    with torch.device("meta"):
-        model = models.make(**keys)
-    place_holders(model, torch.float64, torch.device("cpu"))
-
-    def take(param: nn.Parameter, value: Tensor) -> None:
-        param.data = value.clone()
-
-    Initializer(model, SEED, torch.float64, torch.device("cpu")).run(take)
-    return model
-
-
 def library_base(family: str) -> Any:
     config = transformers.AutoConfig.for_model(**CONFIGS[family])
     config._experts_implementation = "eager"  # the grouped product has no float64
@@ -111,24 +99,11 @@ class Reference:
             warnings.simplefilter("ignore")  # of transformers, at what PEFT asks it
             wrapped: Any = peft.get_peft_model(model, config).double().train()
             wrapped.save_pretrained(self.folder)
-        self.losses = []
-        inputs, targets = batch()
-        trained = [p for p in wrapped.parameters() if p.requires_grad]
-        updates = optimizer(trained)
-        for _ in range(STEPS):
-            total, count = loss(wrapped(inputs), targets)
-            (total / count).backward()
-            updates.step()
-            updates.zero_grad()
-            self.losses.append(float((total / count).detach()))
+        self.losses = steps_alone(wrapped)
         self.state = {
             name: value.detach().clone()
             for name, value in peft.get_peft_model_state_dict(wrapped).items()
         }
-
-
-def loss(output: Any, targets: Tensor) -> Any:
-    return losses.cross_entropy(getattr(output, "logits", output), targets)
 
 
 @pytest.fixture(scope="module")
@@ -146,25 +121,6 @@ def make_model(family: str, truth: Reference) -> nn.Module:
     model = with_values(OWN) if base is None else models.make("hf", config=base, weights=base)
     settings = AdapterSettings("lora", 4, 8.0, TARGETS[family], weights=truth.folder)
     return adapter_files.with_adapters(model, settings)
-
-
-def train(world: World, plan: str, model: nn.Module) -> Any:
-    engine = build(
-        copy.deepcopy(model),
-        f"{plan} precision:float64",
-        loss=loss,
-        optimizer=optimizer,
-        options=Options(seed=SEED),
-        world=world,
-    )
-    axis = world.axis("dp")
-    mine = tuple(part.tensor_split(axis.size)[axis.rank] for part in batch())
-    found = [engine.step(mine, trace=False).loss for _ in range(STEPS)]
-    parts = [
-        (part.name, part.global_shape, part.index(), part.values.detach().clone())
-        for part in engine.local_parameters()
-    ]
-    return found, parts, {piece.name for piece in engine.strategy.pieces}
 
 
 CASES = [
@@ -189,17 +145,8 @@ MORE = [
 def test_training_is_that_of_peft_on_one_device(family: str, plan: str, reference: Any) -> None:
     truth = reference(family)
     model = make_model(family, truth)
-    names = adapter_files.peft_names(model)
-    results = threaded(Plan.parse(plan).world_size, train, plan, model, plan=plan)
-    found = join([parts for _, parts, _ in results])
-    assert set().union(*(owned for *_, owned in results)) == set(names)
-    assert set(names.values()) == set(truth.state)
-    for losses_of_rank, *_ in results:
-        torch.testing.assert_close(losses_of_rank, truth.losses, rtol=TOLERANCE, atol=0)
-    for name, peft_name in names.items():
-        expected = truth.state[peft_name].flatten()
-        error = (found[name] - expected).abs().max() / expected.abs().max()
-        assert error < TOLERANCE, (name, float(error))
+    ranks = Plan.parse(plan).world_size
+    check_equal(lambda: threaded(ranks, train, plan, model, plan=plan), model, truth)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
@@ -208,14 +155,13 @@ def test_peft_loads_the_exported_adapter_and_the_merged_model_is_equal(
 ) -> None:
     """The adapter's files under PEFT, and the merged model alone, give the logits of the run."""
     truth = reference(family)
-
     model = make_model(family, truth)
 
     def run(world: World) -> None:
         engine = build(
             copy.deepcopy(model),
             "dp2:zero3 ep2 precision:float64",
-            loss=loss,
+            loss=logits_loss,
             optimizer=optimizer,
             options=Options(seed=SEED),
             world=world,

@@ -11,6 +11,7 @@ from torch import nn
 
 from plait.errors import ModelError, nearest
 from plait.models.coded import FORMATS
+from plait.patterns import matches
 
 KINDS = ("lora", "dora")
 BASES = ("none", *FORMATS)
@@ -98,6 +99,11 @@ class Magnitude(nn.Module):
     def reset_parameters(self) -> None:
         """Ones, until the base weight is known."""
         nn.init.ones_(self.weight)
+
+
+def means(target: str, name: str) -> bool:
+    """Whether a target of `[adapter]` is the name of a layer, the end of it, or a pattern of it."""
+    return name == target or name.endswith(f".{target}") or matches(target, name)
 
 
 def has_adapter(module: nn.Module) -> bool:

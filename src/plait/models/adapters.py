@@ -26,10 +26,10 @@ from plait.models.adapter_parts import (
     Magnitude,
     Zeros,
     has_adapter,
+    means,
     parts_of,
 )
 from plait.models.coded import library
-from plait.patterns import matches
 from plait.values import PyTree
 
 OUTPUTS = ("head", "lm_head", "embed_out", "output", "score", "classifier")
@@ -191,7 +191,7 @@ def find_targets(model: nn.Module, targets: tuple[str, ...] | None) -> dict[str,
     targeted: dict[str, tuple[str, ...]] = {}
     experts: dict[str, tuple[str, ...]] | None = None
     for target in targets:
-        meant = [name for name in layers if _means(target, name)]
+        meant = [name for name in layers if means(target, name)]
         targeted |= dict.fromkeys(meant, ())
         if not meant:
             experts = expert_adapters.find(model) if experts is None else experts
@@ -204,10 +204,6 @@ def find_targets(model: nn.Module, targets: tuple[str, ...] | None) -> dict[str,
     return {name: targeted[name] for name, _ in model.named_modules() if name in targeted}
 
 
-def _means(target: str, name: str) -> bool:
-    return name == target or name.endswith(f".{target}") or matches(target, name)
-
-
 def _is_output(model: nn.Module, name: str, module: nn.Module) -> bool:
     inner = getattr(model, "model", model)
     get = getattr(inner, "get_output_embeddings", None)
@@ -216,7 +212,7 @@ def _is_output(model: nn.Module, name: str, module: nn.Module) -> bool:
 
 
 def _no_target(model: nn.Module, target: str, layers: Sequence[str]) -> str:
-    others = [(n, m) for n, m in model.named_modules() if n and _means(target, n)]
+    others = [(n, m) for n, m in model.named_modules() if n and means(target, n)]
     last = sorted({name.rpartition(".")[2] for name in layers})
     if others:
         name, module = others[0]

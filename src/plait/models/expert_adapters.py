@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError
 from plait.models import packed_experts
-from plait.models.adapter_parts import PARTS, Adapter, AdapterSettings, Zeros
+from plait.models.adapter_parts import PARTS, Adapter, AdapterSettings, Zeros, means
 from plait.models.experts import ExpertWeights
 from plait.models.low_rank import apart, total
-from plait.patterns import matches
 from plait.values import PyTree
 
 BARE = "bare_weights"
 """The attribute of experts that holds their weights while sums are in their places."""
 DIMS = 3
+"""The dimensions of a parameter that holds matrices: experts, outputs and inputs."""
 
 
 def find(model: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -49,14 +49,10 @@ def meant(target: str, experts: Mapping[str, tuple[str, ...]]) -> dict[str, tupl
     """The experts that a target names, and which of their matrices: those named, or all."""
     found = {}
     for name, keys in experts.items():
-        named = keys if _means(target, name) else [k for k in keys if _means(target, f"{name}.{k}")]
+        named = keys if means(target, name) else [k for k in keys if means(target, f"{name}.{k}")]
         if named:
             found[name] = tuple(named)
     return found
-
-
-def _means(target: str, name: str) -> bool:
-    return name == target or name.endswith(f".{target}") or matches(target, name)
 
 
 def check(settings: AdapterSettings, name: str) -> None:
@@ -77,7 +73,7 @@ def attach(module: nn.Module, keys: tuple[str, ...], settings: AdapterSettings) 
     """Hang an adapter on the matrices `keys` of packed experts."""
     target: PyTree = module
     transposed = getattr(module, "is_transposed", False) is True
-    tables = nn.ModuleDict(), nn.ModuleDict()
+    first, second = nn.ModuleDict(), nn.ModuleDict()
     for key in keys:
         weight = module.get_parameter(key)
         number, out, into = weight.shape
@@ -85,10 +81,10 @@ def attach(module: nn.Module, keys: tuple[str, ...], settings: AdapterSettings) 
             out, into = into, out
         like = {"device": weight.device, "dtype": weight.dtype}
         rows = number * settings.rank
-        tables[0][key] = nn.Linear(into, rows, bias=False, **like)
-        tables[1][key] = Zeros(rows, out, bias=False, **like)
-    for name, table in zip(PARTS, tables, strict=False):
-        module.add_module(name, table)
+        first[key] = nn.Linear(into, rows, bias=False, **like)
+        second[key] = Zeros(rows, out, bias=False, **like)
+    module.add_module(PARTS[0], first)
+    module.add_module(PARTS[1], second)
     target.adapter = Adapter(
         settings.kind,
         settings.rank,
@@ -107,6 +103,7 @@ def put_sums(module: Any, args: PyTree) -> None:
     """Before a forward: sums of weights and adapters in the places of the weights."""
     adapter: Adapter = module.adapter
     bare: dict[str, Tensor] = {}
+    vars(module)[BARE] = bare  # first, so that a sum which fails leaves nothing behind
     for key in adapter.keys:
         bare[key] = module._parameters[key]
         matrices = (module.lora_A[key].weight, module.lora_B[key].weight)
@@ -114,7 +111,6 @@ def put_sums(module: Any, args: PyTree) -> None:
         module._parameters[key] = total(
             bare[key], a, b, adapter.scale, transposed=adapter.transposed
         )
-    vars(module)[BARE] = bare
 
 
 def put_back(module: Any, args: PyTree, output: PyTree) -> None:
