@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def optimizer_that_is_late(device: str) -> Callable[[Any], torch.optim.Optimizer
         busy = torch.randn(width, width, device=device)
 
         def wait(*unused: object) -> None:
-            for _ in range(20):
+            for _ in range(60):
                 torch.tanh(busy @ busy)
 
         made.register_step_pre_hook(wait)
@@ -58,14 +58,24 @@ def optimizer_that_is_late(device: str) -> Callable[[Any], torch.optim.Optimizer
     return make
 
 
-def different(source: Checkpoint, expected: dict[tuple[str, int], Tensor]) -> list[str]:
-    """The tensors of a checkpoint that are not what was expected, bit for bit."""
-    found = []
-    for (name, start), values in expected.items():
-        kept = source.tensor(name).reshape(-1)[start : start + values.numel()]
-        if not torch.equal(kept, values.cpu()):
-            found.append(name)
-    return found
+Place = tuple[str, int]
+"""The name of a tensor, and the first of its numbers that a shard has."""
+
+
+def read(source: Checkpoint, places: Mapping[Place, Tensor]) -> dict[Place, Tensor]:
+    """What a checkpoint has of these shards."""
+    kept = {}
+    for (name, start), values in places.items():
+        stop = start + values.numel()
+        kept[name, start] = source.tensor(name).reshape(-1)[start:stop].clone()
+    return kept
+
+
+def different(kept: Mapping[Place, Tensor], expected: Mapping[Place, Tensor]) -> list[str]:
+    """The tensors that are not what was expected, bit for bit."""
+    return [
+        place[0] for place, values in expected.items() if not torch.equal(kept[place], values.cpu())
+    ]
 
 
 Made = tuple[nn.Module, Tensor]
@@ -98,7 +108,9 @@ def wrong_copies(
 ) -> list[str]:
     """What differs in any snapshot or checkpoint of a training whose next step begins at once.
 
-    Files are as a launcher makes them, or on a disk, which no device writes into.
+    Files are as a launcher makes them, or on a disk, which no device writes into. A snapshot is
+    read when the next has begun, and compared at the end. To read the device before would wait for
+    an update, and a copy that comes too early would be right.
     """
     model, tokens = made
     engine = build(
@@ -115,25 +127,31 @@ def wrong_copies(
     taken = Snapshots(files[world.rank], engine)
     saves = SavesBehind(engine)
     copier = Copier()
-    found = []
+    expected: dict[int, dict[Place, Tensor]] = {}
+    kept = []
     engine.step(batch, trace=False)
-    for step in range(2, STEPS + 2):
+    last = STEPS + 1
+    for step in range(2, last + 1):
         shards = lasting_shards_of(engine)
         copier.begin(taken.begin(step, {}))
         engine.copies.add(copier.wait)  # type: ignore[arg-type]
-        save = saves.begin(folder / f"saved-{step}", {}, lambda: None)
-        engine.copies.add(save.wait_for_copy)
-        expected = {(shard.name, shard.start): shard.values.clone() for shard in shards}
+        if step == last:
+            save = saves.begin(folder / "saved", {}, lambda: None)
+            engine.copies.add(save.wait_for_copy)
+        expected[step] = {(one.name, one.start): one.values.clone() for one in shards}
+        if step - 1 in expected:  # another file has it
+            before = MemoryCheckpoint([own[(step - 1) % 2] for own in files])
+            kept.append((step - 1, read(before, expected[step - 1])))
         engine.step(batch, trace=False)  # a trace would wait for the device
-        save.wait()
-        world.axis("world").barrier()
-        kept = MemoryCheckpoint([own[step % 2] for own in files])
-        for source in (kept, Checkpoint.open(folder / f"saved-{step}")):
-            found += different(source, expected)
-        world.axis("world").barrier()
-        if device != "cpu" and taken.content(step).is_pinned() != in_memory:
-            found.append("a file on a disk is pinned, or one in memory is not")
+    save.wait()
+    world.axis("world").barrier()
+    newest = (MemoryCheckpoint([own[last % 2] for own in files]), Checkpoint.open(folder / "saved"))
+    kept += [(last, read(source, expected[last])) for source in newest]
+    found = [name for step, values in kept for name in different(values, expected[step])]
+    if device != "cpu" and taken.content(last).is_pinned() != in_memory:
+        found.append("a file on a disk is pinned, or one in memory is not")
     copier.close()
+    world.axis("world").barrier()
     memory.close()
     return found
 

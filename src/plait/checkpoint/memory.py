@@ -23,7 +23,7 @@ from torch import Tensor
 from plait.checkpoint.agreement import agree
 from plait.checkpoint.entry import RANK_PREFIX, entry_of
 from plait.checkpoint.read import Checkpoint
-from plait.checkpoint.room import Room, begin_copies
+from plait.checkpoint.room import Room, copy_values
 from plait.comm.shm.snapshot_head import NOTHING, Head
 from plait.errors import CheckpointError
 from plait.mesh import Shard
@@ -70,7 +70,8 @@ class MemoryFile:
     def begin(self, step: int, shards: Iterable[Shard], meta: JsonMapping) -> Callable[[], None]:
         """Prepare to write the shards of a step; the answer writes them, in any thread.
 
-        Until that is done the file counts as empty.
+        What the calling thread has asked a device for until now is written, and nothing later. The
+        file counts as empty until that is done.
         """
         held = list(shards)
         entries = self._entries_of(held)
@@ -81,23 +82,23 @@ class MemoryFile:
             self._lay_out(entries, len(text))
         self._held = held
         self._entries = entries
-        return partial(self._finish, self._begin_values(held), step, text)
+        if self._room is not None:
+            self._room.mark()
+        return partial(self._finish, step, text)
 
-    def _begin_values(self, held: Sequence[Shard]) -> Callable[[], None]:
-        """Begin to copy what lies on a device; the answer copies the rest, and waits."""
-        values = [shard.values for shard in held]
+    def _copy_values(self) -> None:
+        """Copy the shards' values into the map, and wait for those that lie on a device.
+
+        A device takes a call for each of hundreds of tensors, and the thread of the steps has
+        others to make: it is not done there.
+        """
+        values = [shard.values for shard in self._held]
         if self._room is None:
-            return begin_copies(self._views, values)
-        self._room.mark()
-        if self._unpin is not None:
-            return self._room.begin_into(self._views, values)
-        come = self._room.begin(held)
-
-        def finish() -> None:
-            copies = [shard.values for shard in come()]
-            begin_copies(self._views, copies)()
-
-        return finish
+            copy_values(self._views, values)
+        elif self._unpin is not None:
+            self._room.copy_into(self._views, values)
+        else:
+            copy_values(self._views, [copy.values for copy in self._room.copy(self._held)])
 
     def _entries_of(self, held: Sequence[Shard]) -> list[Entry]:
         """The entries of shards. That of a shard which the file held before is known."""
@@ -106,10 +107,10 @@ class MemoryFile:
         known = {id(shard): entry for shard, entry in zip(self._held, self._entries, strict=True)}
         return [known.get(id(shard)) or entry_of(shard) for shard in held]
 
-    def _finish(self, come: Callable[[], None], step: int, text: bytes) -> None:
-        """End the copy of the values, then write the meta data; the head comes last."""
+    def _finish(self, step: int, text: bytes) -> None:
+        """Copy the values, then write the meta data; the head comes last."""
         assert self._map is not None
-        come()
+        self._copy_values()
         start = self._list_place + self._list_bytes
         self._map[start : start + len(text)] = text
         head = Head(step, self._list_place, self._list_bytes, len(text))

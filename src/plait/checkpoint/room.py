@@ -105,12 +105,10 @@ def copy_each(rooms: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         room.copy_(value, non_blocking=True)
 
 
-def begin_copies(
+def copy_values(
     rooms: Sequence[Tensor], values: Sequence[Tensor], side: SideStream | None = None
-) -> Callable[[], None]:
-    """Begin to copy what lies on a device of `values` [n] into `rooms` [n] each; the answer copies
-    the rest, and waits.
-    """
+) -> None:
+    """Copy `values` [n] into `rooms` [n] each; what lies on a device comes by `side`."""
     pairs = [*zip(rooms, values, strict=True)]
     far = [pair for pair in pairs if side is not None and side.has(pair[1])]
     near = pairs if side is None else [pair for pair in pairs if not side.has(pair[1])]
@@ -118,15 +116,10 @@ def begin_copies(
     with torch.no_grad():
         if side is not None and far:
             wait = side.begin([room for room, _ in far], [value for _, value in far])
-
-    def finish() -> None:
-        with torch.no_grad():
-            if near:  # one call, without the interpreter
-                torch._foreach_copy_([room for room, _ in near], [value for _, value in near])
-        if wait is not None:
-            wait()
-
-    return finish
+        if near:  # one call, without the interpreter
+            torch._foreach_copy_([room for room, _ in near], [value for _, value in near])
+    if wait is not None:
+        wait()
 
 
 class Room:
@@ -153,26 +146,15 @@ class Room:
         """
         return None if self._side is None else self._side.pin(memory)
 
-    def begin_into(self, rooms: Sequence[Tensor], values: Sequence[Tensor]) -> Callable[[], None]:
-        """Begin to copy `values` [n] into `rooms` [n] each; the answer ends it. Rooms of what lies
-        on a device are pinned.
-        """
-        return begin_copies(rooms, values, self._side)
+    def copy_into(self, rooms: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        """Copy `values` [n] into `rooms` [n] each. Rooms of what lies on a device are pinned."""
+        copy_values(rooms, values, self._side)
 
     def copy(self, shards: Sequence[Shard]) -> list[Shard]:
         """Copies of these shards, in the memory of those before where they are alike."""
-        return self.begin(shards)()
-
-    def begin(self, shards: Sequence[Shard]) -> Callable[[], list[Shard]]:
-        """Begin to copy what lies on a device; the answer copies the rest, and gives the copies."""
         copies = self._copies_of(shards)
-        come = self.begin_into(self._values, [shard.values for shard in shards])
-
-        def finish() -> list[Shard]:
-            come()
-            return copies
-
-        return finish
+        self.copy_into(self._values, [shard.values for shard in shards])
+        return copies
 
     def _copies_of(self, shards: Sequence[Shard]) -> list[Shard]:
         """The shards with this memory for their values. Those of the last copy are known."""

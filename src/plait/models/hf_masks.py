@@ -68,7 +68,11 @@ def in_one_piece() -> Iterator[None]:
 
 @functools.cache
 def _look_only_elsewhere() -> None:
-    """Let the library look at positions outside of `in_one_piece` alone."""
+    """Let the library look at positions outside of `in_one_piece` alone.
+
+    Within it, a mask that nobody gave is none while a CUDA graph is recorded, as at any other time.
+    Earlier versions make one then (5.17), and attention takes another kernel.
+    """
     from transformers import masking_utils
 
     library: Any = masking_utils
@@ -82,6 +86,24 @@ def _look_only_elsewhere() -> None:
         return found
 
     library.find_packed_sequence_indices = looking
+    is_tracing = getattr(library, "is_tracing", None)
+    if is_tracing is None:
+        return
+
+    @functools.wraps(is_tracing)
+    def tracing(tensor: Tensor | None = None) -> bool:
+        is_whole = tensor is None and _IN_ONE_PIECE.get()
+        if is_whole and _is_recorded():
+            return False
+        found: bool = is_tracing(tensor)
+        return found
+
+    library.is_tracing = tracing
+
+
+def _is_recorded() -> bool:
+    """Whether a CUDA graph is recorded, of what this thread asks."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _within_documents(masks: PyTree, own: Tensor) -> PyTree:

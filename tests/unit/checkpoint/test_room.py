@@ -59,9 +59,8 @@ def test_a_copy_sees_what_was_asked_before_and_nothing_after(
     for step in (2, 3, 4):
         device.compute.ask(lambda step=step: values.fill_(step))  # type: ignore[misc]
         memory.mark()
-        come = memory.begin([Shard.whole("weight", values)])
         device.compute.ask(lambda: None)  # the next forward
-        (kept,) = come()
+        (kept,) = memory.copy([Shard.whole("weight", values)])
         assert kept.values.tolist() == [step] * 5
         places.add(kept.values.data_ptr())
     assert len(places) == 1  # the memory of the first is used again
