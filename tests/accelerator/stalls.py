@@ -150,15 +150,16 @@ def parts_of_a_copy(training: Training, memory: Path, device: str) -> dict[str, 
     return seconds
 
 
-def measured(subject: Subject, plan: str, device: str, group: int, turns: int) -> None:
+def measured(subject: Subject, plan: str, options: argparse.Namespace) -> None:
     """Print the rows of one model under one plan."""
+    device, group, turns = options.device, options.group, options.turns
     world = comm.init(Mesh(), device=place(device))
     engine = build(
         subject.model(place(device)),
         plan,
         loss=cross_entropy,
         optimizer=adamw,
-        options=Options(compile_backend=backend(device)),
+        options=Options(compile_backend=backend(device), cuda_graphs=options.graphs),
         world=world,
     )
     batch = subject.tokens(place(device))
@@ -184,7 +185,8 @@ def measured(subject: Subject, plan: str, device: str, group: int, turns: int) -
                 training.end()
                 found[name].append(one)
         alone = median(found["no copies"][1:])
-        print(f"{subject.title}, {plan}: {training.snapshots.num_bytes / 1e9:.3f} GB a snapshot")
+        way = f"{plan}, in graphs" if options.graphs else plan
+        print(f"{subject.title}, {way}: {training.snapshots.num_bytes / 1e9:.3f} GB a snapshot")
         for name, seconds in found.items():
             later = sorted(seconds[1:])
             one = median(later)
@@ -204,6 +206,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--plan", default="dp1 precision:bf16 compile")
+    parser.add_argument("--graphs", action="store_true", help="steps are CUDA graphs")
     parser.add_argument("--group", type=int, default=GROUP)
     parser.add_argument("--turns", type=int, default=TURNS)
     options = parser.parse_args(words)
@@ -211,7 +214,7 @@ def main(words: Sequence[str] | None = None) -> None:
     is_there = options.device == "cuda"
     print(torch.cuda.get_device_name() if is_there else "a trial on the processor", file=sys.stderr)
     subject = SUBJECTS[0] if is_there else SUBJECTS[0].small()
-    measured(subject, options.plan, options.device, options.group, options.turns)
+    measured(subject, options.plan, options)
 
 
 if __name__ == "__main__":

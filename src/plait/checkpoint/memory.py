@@ -89,8 +89,8 @@ class MemoryFile:
     def _copy_values(self) -> None:
         """Copy the shards' values into the map, and wait for those that lie on a device.
 
-        A device takes a call for each of hundreds of tensors, and the thread of the steps has
-        others to make: it is not done there.
+        To ask a device for hundreds of copies takes the time of a small step. So the thread of the
+        steps does not ask.
         """
         values = [shard.values for shard in self._held]
         if self._room is None:

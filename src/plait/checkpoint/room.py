@@ -81,15 +81,13 @@ class SideStream:
     def begin(self, rooms: Sequence[Tensor], values: Sequence[Tensor]) -> Callable[[], None]:
         """Begin to copy `values` [n] into `rooms` [n] each; the answer waits for it, in any thread.
 
-        No one may write the values before. They may be freed: their memory is then kept.
+        No one may write the values before, nor give them free.
         """
         done = self._api.Event(blocking=True)  # who waits takes no processor
         self._stream.wait_event(self._ready)
         with self._api.stream(self._stream):
             copy_each(rooms, values)
             done.record(self._stream)
-        for value in values:
-            value.record_stream(self._stream)
         wait: Callable[[], None] = done.synchronize
         return wait
 
@@ -100,9 +98,11 @@ def side_stream_of(device: torch.device) -> SideStream | None:
 
 
 def copy_each(rooms: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Have a device copy each of `values` [n] into one of `rooms` [n], without waiting for it."""
-    for room, value in zip(rooms, values, strict=True):
-        room.copy_(value, non_blocking=True)
+    """Have a device copy each of `values` [n] into one of `rooms` [n], without waiting for it.
+
+    It is one call: the thread of the steps has the interpreter meanwhile.
+    """
+    torch._foreach_copy_(list(rooms), list(values), non_blocking=True)
 
 
 def copy_values(

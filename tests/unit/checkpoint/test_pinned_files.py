@@ -42,7 +42,6 @@ def faked(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> tuple[FakeDevi
 
     copied = room.copy_each
     monkeypatch.setattr(room, "copy_each", asked)
-    monkeypatch.setattr(Tensor, "record_stream", lambda one, stream: None)
     return device, written
 
 
