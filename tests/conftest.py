@@ -5,7 +5,8 @@ is started once.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -115,8 +116,38 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if is_quick(collection_path.relative_to(ROOT).as_posix()) else True
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--part 2/3`: of the tests that are chosen, a third. The parts have every test once."""
+    parser.addoption("--part", metavar="K/N", help="run part K of N parts of the tests")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None]:
+    """Mark every test; where a part is asked for, keep its tests alone once all are chosen."""
+    _mark(items)
+    yield
+    part = config.getoption("part")
+    if part is None:
+        return
+    kept = part_of([item.nodeid for item in items], part)
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+    items[:] = [item for item in items if item.nodeid in kept]
+
+
+def part_of(names: Sequence[str], part: str) -> set[str]:
+    """The tests of part "K/N". A test's part depends on its name alone.
+
+    Raises `pytest.UsageError` for words that are no part.
+    """
+    index, _, count = part.partition("/")
+    if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
+        raise pytest.UsageError(f"--part is K/N, with K from 1 to N, as 2/3; it is {part!r}")
+    return {name for name in names if zlib.crc32(name.encode()) % int(count) == int(index) - 1}
+
+
+def _mark(items: Sequence[pytest.Item]) -> None:
     """Mark every test as long, quick, or neither, by its file."""
     for item in items:
         if ROOT not in item.path.parents:  # a session that a test has started elsewhere
