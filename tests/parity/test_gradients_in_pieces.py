@@ -6,13 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from torch import Tensor
 
+from plait.comm import World
 from plait.comm.simulated import simulate
 from plait.mesh import Mesh
 from plait.parallel.data import pooled
 from plait.parallel.data.gradients import BucketState
+from plait.parallel.data.shards import ShardedGradients
 from tests.helpers.pool import mesh_of
-from tests.parity.harness import TOLERANCE, check
+from tests.parity.families import family_of
+from tests.parity.harness import TOLERANCE, check, make_engine
 
 PIECE_BYTES = 400
 
@@ -27,6 +31,13 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         found.append(stop - start)
         plain(store, state, start, stop)
 
+    def make_room(shard: Tensor) -> None:
+        """New memory holds no numbers: whoever reads an element before it is summed sees it."""
+        made(shard)
+        shard.fill_(float("nan"))
+
+    made = ShardedGradients._make_room
+    monkeypatch.setattr(ShardedGradients, "_make_room", staticmethod(make_room))
     monkeypatch.setattr(pooled, "PIECE_BYTES", PIECE_BYTES)
     monkeypatch.setattr(pooled.PooledGradients, "_fill", fill)
     yield found
@@ -53,3 +64,31 @@ def test_gradients_in_pieces_are_equal(plan: str, family: str, lengths: list[int
     assert check(run, text, family, 12, clip_grad_norm=0.5).largest < TOLERANCE
     assert len(set(lengths)) > 1, "a last piece is shorter"
     assert max(lengths) <= PIECE_BYTES // 8 // 2
+
+
+@pytest.mark.parametrize("plan", ["dp2:zero2", "dp2:zero3"])
+def test_a_forward_begins_without_memory_for_large_shards(plan: str, lengths: list[int]) -> None:
+    """Small ones keep theirs: to make pages again takes longer than to have them."""
+
+    def act(world: World) -> tuple[int, list[int]]:
+        family = family_of("gpt")
+        engine = make_engine(world, plan, family, {})
+        batch = family.batches(4)[0]
+        engine.step(batch, trace=False)
+        shards = engine.strategy.live_tensors()["gradients"]
+        after = sum(not shard.untyped_storage().nbytes() for shard in shards)
+        lent: list[int] = []
+        block = next(iter(engine.model.blocks))  # type: ignore[arg-type]
+
+        def look(*_: object) -> None:
+            empty = [shard for shard in shards if not shard.untyped_storage().nbytes()]
+            lent.extend(shard.numel() for shard in empty)
+
+        block.register_forward_pre_hook(look)
+        engine.step(batch, trace=False)
+        return after, lent
+
+    for after, lent in run(2, act, plan=plan):
+        assert after == 0
+        assert lent
+        assert min(lent) * 2 * 4 > PIECE_BYTES

@@ -108,14 +108,17 @@ class PooledGradients(GradientStore):
                 state.stale.discard(index)
         state.zero_stale()
 
+    def goes_in_pieces(self, bucket: Bucket) -> bool:
+        """Whether a bucket is larger than a buffer."""
+        return bucket.padded_numel > self.buffers[0].numel()
+
     def pieces(self, state: BucketState) -> Iterator[None]:
         bucket = state.bucket
-        at_once = self.buffers[0].numel()
-        if bucket.padded_numel <= at_once:
+        if not self.goes_in_pieces(bucket):
             self.collect(state)
             yield
         else:
-            length = at_once // bucket.num_shards
+            length = self.buffers[0].numel() // bucket.num_shards
             for start in range(0, bucket.shard_numel, length):
                 stop = min(start + length, bucket.shard_numel)
                 self._place(state, start, (stop - start) * bucket.num_shards)

@@ -108,6 +108,8 @@ class ShardedGradients:
         self._group = group
         self._works: dict[tuple[int, int], Waitable] = {}
         """By bucket and first element."""
+        self._lent: set[int] = set()
+        """Buckets whose shards have memory from their first sum to the next step alone."""
         axis = group.shard
         dtype = group.master_dtype
         self.store: GradientStore
@@ -119,10 +121,21 @@ class ShardedGradients:
                 torch.zeros(state.bucket.shard_numel, dtype=dtype, device=group.device)
                 for state in states
             ]
+            if not group.keeps_gradients:
+                self._lent = {s.index for s in states if self._pool.goes_in_pieces(s.bucket)}
         else:
             make_store = FixedOrderGradients if group.fixed_order else PersistentGradients
             self.store = make_store(states, axis, dtype, group.device)
             self.shards = [state.bucket.shard(self._full(state), axis.rank) for state in states]
+
+    def begin_step(self) -> None:
+        """A step begins: the memory of large shards is there for its activations and logits."""
+        for index in self._lent:
+            self.shards[index].untyped_storage().resize_(0)
+
+    @staticmethod
+    def _make_room(shard: Tensor) -> None:
+        shard.untyped_storage().resize_(shard.nbytes)
 
     @staticmethod
     def _full(state: BucketState) -> Tensor:
@@ -151,7 +164,10 @@ class ShardedGradients:
         index = piece.state.index
         with self._naming(_reduces(piece.state)):
             self._works.pop((index, piece.start)).wait()
-        kept = piece.of(self.shards[index])
+        shard = self.shards[index]
+        if index in self._lent and not shard.untyped_storage().nbytes():
+            self._make_room(shard)
+        kept = piece.of(shard)
         own = piece.own(self._group.shard.rank)
         if piece.is_first:
             kept.copy_(own)

@@ -62,6 +62,10 @@ class ShardedUpdate(DataStrategy):
         self._flats[state.index][slot.offset : slot.stop].view(slot.shape).copy_(value)
         self._masters.load(state, index, value)
 
+    def begin_step(self) -> None:
+        self._gradients.begin_step()
+        super().begin_step()
+
     def reduce(self) -> None:
         self._gradients.finish()
         self._masters.bind_gradients(self._gradients.shards)

@@ -194,6 +194,7 @@ class Zero3(DataStrategy):
     def begin_step(self) -> None:
         self._order.clear()
         self._release()
+        self._gradients.begin_step()
         super().begin_step()
 
     def before_forward(self) -> None:
