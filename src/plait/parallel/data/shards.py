@@ -4,7 +4,7 @@ stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -73,6 +73,12 @@ class MasterShards:
                 grad if grad.device == piece.value.device else grad.to(piece.value.device)
             )
 
+    def unbind_gradients(self, buckets: Container[int]) -> None:
+        """Let no piece of these buckets have a gradient."""
+        for piece in self.pieces:
+            if piece.state.index in buckets:
+                piece.value.grad = None
+
     def publish(self) -> None:
         """Round the masters to the parameters' precision."""
         for master, shard in zip(self._masters, self._shards, strict=True):
@@ -93,6 +99,7 @@ class ShardedGradients:
     Attributes:
         store: where gradients lie before they are reduced.
         shards: this rank's reduced gradients (shard_numel,), one a bucket, in master precision.
+        lent: buckets whose shards have memory from their first sum to the next step alone.
     """
 
     def __init__(
@@ -108,8 +115,7 @@ class ShardedGradients:
         self._group = group
         self._works: dict[tuple[int, int], Waitable] = {}
         """By bucket and first element."""
-        self._lent: set[int] = set()
-        """Buckets whose shards have memory from their first sum to the next step alone."""
+        self.lent: frozenset[int] = frozenset()
         axis = group.shard
         dtype = group.master_dtype
         self.store: GradientStore
@@ -122,20 +128,28 @@ class ShardedGradients:
                 for state in states
             ]
             if not group.keeps_gradients:
-                self._lent = {s.index for s in states if self._pool.goes_in_pieces(s.bucket)}
+                large = [state for state in states if self._pool.goes_in_pieces(state.bucket)]
+                self.lent = frozenset(state.index for state in large)
         else:
             make_store = FixedOrderGradients if group.fixed_order else PersistentGradients
             self.store = make_store(states, axis, dtype, group.device)
             self.shards = [state.bucket.shard(self._full(state), axis.rank) for state in states]
 
     def begin_step(self) -> None:
-        """A step begins: the memory of large shards is there for its activations and logits."""
-        for index in self._lent:
-            self.shards[index].untyped_storage().resize_(0)
+        """A step begins: the memory of lent shards is there for its activations and logits."""
+        for index in self.lent:
+            self.shards[index] = self.shards[index].new_empty(0)
+
+    def _shard(self, state: BucketState) -> Tensor:
+        """This rank's shard (shard_numel,) of a bucket, whose elements may be undefined yet."""
+        shard = self.shards[state.index]
+        if state.index in self.lent and not shard.numel():
+            shard = self.shards[state.index] = self._made(shard, state.bucket.shard_numel)
+        return shard
 
     @staticmethod
-    def _make_room(shard: Tensor) -> None:
-        shard.untyped_storage().resize_(shard.nbytes)
+    def _made(like: Tensor, numel: int) -> Tensor:
+        return like.new_empty(numel)
 
     @staticmethod
     def _full(state: BucketState) -> Tensor:
@@ -164,10 +178,7 @@ class ShardedGradients:
         index = piece.state.index
         with self._naming(_reduces(piece.state)):
             self._works.pop((index, piece.start)).wait()
-        shard = self.shards[index]
-        if index in self._lent and not shard.untyped_storage().nbytes():
-            self._make_room(shard)
-        kept = piece.of(shard)
+        kept = piece.of(self._shard(piece.state))
         own = piece.own(self._group.shard.rank)
         if piece.is_first:
             kept.copy_(own)

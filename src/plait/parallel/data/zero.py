@@ -63,6 +63,7 @@ class ShardedUpdate(DataStrategy):
         self._masters.load(state, index, value)
 
     def begin_step(self) -> None:
+        self._masters.unbind_gradients(self._gradients.lent)
         self._gradients.begin_step()
         super().begin_step()
 

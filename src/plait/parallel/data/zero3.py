@@ -194,6 +194,7 @@ class Zero3(DataStrategy):
     def begin_step(self) -> None:
         self._order.clear()
         self._release()
+        self._masters.unbind_gradients(self._gradients.lent)
         self._gradients.begin_step()
         super().begin_step()
 
