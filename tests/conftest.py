@@ -4,6 +4,7 @@ is started once.
 
 from __future__ import annotations
 
+import argparse
 import signal
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -124,7 +125,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--part 2/3`: of the tests that are chosen, a third. The parts have every test once."""
-    parser.addoption("--part", metavar="K/N", help="run part K of N parts of the tests")
+    words = "run part K of N parts of the tests"
+    parser.addoption("--part", metavar="K/N", type=part, help=words)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -134,23 +136,25 @@ def pytest_collection_modifyitems(
     """Mark every test; where a part is asked for, keep its tests alone once all are chosen."""
     _mark(items)
     yield
-    part = config.getoption("part")
-    if part is None:
+    wanted = config.getoption("part")
+    if wanted is None:
         return
-    kept = part_of([item.nodeid for item in items], part)
+    kept = part_of([item.nodeid for item in items], *wanted)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [item for item in items if item.nodeid in kept]
 
 
-def part_of(names: Sequence[str], part: str) -> set[str]:
-    """The tests of part "K/N". A test's part depends on its name alone.
-
-    Raises `pytest.UsageError` for words that are no part.
-    """
-    index, _, count = part.partition("/")
+def part(text: str) -> tuple[int, int]:
+    """K and N of "K/N". Raises `argparse.ArgumentTypeError` for words that are no part."""
+    index, _, count = text.partition("/")
     if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
-        raise pytest.UsageError(f"--part is K/N, with K from 1 to N, as 2/3; it is {part!r}")
-    return {name for name in names if zlib.crc32(name.encode()) % int(count) == int(index) - 1}
+        raise argparse.ArgumentTypeError(f"a part is K/N, with K from 1 to N, as 2/3: not {text!r}")
+    return int(index), int(count)
+
+
+def part_of(names: Sequence[str], index: int, count: int) -> set[str]:
+    """The tests of part `index` of `count`, from 1. A test's part depends on its name alone."""
+    return {name for name in names if zlib.crc32(name.encode()) % count == index - 1}
 
 
 def _mark(items: Sequence[pytest.Item]) -> None:
