@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,12 +29,16 @@ def carried(interface: str) -> int:
     return int(own.split(":")[1].split()[8])
 
 
-def carried_by(group: Group, table: ProductTable, interface: str) -> dict[str, float]:
-    """Bytes a step of each system through this rank's end of the link, headers included."""
+def carried_by(
+    group: Group, table: ProductTable, interface: str, names: Iterable[str]
+) -> dict[str, float]:
+    """Bytes a step of each system through this rank's end of the link, headers included. `names`:
+    the systems that run.
+    """
     one_thread()
     everyone = comm.init(Mesh(dp=group.size), backend="gloo")
     found = {}
-    for name in group.systems:
+    for name in names:
         step = start(name, LINK_CASES[group.case], group.size, table)
         step()
         everyone.barrier()
@@ -52,7 +57,7 @@ def main() -> None:
     group = Group(**{**question["group"], "systems": tuple(question["group"]["systems"])})
     table = ProductTable(frozenset())
     taken = measure_steps(group, table)
-    sent = carried_by(group, table, os.environ["GLOO_SOCKET_IFNAME"])
+    sent = carried_by(group, table, os.environ["GLOO_SOCKET_IFNAME"], taken.seconds)
     everyone = comm.init(Mesh(dp=group.size), backend="gloo")
     ranks = everyone.axis("world").gather_objects(taken)
     bytes_of = everyone.axis("world").gather_objects(sent)

@@ -90,14 +90,18 @@ def dtensor(*, sequence: bool, loss: bool, case: Case = CASE) -> Callable[[World
                 "mlp.down": row,
             }
             if sequence:
-                gather = PrepareModuleInput(
-                    input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
-                )
+                gathers = [
+                    PrepareModuleInput(
+                        input_layouts=(Shard(1), *others),
+                        desired_input_layouts=(Replicate(), *others),
+                    )
+                    for others in ((None,), ())  # attention is given documents too, here None
+                ]
                 inner |= {
                     "norm1": SequenceParallel(),
                     "norm2": SequenceParallel(),
-                    "attention": gather,
-                    "mlp": gather,
+                    "attention": gathers[0],
+                    "mlp": gathers[1],
                 }
             parallelize_module(block, mesh, inner)
         inputs, targets = case.batch()

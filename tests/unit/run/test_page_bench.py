@@ -103,6 +103,26 @@ def losses(family: str) -> list[float]:
     return found
 
 
+def test_torch_tensor_parallelism_takes_steps() -> None:
+    """With and without a sequence axis, as the shaped link runs it."""
+    peers = [
+        name for name in groups_of("wide batch", "tensor", 1.0)[0].systems if "DTensor" in name
+    ]
+    assert len(peers) == 2
+    assert launch(took_steps, peers, nproc=2) == [peers, peers]
+
+
+def took_steps(names: list[str]) -> list[str]:
+    """The systems that took two steps."""
+    torch.set_num_threads(1)
+    case = replace(LINK_CASES["wide batch"], num_hidden_layers=1, hidden_size=128, seq_len=32)
+    for name in names:
+        step = start(name, case, 2, TABLE)
+        step()
+        step()
+    return names
+
+
 def test_the_time_of_the_page_is_shared_among_its_groups() -> None:
     made = groups((2, 4), ("data", "tensor"), 80.0, TABLE)
     assert len(made) >= 8
