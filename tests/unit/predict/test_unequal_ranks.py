@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.unequal.bench import Measure, StageWork, at_best, best_counts
 
-MEASURE = Measure(steps=1, batch=64, layers=16, cycle=0.01, processor=False)
+MEASURE = Measure(steps=1, batch=64, layers=16)
 RATES = (3.0, 1.0)
 
 
