@@ -90,18 +90,19 @@ def dtensor(*, sequence: bool, loss: bool, case: Case = CASE) -> Callable[[World
                 "mlp.down": row,
             }
             if sequence:
-                gathers = [
-                    PrepareModuleInput(
+
+                def gathered(*others: None) -> Any:
+                    """A module whose input is gathered along the sequence; `others` stay."""
+                    return PrepareModuleInput(
                         input_layouts=(Shard(1), *others),
                         desired_input_layouts=(Replicate(), *others),
                     )
-                    for others in ((None,), ())  # attention is given documents too, here None
-                ]
+
                 inner |= {
                     "norm1": SequenceParallel(),
                     "norm2": SequenceParallel(),
-                    "attention": gathers[0],
-                    "mlp": gathers[1],
+                    "attention": gathered(None),  # its documents
+                    "mlp": gathered(),
                 }
             parallelize_module(block, mesh, inner)
         inputs, targets = case.batch()
