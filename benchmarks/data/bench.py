@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import statistics
 import tempfile
 import time
 from importlib.metadata import version
@@ -24,6 +23,7 @@ import torch
 
 from benchmarks.data.systems import SYSTEMS, TokenBatches, write_formats
 from benchmarks.machine import announce
+from benchmarks.spread import quartiles
 from plait import datasets
 from plait.datasets.sample_set import SampleSet
 
@@ -98,12 +98,6 @@ def compare(samples: SampleSet, folder: Path, workers: int, rounds: int, count: 
             f"{quartiles([ours / theirs for ours, theirs in own], '.2f')} |",
             flush=True,
         )
-
-
-def quartiles(numbers: list[float], form: str) -> str:
-    """The median, with the quartiles in brackets."""
-    low, middle, high = statistics.quantiles(numbers, n=4, method="inclusive")
-    return f"{middle:{form}} ({low:{form}} to {high:{form}})"
 
 
 def main() -> None:

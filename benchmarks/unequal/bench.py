@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import announce
+from benchmarks.spread import quartiles
 from plait import Plan, launch
 from plait.config import load
 from plait.engine.build import join_world
@@ -233,12 +234,6 @@ class Parts:
         return cls("counts", chosen, work.parts(chosen), work.parts((measure.layers - half, half)))
 
 
-def quartiles(values: list[float]) -> str:
-    """The median, and the quartiles in brackets."""
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return f"{middle:.2f} [{low:.2f}, {high:.2f}]"
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -260,11 +255,12 @@ def main() -> None:
     first_rates = without_messages(plan, measure, ratio)
     parts = Parts.dealt(plan, measure, first_rates, counts)
     equal = rate(plan, measure, both) / sum(first_rates)
-    rates, fractions = [first_rates], []
+    rates = [first_rates]
+    fractions = []
     for _ in range(arguments.rounds):
         own = rate(plan, measure, both, **{parts.key: parts.numbers})
         rates.append(without_messages(plan, measure, ratio))
-        # What both reach is measured before and after: its speed drifts.
+        # What both reach is measured before and after, because a machine's speed drifts.
         together = (sum(rates[-2]) + sum(rates[-1])) / 2
         fractions.append(own / together)
         print(f"{own:.1f} of {together:.1f}", file=sys.stderr, flush=True)
