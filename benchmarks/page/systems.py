@@ -40,10 +40,15 @@ FOOTPRINT_CASES = {
 }
 """Cases whose memory is measured. Embedding and head are nearly all of the second."""
 PLANS = {
-    "data": ("dp{n}", "dp{n}:ring", "dp{n}:zero1", "dp{n}:zero2", "dp{n}:zero3"),
+    "data": (
+        *("dp{n}", "dp{n}:ring", "dp{n}:zero1", "dp{n}:zero2", "dp{n}:zero3"),
+        "dp{n}:zero3, blocks kept",
+    ),
     "tensor": ("tp{n}",),
     "pipeline": ("pp{n}:1f1b mb{m}", "pp{n}:zbv mb{m}"),
 }
+KEPT = ", blocks kept"
+"""Behind a plan with zero3: every block stays whole until the step ends (`keep_gathered`)."""
 DDP = "torch DDP"
 DTENSOR_SEQUENCE = "torch DTensor, sequence parallel"
 PEERS = {
@@ -176,12 +181,23 @@ def start(name: str, case: Case, size: int, table: ProductTable, *, device: str 
         return _peer(name, case, size)
     known = (*variants(table), IN_HALVES)
     variant = next(one for one in known if one.title == title)
-    return _plait(Plan.parse(plan), case, variant, device)
+    return _plait(plan, case, variant, device)
 
 
-def _plait(plan: Plan, case: Case, variant: Variant, device: str) -> Step:
+def plan_of(system: str) -> Plan:
+    """The plan of one of plait's systems."""
+    return Plan.parse(system.partition(" | ")[0].removesuffix(KEPT))
+
+
+def _plait(text: str, case: Case, variant: Variant, device: str) -> Step:
+    plan = plan_of(text)
     world = comm.init(Mesh.of(plan), backend=variant.backend)
-    options = Options(blocks="blocks.*", linear_product=variant.product, messages=variant.messages)
+    options = Options(
+        blocks="blocks.*",
+        linear_product=variant.product,
+        messages=variant.messages,
+        keep_gathered=case.num_hidden_layers if text.endswith(KEPT) else None,
+    )
     engine = build(
         case.model(device), plan, loss=cross_entropy, optimizer=adamw, options=options, world=world
     )

@@ -93,8 +93,8 @@ class naming_failure:  # noqa: N801
 class Waitable(Protocol):
     """The argument of `wait_all`: a `Work`, or an algorithm made of several."""
 
-    def advance(self) -> None:
-        """Do the part that needs no further answer of the peers."""
+    def advance(self) -> bool:
+        """Do the next part that comes before the last; whether another such part follows."""
 
     def wait(self) -> None:
         """Return when the result is there."""
@@ -116,11 +116,12 @@ class Work:
         self._recorder = recorder
         self._start = recorder.timeline.now() if recorder.timeline.enabled else 0.0
 
-    def advance(self) -> None:
+    def advance(self) -> bool:
         """Do the part of the work that needs no further answer of the peers; see `wait_all`."""
         if self._handle is not None:
             with naming_failure(self._label, self._recorder.rank):
                 self._handle.advance()
+        return False
 
     def wait(self) -> None:
         """Return when the result is there; a second call returns at once.
@@ -167,11 +168,12 @@ def recorded(label: Label, recorder: Recorder) -> Iterator[None]:
 
 
 def wait_all(works: Iterable[Waitable]) -> None:
-    """Wait for many. All do their first phase before any does its last, which is faster than one
-    after the other.
+    """Wait for many. All do their first part before any does its second, and so on, which is faster
+    than one after the other.
     """
     pending = list(works)
-    for work in pending:
-        work.advance()
+    advancing = pending
+    while advancing:
+        advancing = [work for work in advancing if work.advance()]
     for work in pending:
         work.wait()

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from plait.comm import Axis, Waitable
+from plait.comm import Axis, Waitable, Work
 from plait.parallel.data.gradients import BucketState, PersistentGradients
 
 
@@ -96,8 +96,9 @@ class FixedOrderScatter:
         self._work = axis.all_to_all(self._parts, full)
         self._size = axis.size
 
-    def advance(self) -> None:
+    def advance(self) -> bool:
         """Nothing to do ahead."""
+        return False
 
     def wait(self) -> None:
         """Have the sum in `out`."""
@@ -123,14 +124,20 @@ class FixedOrderReduce:
         self._flat = flat
         self._own = flat.chunk(axis.size)[axis.rank]
         self._scatter = FixedOrderScatter(axis, self._own, flat)
+        self._gather: Work | None = None
 
-    def advance(self) -> None:
-        """Nothing to do ahead: the gather needs the sums."""
+    def advance(self) -> bool:
+        """Finish the scatter, and begin the gather; nothing follows it."""
+        if self._gather is None:
+            self._scatter.wait()
+            self._gather = self._axis.all_gather(self._flat, self._own)
+        return False
 
     def wait(self) -> None:
         """Finish both."""
-        self._scatter.wait()
-        self._axis.all_gather(self._flat, self._own).wait()
+        self.advance()
+        assert self._gather is not None
+        self._gather.wait()
 
 
 def fixed_order_all_reduce(axis: Axis, flat: Tensor, padding: int) -> Waitable:

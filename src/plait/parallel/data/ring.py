@@ -16,16 +16,17 @@ whatever N is. A chunk travels in segments, so that one is added while the next 
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from plait.comm import Axis, Waitable
 
-SEGMENT_BYTES = 1 << 20
+SEGMENT_BYTES = 8 << 20
 
 
 class RingAllReduce:
     """A ring all-reduce of `flat` (N * n,) under way on N ranks. Step 0 is on its way from the
-    start, the others follow in `wait`.
+    start, the others follow in `advance` and in `wait`.
 
     All ranks must wait for their rings in the order in which they began them.
 
@@ -38,75 +39,82 @@ class RingAllReduce:
         self._padding = (
             padding  # at the end of the last chunk, which every rank but one sends on in each round
         )
-        self._done = axis.size == 1
-        if not self._done:
-            self._first = self._post(0)
+        self._step = 0
+        self._exchange = self._post() if axis.size > 1 else None
 
-    def advance(self) -> None:
-        """Nothing to do ahead: each step needs the one before."""
+    def advance(self) -> bool:
+        """Finish the step under way, and begin the next; whether another follows that one.
+
+        So the steps of several rings take turns, and each travels while the others are added.
+        """
+        if self._exchange is None or self._step == self._last:
+            return False
+        self._exchange.finish()
+        self._step += 1
+        self._exchange = self._post()
+        return self._step < self._last
 
     def wait(self) -> None:
         """Finish the ring."""
-        if self._done:
-            return
-        self._done = True
-        self._finish(self._first, add=True)
-        for step in range(1, 2 * (self._axis.size - 1)):
-            self._finish(self._post(step), add=step < self._axis.size - 1)
+        while self.advance():
+            pass
+        if self._exchange is not None:
+            self._exchange.finish()
+            self._exchange = None
 
-    def _post(self, step: int) -> _RingExchange:
+    @property
+    def _last(self) -> int:
+        return 2 * (self._axis.size - 1) - 1
+
+    def _post(self) -> _RingExchange:
         """Send the chunk of this step to the next rank, and have the previous rank's on its way
         here.
         """
         size = self._axis.size
-        rank = self._axis.rank
-        sent = rank - step
-        if (
-            step >= size - 1
-        ):  # the second time around: the first finished sum is that of chunk rank + 1
-            sent = rank + 1 - (step - (size - 1))
+        adds = self._step < size - 1
+        # The second time around, the first finished sum is that of chunk rank + 1.
+        sent = self._axis.rank - self._step + (0 if adds else size)
         outgoing = self._chunks[sent % size]
         incoming = self._chunks[(sent - 1) % size]
-        return _RingExchange(
-            self._axis, outgoing, incoming, self._padding if outgoing is self._chunks[-1] else 0
-        )
-
-    def _finish(self, exchange: _RingExchange, *, add: bool) -> None:
-        for target, arrived in exchange.arrivals():
-            if add:
-                target.add_(arrived)
-            else:
-                target.copy_(arrived)
+        padding = self._padding if outgoing is self._chunks[-1] else 0
+        return _RingExchange(self._axis, outgoing, incoming, padding, adds=adds)
 
 
 class _RingExchange:
     """One step of the ring, segment by segment: one chunk goes to the next rank, another comes from
     the previous.
+
+    A chunk that is added comes into memory of its own; a finished one comes into its place.
     """
 
-    def __init__(self, axis: Axis, outgoing: Tensor, incoming: Tensor, padding: int) -> None:
+    def __init__(
+        self, axis: Axis, outgoing: Tensor, incoming: Tensor, padding: int, *, adds: bool
+    ) -> None:
         segment_bytes = axis.paths.limit("ring_segment_bytes", SEGMENT_BYTES)
         segment = max(1, segment_bytes // outgoing.element_size())
         axis.paths.note("ring_segment_bytes", outgoing.numel() > segment)
         following = (axis.rank + 1) % axis.size
         previous = (axis.rank - 1) % axis.size
+        self._adds = adds
         self._targets = incoming.split(segment)
-        self._arrived = [part.new_empty(part.shape) for part in self._targets]
+        self._arrived = self._targets
+        if adds:
+            self._arrived = torch.empty_like(incoming).split(segment)
         self._receives = [axis.receive(part, previous) for part in self._arrived]
         parts = outgoing.split(segment)
         self._sends = [axis.send(part, following) for part in parts[:-1]]
         self._sends.append(axis.send(parts[-1], following, padding=min(padding, parts[-1].numel())))
 
-    def arrivals(self) -> list[tuple[Tensor, Tensor]]:
-        pairs = []
+    def finish(self) -> None:
+        """Have every segment where it belongs, and what was sent free to be written."""
         for target, arrived, receive in zip(
             self._targets, self._arrived, self._receives, strict=True
         ):
             receive.wait()
-            pairs.append((target, arrived))
+            if self._adds:
+                target.add_(arrived)
         for send in self._sends:
             send.wait()
-        return pairs
 
 
 def ring_all_reduce(axis: Axis, flat: Tensor, padding: int) -> Waitable:
