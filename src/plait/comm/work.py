@@ -168,8 +168,9 @@ def recorded(label: Label, recorder: Recorder) -> Iterator[None]:
 
 
 def wait_all(works: Iterable[Waitable]) -> None:
-    """Wait for many. All do their first part before any does its second, and so on, which is faster
-    than one after the other.
+    """Wait for many. All do their first part before any does its second, and so on.
+
+    That is faster than one after the other.
     """
     pending = list(works)
     advancing = pending

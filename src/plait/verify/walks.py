@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 SCALED: Mapping[str, int] = {
+    "added_gradient_numel": 64,
     "all_reduce_bytes": 0,
     "context_keys": 1,
     "expert_chunk_rows": 3,

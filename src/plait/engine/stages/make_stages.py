@@ -77,12 +77,15 @@ class LayerProducts:
     Attributes:
         products: the libraries to choose from.
         replaced: layers run through `products`, not through their own forward.
-        accumulates: layers add their weight gradients to the main gradients themselves.
+        accumulates: layers add their weight gradients to the main gradients themselves, where that
+            is quicker.
+        splits: the schedule has weight gradients as actions of their own.
     """
 
     products: Products
     replaced: bool
     accumulates: bool
+    splits: bool
 
     def weight_grad_store(
         self, modules: Collection[nn.Module], main_grads: Mapping[int, GradAccumulator]
@@ -91,22 +94,19 @@ class LayerProducts:
         if not self.replaced:
             return None
         store = WeightGradStore(self.products, main_grads if self.accumulates else {})
-        store.install(modules, quicker_only=not self.accumulates)
+        store.install(modules, quicker_only=not self.splits)
         return store
 
 
 def layer_products(
     plan: Plan, options: Options, precision: Precision, schedule: Schedule, world: World
 ) -> LayerProducts:
-    """How the layers of a plan multiply.
-
-    In a pipeline they accumulate weight gradients themselves, which a split backward needs.
-    """
+    """How the layers of a plan multiply, and which add their weight gradients themselves."""
     splits_backward = any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
     products = Products(options.linear_product, world.paths)
     accumulates = splits_backward or (schedule.num_stages > 1 and not plan.compile)
     is_faster = not plan.compile and products.supports(precision.compute, world.device)
-    return LayerProducts(products, replaced=accumulates or is_faster, accumulates=accumulates)
+    return LayerProducts(products, accumulates or is_faster, accumulates, splits_backward)
 
 
 def local_stages(

@@ -20,6 +20,11 @@ from plait.torch_internals import has_function_transforms
 from plait.values import AutogradContext
 
 Params = tuple[Tensor, ...]
+FEWEST_ADDED = 1 << 19
+"""Elements of a weight whose gradient is better added by the layer itself, on a processor.
+
+A smaller gradient stays in the cache of a core, and Python's own time is longer.
+"""
 WeightGradTask = tuple["_WeightLayer", Params, Tensor, Tensor]
 """A layer, its parameters, its input, the gradient of its output."""
 
@@ -139,9 +144,20 @@ class WeightGradStore:
         layer.accumulate(params, (x, grad), main_grads)
         return True
 
+    def adds_quicker(self, weight: Tensor) -> bool:
+        """Whether a layer adds the gradient of this weight [...] quicker than autograd does."""
+        main_grad = self.main_grads.get(id(weight))
+        if main_grad is None or main_grad.dtype != weight.dtype:
+            return False
+        if weight.device.type != "cpu":
+            return True
+        return self.products.paths.beyond("added_gradient_numel", weight.numel(), FEWEST_ADDED - 1)
+
     def install(self, modules: Iterable[nn.Module], *, quicker_only: bool = False) -> int:
-        """Let the layers that can be deferred, or that `products` may make quicker, run through
-        here; the result is their number.
+        """Let the layers that can be deferred run through here; the result is their number.
+
+        With `quicker_only` they do so where `products` multiply quicker, or a gradient is added
+        quicker; a backward must not be split then.
         """
         num = 0
         for module in modules:
@@ -304,9 +320,12 @@ def _forward(
     original = layer.module.forward
 
     def forward(x: Tensor) -> Tensor:
-        if quicker_only and (not layer.is_faster(x, module.weight) or has_function_transforms()):
-            plain: Tensor = original(x)
-            return plain
+        if quicker_only:
+            weight = module.weight
+            gains = layer.is_faster(x, weight) or store.adds_quicker(weight)
+            if not gains or has_function_transforms():
+                plain: Tensor = original(x)
+                return plain
         output: Tensor = _SplitBackward.apply(x, module.weight, module.bias, (layer, store))
         return output
 
@@ -332,10 +351,11 @@ class _SplitBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad = grads[0]
         x, weight = ctx.saved_tensors
         layer_and_store: tuple[_WeightLayer, WeightGradStore, Params] = ctx.layer_and_store
         layer, store, params = layer_and_store
+        # Heads give a transposed gradient, which each product and sum would copy for itself.
+        grad = grads[0].contiguous() if layer.by_products else grads[0]
         needed = ctx.needs_input_grad[1 : 1 + len(params)]
         input_grad = layer.input_grad(x, weight, grad) if ctx.needs_input_grad[0] else None
         if not any(needed):

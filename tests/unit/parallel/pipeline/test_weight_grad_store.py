@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from plait.parallel.pipeline.weight_grad_store import WeightGradStore
-from plait.products import operations
+from plait.paths import Paths
+from plait.products import Products, operations
 
 
 class Adds:
@@ -187,4 +188,42 @@ def test_the_output_may_be_written_into(name: str) -> None:
         output += output.detach().sin()
         output.square().sum().backward()
         gradients.append(inputs.grad)
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("why", ["large", "small", "other dtype", "no sink"])
+def test_a_layer_adds_large_gradients_itself_and_leaves_small_ones_to_autograd(why: str) -> None:
+    layer = nn.Linear(8, 8, dtype=torch.float64)
+    twin = nn.Linear(8, 8, dtype=torch.float64)
+    twin.load_state_dict(layer.state_dict())
+    paths = Paths({"added_gradient_numel": 63 if why != "small" else 64})
+    dtype = torch.float32 if why == "other dtype" else None
+    sinks = {id(param): Adds(param, dtype) for param in layer.parameters()}
+    store = WeightGradStore(Products("torch", paths), {} if why == "no sink" else sinks)
+    assert store.install([layer], quicker_only=True) == 1
+    for module in (layer, twin):
+        passed(module, torch.linspace(-1, 1, 24, dtype=torch.float64).view(3, 8))[1].backward()
+    for param, other in zip(layer.parameters(), twin.parameters(), strict=True):
+        found = sinks[id(param)].total if why == "large" else param.grad
+        torch.testing.assert_close(found, other.grad)
+    assert sinks[id(layer.weight)].products == (1 if why == "large" else 0)
+
+
+def test_a_transposed_gradient_is_laid_out_once() -> None:
+    """The heads of an attention give one; the product of the input's gradient gets rows."""
+    layer, twin, _ = made("linear")
+    seen: list[bool] = []
+
+    class Watched(Products):
+        def product(self, x: Tensor, weight: Tensor) -> Tensor:
+            seen.append(x.is_contiguous())
+            return super().product(x, weight)
+
+    WeightGradStore(Watched("torch")).install([layer])
+    gradients = []
+    for module in (layer, twin):
+        x = torch.linspace(-1, 1, 40, dtype=torch.float64).view(2, 4, 5).requires_grad_()
+        module(x).transpose(1, 2).square().contiguous().sin().sum().backward()
+        gradients.append(x.grad)
+    assert seen == [True]
     torch.testing.assert_close(*gradients)
