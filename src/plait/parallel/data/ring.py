@@ -16,6 +16,8 @@ whatever N is. A chunk travels in segments, so that one is added while the next 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -96,25 +98,26 @@ class _RingExchange:
         following = (axis.rank + 1) % axis.size
         previous = (axis.rank - 1) % axis.size
         self._adds = adds
-        self._targets = incoming.split(segment)
-        self._arrived = self._targets
-        if adds:
-            self._arrived = torch.empty_like(incoming).split(segment)
-        self._receives = [axis.receive(part, previous) for part in self._arrived]
+        arriving = torch.empty_like(incoming) if adds else incoming
+        self._pairs = list(zip(incoming.split(segment), arriving.split(segment), strict=True))
+        self._receives = [axis.receive(part, previous) for _, part in self._pairs]
         parts = outgoing.split(segment)
         self._sends = [axis.send(part, following) for part in parts[:-1]]
         self._sends.append(axis.send(parts[-1], following, padding=min(padding, parts[-1].numel())))
 
     def finish(self) -> None:
         """Have every segment where it belongs, and what was sent free to be written."""
-        for target, arrived, receive in zip(
-            self._targets, self._arrived, self._receives, strict=True
-        ):
-            receive.wait()
+        for target, arrived in self.arrivals():
             if self._adds:
                 target.add_(arrived)
         for send in self._sends:
             send.wait()
+
+    def arrivals(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The place of each segment and what arrived for it, one after the other."""
+        for pair, receive in zip(self._pairs, self._receives, strict=True):
+            receive.wait()
+            yield pair
 
 
 def ring_all_reduce(axis: Axis, flat: Tensor, padding: int) -> Waitable:
