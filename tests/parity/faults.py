@@ -59,7 +59,7 @@ def reduce_twice() -> list[Any]:
 
 def no_reduce_scatter() -> list[Any]:
     def launch(self: Any, state: Any) -> None:
-        self._works[state.index] = Done()
+        self._works[state.index, state.start] = Done()
 
     def finish(self: Any) -> None:
         self._works.clear()
