@@ -106,7 +106,12 @@ def layer_products(
     products = Products(options.linear_product, world.paths)
     accumulates = splits_backward or (schedule.num_stages > 1 and not plan.compile)
     is_faster = not plan.compile and products.supports(precision.compute, world.device)
-    return LayerProducts(products, accumulates or is_faster, accumulates, splits_backward)
+    return LayerProducts(
+        products,
+        replaced=accumulates or is_faster,
+        accumulates=accumulates,
+        splits=splits_backward,
+    )
 
 
 def local_stages(
