@@ -24,6 +24,9 @@ from torch import Tensor
 from plait.comm import Axis, Waitable
 
 SEGMENT_BYTES = 8 << 20
+"""The largest message. Each message costs a meeting of both ranks, so there should be few. Some are
+needed, since one is added while the next is on its way.
+"""
 
 
 class RingAllReduce:
