@@ -156,8 +156,8 @@ class WeightGradStore:
     def install(self, modules: Iterable[nn.Module], *, quicker_only: bool = False) -> int:
         """Let the layers that can be deferred run through here; the result is their number.
 
-        With `quicker_only` they do so where `products` multiply quicker, or a gradient is added
-        quicker; a backward must not be split then.
+        With `quicker_only` they do so only where `products` multiply quicker, or where a gradient
+        is added quicker. No backward can be split then.
         """
         num = 0
         for module in modules:
@@ -354,7 +354,8 @@ class _SplitBackward(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         layer_and_store: tuple[_WeightLayer, WeightGradStore, Params] = ctx.layer_and_store
         layer, store, params = layer_and_store
-        # Heads give a transposed gradient, which each product and sum would copy for itself.
+        # The heads of an attention give a transposed gradient. Two products and a sum read it here,
+        # and each of them would make a copy.
         grad = grads[0].contiguous() if layer.by_products else grads[0]
         needed = ctx.needs_input_grad[1 : 1 + len(params)]
         input_grad = layer.input_grad(x, weight, grad) if ctx.needs_input_grad[0] else None
