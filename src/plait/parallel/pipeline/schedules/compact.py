@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
+from operator import itemgetter
 
 from plait.parallel.pipeline.actions import (
     Action,
@@ -115,10 +116,10 @@ class _Progress:
         forwarded = self.forwarded
         returned = self.returned
         count = forwarded[stage] if kind is Kind.FORWARD else returned[stage]
-        return all(
-            (forwarded if need is Kind.FORWARD else returned)[at] > count
-            for need, at in needs(kind, stage, len(returned))
-        )
+        for need, at in needs(kind, stage, len(returned)):
+            if (forwarded if need is Kind.FORWARD else returned)[at] <= count:
+                return False
+        return True
 
 
 @dataclass
@@ -143,17 +144,18 @@ class _RankState:
         """The next forward and input gradient of each stage, in the order of the block."""
         if self.next_passes is None:
             timed: list[tuple[int, Kind, int]] = []
-            interval = self.block.interval
+            block = self.block
             for stage in self.stages:
-                for count, times, kind in (
-                    (self.progress.returned[stage], self.block.input_grads, Kind.INPUT_GRAD),
-                    (self.progress.forwarded[stage], self.block.forwards, Kind.FORWARD),
-                ):
-                    if count < self.num_micro_batches:
-                        timed.append((times[stage] + count * interval, kind, stage))
-            self.next_passes = [
-                (kind, stage) for _, kind, stage in sorted(timed, key=lambda each: each[0])
-            ]
+                returned = self.progress.returned[stage]
+                if returned < self.num_micro_batches:
+                    start = block.input_grads[stage] + returned * block.interval
+                    timed.append((start, Kind.INPUT_GRAD, stage))
+                forwarded = self.progress.forwarded[stage]
+                if forwarded < self.num_micro_batches:
+                    start = block.forwards[stage] + forwarded * block.interval
+                    timed.append((start, Kind.FORWARD, stage))
+            timed.sort(key=itemgetter(0))
+            self.next_passes = [(kind, stage) for _, kind, stage in timed]
         return self.next_passes
 
     def choose(self) -> tuple[Kind, int] | None:

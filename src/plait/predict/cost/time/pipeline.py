@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from plait.parallel.pipeline.actions import Action, Kind, Schedule
 from plait.parallel.pipeline.clock import needs, run_lists
@@ -51,16 +51,24 @@ class StageSeconds:
         )
 
 
+NO_PRODUCER = -1
+
+ReplayEvent = tuple[int, int, int, int, bool]
+"""Rank, code, stage, producer, and whether the producer is on another rank.
+
+The producer is the index of the event on another stage that this one waits for, or `NO_PRODUCER`.
+Inputs from the own stage come earlier in the rank's list.
+"""
+
+
 @dataclass(frozen=True)
 class ScheduleReplay:
-    """A schedule as integers: (rank, code, stage, producers), each producer (index of the event,
-    whether it crosses ranks).
-    """
+    """A schedule as integers, every producer before its consumers."""
 
     num_ranks: int
     num_stages: int
     placement: tuple[int, ...]
-    events: tuple[tuple[int, int, int, tuple[tuple[int, bool], ...]], ...]
+    events: tuple[ReplayEvent, ...]
     peaks: tuple[int, ...]
     """Live micro-batches of each stage at the moment when its rank holds most."""
 
@@ -139,10 +147,10 @@ def _run(
     clocks = [0.0] * num_ranks
     busy = [0.0] * num_ranks
     ends: list[float] = []
-    for rank, code, stage, producers in replay.events:
+    for rank, code, stage, producer, crosses in replay.events:
         start = clocks[rank]
-        for index, crosses in producers:
-            ready = ends[index] + (sends[stage] if crosses else 0.0)
+        if producer != NO_PRODUCER:
+            ready = ends[producer] + (sends[stage] if crosses else 0.0)
             start = max(start, ready)
         seconds = durations[code][stage]
         end = start + seconds
@@ -182,17 +190,16 @@ def crowded_seconds(
         for rank, queue in enumerate(queues):
             if heads[rank] == len(queue):
                 continue
-            _, _, stage, producers = replay.events[queue[heads[rank]]]
-            if all(index in ends for index, _ in producers):
-                arrivals = (
-                    ends[index] + (stages[stage].send if crosses else 0.0)
-                    for index, crosses in producers
-                )
-                ready.append((max(clocks[rank], *arrivals, 0.0), rank))
+            _, _, stage, producer, crosses = replay.events[queue[heads[rank]]]
+            if producer == NO_PRODUCER:
+                ready.append((clocks[rank], rank))
+            elif producer in ends:
+                arrival = ends[producer] + (stages[stage].send if crosses else 0.0)
+                ready.append((max(clocks[rank], arrival), rank))
         start, rank = min(ready)
         core = free.index(min(free))
         index = queues[rank][heads[rank]]
-        _, code, stage, _ = replay.events[index]
+        _, code, stage, *_ = replay.events[index]
         ends[index] = clocks[rank] = free[core] = max(start, free[core]) + durations[code][stage]
         heads[rank] += 1
     return max(clocks)
@@ -212,24 +219,32 @@ def translate(schedule: Schedule) -> ScheduleReplay:
     """
     lists = [[action for action in actions if action.kind in _CODES] for actions in schedule.ranks]
     placement = schedule.placement
-    event_of: dict[tuple[Kind, int, int | None], int] = {}
-    events: list[tuple[int, int, int, tuple[tuple[int, bool], ...]]] = []
+    event_of = {kind: [dict[int | None, int]() for _ in placement] for kind in _CODES}
+    """The event of each pass that has run, by kind, stage and micro-batch."""
+    # A whole backward also gives the input gradient that the stage before waits for.
+    event_of[Kind.BACKWARD] = event_of[Kind.INPUT_GRAD]
+    events: list[ReplayEvent] = []
+
+    @cache
+    def inputs(kind: Kind, stage: int) -> list[tuple[dict[int | None, int], bool, bool]]:
+        """Events that a pass may wait for, whether on another stage, and whether across ranks."""
+        return [
+            (event_of[need][at], at != stage, placement[at] != placement[stage])
+            for need, at in needs(kind, stage, schedule.num_stages)
+        ]
 
     def advance(rank: int, index: int, action: Action) -> bool:
         """Append the event of an action; False when one that it needs has not run."""
-        stage = action.stage
-        micro_batch = action.micro_batch
-        producers = []
-        for kind, at in needs(action.kind, stage, schedule.num_stages):
-            event = event_of.get((kind, at, micro_batch))
+        kind, stage, micro_batch = action.kind, action.stage, action.micro_batch
+        producer, crosses = NO_PRODUCER, False
+        for results, is_other, other_rank in inputs(kind, stage):
+            event = results.get(micro_batch)
             if event is None:
                 return False
-            if at != stage:
-                producers.append((event, placement[at] != rank))
-        # A whole backward also gives the input gradient that the stage before waits for.
-        gives = Kind.INPUT_GRAD if action.kind is Kind.BACKWARD else action.kind
-        event_of[gives, stage, micro_batch] = len(events)
-        events.append((rank, _CODES[action.kind], stage, tuple(producers)))
+            if is_other:
+                producer, crosses = event, other_rank
+        event_of[kind][stage][micro_batch] = len(events)
+        events.append((rank, _CODES[kind], stage, producer, crosses))
         return True
 
     run_lists(lists, advance)
@@ -245,18 +260,20 @@ def _peaks(schedule: Schedule, lists: Sequence[Sequence[Action]]) -> tuple[int, 
     peaks = [0] * schedule.num_stages
     for actions in lists:
         live: dict[int, int] = {}
-        most = 0
+        held = most = 0
         at_most = dict[int, int]()
         for action in actions:
             kind = action.kind
             stage = action.stage
             if kind is Kind.FORWARD:
                 live[stage] = live.get(stage, 0) + 1
-                if sum(live.values()) > most:
-                    most = sum(live.values())
+                held += 1
+                if held > most:
+                    most = held
                     at_most = dict(live)
             elif kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD):
                 live[stage] -= 1
+                held -= 1
         for stage, count in at_most.items():
             peaks[stage] = count
     return tuple(peaks)
