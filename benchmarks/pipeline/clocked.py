@@ -89,7 +89,7 @@ class Clock:
         return step
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Stamped(_Arrival):
     stamp: Tensor
     stamp_work: Work
@@ -130,9 +130,10 @@ class StampedTransport(Transport):
                 arrival.tensors,
                 arrival.works,
                 form,
-                stamp,
-                self._axis.receive(stamp, source),
-                self.clock,
+                arrival.laid,
+                stamp=stamp,
+                stamp_work=self._axis.receive(stamp, source),
+                clock=self.clock,
             )
 
     def _receive_form(self, source: int) -> Form:

@@ -67,15 +67,14 @@ def _deliver(pipeline: Any, action: Action) -> None:
     transport = pipeline.transport
     stage = action.stage
     index = action.micro_batch
-    shapes = transport._shapes(index)
     if action.kind is Kind.FORWARD and stage > 0 and not transport._is_here(stage - 1):
-        form = transport._forms[stage - 1, shapes]
+        form = transport._forms[transport._key(stage - 1, index)]
         transport._incoming["F", stage, index] = _Arrival(
             [_made_up(one) for one in form.tensors], [], form
         )
     backwards = action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD)
     if backwards and stage + 1 < pipeline.num_stages and not transport._is_here(stage + 1):
-        form = transport._forms[stage, shapes]
+        form = transport._forms[transport._key(stage, index)]
         wanted = (*form.gradients, *transport.gradient_extras)
         transport._incoming["B", stage, index] = _Arrival(
             [_made_up(one) for one in wanted], [], form

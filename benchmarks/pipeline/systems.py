@@ -55,7 +55,20 @@ CASES = {
         8,
         8,
     ),
+    "wide batch": Case(
+        "wide batch", "8 layers, width 256, 2 x 128 tokens a micro-batch", 8, 256, 128, 16
+    ),
+    "few tokens": Case(
+        "few tokens",
+        "4 layers, width 768, 1 x 32 tokens a micro-batch",
+        4,
+        768,
+        32,
+        4,
+        num_micro_batches=4,
+    ),
 }
+"""The last two are those of the page of ratios (`benchmarks/page`)."""
 
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,13 +1,15 @@
 """What every schedule holds and wastes, measured from runs: 4 ranks, 8 micro-batches.
 
-    python -m benchmarks.pipeline.table [--ranks 4] [--micro-batches 8] [--cpu] [--only NAME ...]
+    python -m benchmarks.pipeline.table [--ranks 4] [--micro-batches 8] [--cpu [CASE]]
+        [--only NAME ...]
 
 A real engine runs on real ranks, each with a clock that goes on by what its actions cost and is
 told with the messages (`clocked`), so that ranks may outnumber the cores. An action costs what the
 literature says (F 1, B 2, I 1, W 1 of a rank's whole share), with --cpu the CPU time that it took,
-of a GPT. Live activations and weight versions are counted by the runtime; the bubble is idle time
-in the period (from a rank's first pass to its last; in the steady state, from its first backward to
-its last forward, where steps overlap), by those clocks.
+of the GPT of a case. The table then has its step beside the simulated one. Live activations and
+weight versions are counted by the runtime; the bubble is idle time in the period (from a rank's
+first pass to its last; in the steady state, from its first backward to its last forward, where
+steps overlap), by those clocks.
 """
 
 from __future__ import annotations
@@ -76,21 +78,23 @@ class Counted:
     steps: list[Timeline]
 
 
-def run(names: Sequence[str], size: int, num_micro_batches: int, cpu: bool) -> list[Counted]:
-    """Every schedule in turn, in every rank."""
+def run(names: Sequence[str], size: int, num_micro_batches: int, case: str) -> list[Counted]:
+    """Every schedule in turn, in every rank. `case`: whose CPU times count; empty: the
+    literature's.
+    """
     torch.set_num_threads(1)
     world = comm.init(Mesh(pp=size))
-    found = [run_one(world, name, num_micro_batches, cpu) for name in names]
+    found = [run_one(world, name, num_micro_batches, case) for name in names]
     world.close()
     return found
 
 
-def run_one(world: World, name: str, num_micro_batches: int, cpu: bool) -> Counted:
+def run_one(world: World, name: str, num_micro_batches: int, case: str) -> Counted:
     plan = (
         f"pp{world.size}:{'interleaved,v2' if name == 'interleaved' else name} "
         f"mb{num_micro_batches}"
     )
-    model, batch = gpt(num_micro_batches) if cpu else mlp(world.size, num_micro_batches)
+    model, batch = gpt(case, num_micro_batches) if case else mlp(world.size, num_micro_batches)
     engine = build(
         model,
         plan,
@@ -99,7 +103,8 @@ def run_one(world: World, name: str, num_micro_batches: int, cpu: bool) -> Count
         world=world,
     )
     clock = put_on_clock(
-        engine, (lambda action, seconds: seconds) if cpu else (lambda action, seconds: unit(action))
+        engine,
+        (lambda action, seconds: seconds) if case else (lambda action, seconds: unit(action)),
     )
     steps = []
     for _ in range(WARM + STEPS):
@@ -124,15 +129,22 @@ def mlp(size: int, num_micro_batches: int) -> tuple[Any, tuple[Tensor, Tensor]]:
     )
 
 
-def gpt(num_micro_batches: int) -> tuple[Any, tuple[Tensor, Tensor]]:
-    """That of the compute case."""
-    case = CASES["compute"]
+def gpt(case_name: str, num_micro_batches: int) -> tuple[Any, tuple[Tensor, Tensor]]:
+    """The model of a case, and a batch of so many of its micro-batches."""
+    case = CASES[case_name]
     inputs, targets = case.batch()
-    repeats = -(-num_micro_batches // len(inputs))
+    num_samples = num_micro_batches * len(inputs) // case.num_micro_batches
+    repeats = -(-num_samples // len(inputs))
     return case.model("meta"), (
-        inputs.repeat(repeats, 1)[:num_micro_batches],
-        targets.repeat(repeats, 1)[:num_micro_batches],
+        inputs.repeat(repeats, 1)[:num_samples],
+        targets.repeat(repeats, 1)[:num_samples],
     )
+
+
+def step_seconds(timeline: Timeline) -> float:
+    """From the first pass of any rank to the last."""
+    windows = [window([span], steady=False) for span in timeline.spans if span.kind in COMPUTING]
+    return max(stop for _, stop in windows) - min(start for start, _ in windows)
 
 
 def bubble(spans: Sequence[Span], *, steady: bool) -> float:
@@ -169,14 +181,11 @@ def semantics(name: str, staleness: Sequence[int]) -> str:
     return "gradients " + " ".join(map(str, staleness)) + " updates old"
 
 
-def simulated_bubble(schedule: Schedule, steps: Sequence[Timeline], *, cpu: bool) -> float:
-    """Of the same costs: the literature's, or the median of what each action took, which depends on
-    its place: of weight gradients that stand together the last makes them all.
+def walked(schedule: Schedule, steps: Sequence[Timeline]) -> Timeline:
+    """The simulated step of the median of what each action took, which depends on its place: of
+    weight gradients that stand together the last makes them all.
     """
-    if not cpu:
-        return simulate(schedule).bubble_fraction
-    walked = simulated_step(lower(schedule), {}, own=observed_action_costs(steps))
-    return bubble(walked.spans, steady=schedule.asynchronous)
+    return simulated_step(lower(schedule), {}, own=observed_action_costs(steps))
 
 
 def main() -> None:
@@ -186,28 +195,36 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--micro-batches", type=int, default=8)
     parser.add_argument(
-        "--cpu", action="store_true", help="actions cost the CPU time that they take"
+        "--cpu",
+        nargs="?",
+        const="compute",
+        default="",
+        choices=list(CASES),
+        metavar="CASE",
+        help="actions cost the CPU time that they take, of the GPT of a case (default: compute)",
     )
     parser.add_argument("--only", nargs="+", default=list(SCHEDULES), choices=list(SCHEDULES))
     arguments = parser.parse_args()
     announce()
     p = arguments.ranks
     m = arguments.micro_batches
-    cpu = arguments.cpu
+    case = arguments.cpu
     print(
         f"{p} ranks, {m} micro-batches, {STEPS} steps; "
-        f"{'CPU times' if cpu else 'times of the literature'}\n"
+        f"{f'CPU times of {case}' if case else 'times of the literature'}\n"
     )
-    ranks = launch(run, arguments.only, p, m, cpu, nproc=p)
-    print(f"{HEAD}\n{'|---' * HEAD.count(' | ')}|---|")
+    ranks = launch(run, arguments.only, p, m, case, nproc=p)
+    head = HEAD + STEP_HEAD if case else HEAD
+    print(f"{head}\n{'|---' * head.count(' | ')}|---|")
     for index, name in enumerate(arguments.only):
-        print(row(name, p, m, [rank[index] for rank in ranks], cpu=cpu), flush=True)
+        print(row(name, p, m, [rank[index] for rank in ranks], cpu=bool(case)), flush=True)
 
 
 HEAD = (
     "| schedule | live a stage | of a rank's share | versions | update | bubble % | simulated "
     "% | literature |"
 )
+STEP_HEAD = " step ms | simulated ms |"
 
 
 def row(name: str, p: int, m: int, ranks: Sequence[Counted], *, cpu: bool) -> str:
@@ -220,6 +237,8 @@ def row(name: str, p: int, m: int, ranks: Sequence[Counted], *, cpu: bool) -> st
     steps = [Timeline.merge(parts) for parts in zip(*(rank.steps for rank in ranks), strict=True)]
     steps = [Timeline.merge(steps)] if asynchronous else steps
     measured = statistics.median(bubble(step.spans, steady=asynchronous) for step in steps)
+    walk = walked(schedule, steps) if cpu else None
+    simulated = result.bubble_fraction if walk is None else bubble(walk.spans, steady=asynchronous)
     form, text = closed_forms(p, m)[name]
     wrong = any(live[stage] != peak for stage, peak in enumerate(result.peak_activations))
     cells = [
@@ -230,9 +249,12 @@ def row(name: str, p: int, m: int, ranks: Sequence[Counted], *, cpu: bool) -> st
         " ".join(str(rank.versions) for rank in ranks),
         semantics(name, result.staleness),
         f"{measured * 100:.1f}",
-        f"{simulated_bubble(schedule, steps, cpu=cpu) * 100:.1f}",
+        f"{simulated * 100:.1f}",
         text if form is None else f"{float(form) * 100:.1f}: {text}",
     ]
+    if walk is not None:
+        measured_seconds = statistics.median(step_seconds(step) for step in steps)
+        cells += [f"{measured_seconds * 1e3:.1f}", f"{step_seconds(walk) * 1e3:.1f}"]
     return f"| {' | '.join(cells)} |"
 
 

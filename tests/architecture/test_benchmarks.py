@@ -1,9 +1,12 @@
-"""Every table of a benchmark says on which processor it was made."""
+"""Every benchmark can be started, and its tables say on which processor they were made."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from pathlib import Path
 
+import benchmarks
 import pytest
 
 from tests.architecture.source import ROOT
@@ -31,3 +34,11 @@ def test_every_script_names_the_processor(path: Path) -> None:
 def test_every_readme_says_on_which_processor_its_tables_were_made(path: Path) -> None:
     text = path.read_text()
     assert "processor" in text or "AMD EPYC" in text
+
+
+def test_every_module_can_be_imported() -> None:
+    found = pkgutil.walk_packages(benchmarks.__path__, "benchmarks.")
+    names = [module.name for module in found if not module.name.endswith("__main__")]
+    assert len(names) > 90
+    for name in names:
+        importlib.import_module(name)
