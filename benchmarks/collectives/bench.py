@@ -21,6 +21,7 @@ from benchmarks.machine import announce
 from plait.comm import init
 from plait.mesh import Mesh
 
+CPU = torch.device("cpu")
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 REDUCE_SCATTER = (
     getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -43,8 +44,8 @@ def native_calls(numel: int, n: int) -> dict[str, Callable[[], object]]:
 def axis_calls(axis, numel: int, own_memory: bool) -> dict[str, Callable[[], object]]:
     """`own_memory`: tensors from `axis.empty`, in place; otherwise ordinary ones."""
     if own_memory:
-        full = axis.empty(numel, torch.float32).fill_(1)
-        other = axis.empty(numel, torch.float32).fill_(1)
+        full = axis.empty(numel, torch.float32, CPU).fill_(1)
+        other = axis.empty(numel, torch.float32, CPU).fill_(1)
         part = full[axis.rank * (numel // axis.size) :][: numel // axis.size]
     else:
         full = torch.ones(numel)

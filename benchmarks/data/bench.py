@@ -14,7 +14,6 @@ import json
 import random
 import tempfile
 import time
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -22,7 +21,7 @@ from typing import Final
 import torch
 
 from benchmarks.data.systems import SYSTEMS, TokenBatches, write_formats
-from benchmarks.machine import announce
+from benchmarks.machine import announce, versions_of
 from benchmarks.spread import quartiles
 from plait import datasets
 from plait.datasets.sample_set import SampleSet
@@ -111,8 +110,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
     announce()
-    names = ("torch", "datasets", "pyarrow", "mosaicml-streaming", "numpy")
-    print(", ".join(f"{name} {version(name)}" for name in names))
+    print(versions_of("torch", "datasets", "pyarrow", "mosaicml-streaming", "numpy"))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path = folder / "rows.jsonl"

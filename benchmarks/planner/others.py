@@ -14,7 +14,7 @@ import logging
 import statistics
 from typing import Any
 
-from benchmarks.machine import announce
+from benchmarks.machine import announce, versions_of
 from benchmarks.planner.rows import Case, cases
 from benchmarks.planner.validate import error, groups, run, summary
 from plait.plan import Plan
@@ -81,6 +81,7 @@ def step_seconds(case: Case, efficiency: float) -> tuple[float, float]:
 
 def main() -> None:
     announce()
+    print(versions_of("llm-analysis"))
     logging.disable(logging.CRITICAL)
     asked = [case for case in cases()[0] if case.seconds and case.device in DEVICES]
     needed: dict[str, list[float]] = {}
