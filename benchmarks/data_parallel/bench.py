@@ -25,6 +25,7 @@ import torch
 
 from benchmarks.data_parallel.systems import CASES, systems
 from benchmarks.machine import announce
+from benchmarks.spread import quartiles
 from plait import comm
 from plait.launcher import launch
 from plait.mesh import Mesh
@@ -157,14 +158,13 @@ def table(case_name: str, size: int, rounds: int, only: Sequence[str], footprint
     print("|---|---|---|---|---|")
     for name in names:
         ratios = [own / base for own, base in zip(seconds[name], seconds[BASE], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
         ms = statistics.median(seconds[name]) * 1e3
         rest = (
             footprint_cells(launch(measure_footprint, case_name, name, size, nproc=size))
             if footprint
             else " | "
         )
-        print(f"| {name} | {ms:.1f} | {middle:.3f} [{low:.3f}, {high:.3f}] | {rest} |", flush=True)
+        print(f"| {name} | {ms:.1f} | {quartiles(ratios, '.3f')} | {rest} |", flush=True)
 
 
 def footprint_cells(ranks: Sequence[Footprint]) -> str:

@@ -8,6 +8,8 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
+from benchmarks.spread import quartiles
+
 
 def take_turns(systems: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
     """Seconds of each pass; a first round warms up and is left out."""
@@ -28,9 +30,6 @@ def table(seconds: Mapping[str, list[float]], own: str) -> str:
     lines = [f"| system | ms (median) | ratio to {own} (median, [quartiles]) |", "|---|---|---|"]
     for name, values in seconds.items():
         ratios = [value / mine for value, mine in zip(values, seconds[own], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-        lines.append(
-            f"| {name} | {1e3 * statistics.median(values):.1f} | {middle:.2f} [{low:.2f}, "
-            f"{high:.2f}] |"
-        )
+        milliseconds = 1e3 * statistics.median(values)
+        lines.append(f"| {name} | {milliseconds:.1f} | {quartiles(ratios)} |")
     return "\n".join(lines)

@@ -17,10 +17,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 
 from benchmarks.machine import announce
 from benchmarks.page.commits import ROOT, checked_out, removed
+from benchmarks.spread import quarters
 
 PLANS = ("dp1", "dp2:zero3", "pp2:1f1b mb8")
 UNCOUNTED = 3
@@ -81,7 +82,7 @@ def compare(old: str, turns: int, plans: Sequence[str]) -> None:
             removed(tree)
     print(f"| plan | new over old {old}, median of {turns} turns | quartiles |\n|---|---|---|")
     for plan, found in ratios.items():
-        low, middle, high = quantiles(found, n=4, method="inclusive")
+        low, middle, high = quarters(found)
         print(f"| `{plan}` | {middle:.3f} | {low:.3f} to {high:.3f} |")
 
 

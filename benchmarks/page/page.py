@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 
 import psutil
 import torch
@@ -31,6 +31,7 @@ from benchmarks.page.systems import (
     one_thread,
     parts,
 )
+from benchmarks.spread import quarters
 from plait.cluster.products import MEASUREMENTS, ProductTable
 from plait.engine.choosing import table_here
 from plait.errors import RankFailed
@@ -94,7 +95,7 @@ def rows(group: Group, ranks: Sequence[Taken]) -> list[Row]:
     found = []
     for name, own in seconds.items():
         ratios = [mine / other for mine, other in zip(own, base, strict=True)]
-        low, middle, high = quantiles(ratios, n=4)
+        low, middle, high = quarters(ratios)
         peer = seconds.get(counterpart(name) or "")
         to_peer = None
         if peer is not None:

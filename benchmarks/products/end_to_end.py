@@ -15,13 +15,14 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import torch
 
 from benchmarks.gpt import Case, adamw
 from benchmarks.machine import announce
+from benchmarks.spread import quartiles
 from benchmarks.tensor_parallel.systems import ddp
 from plait import comm
 from plait.cluster.products import CLASSES, MEASUREMENTS, ProductTable
@@ -99,8 +100,7 @@ def measure(work: Work, table: ProductTable) -> Seconds:
 
 def ratio(own: Sequence[float], base: Sequence[float]) -> str:
     """Median and quartiles of the ratio, taken round by round."""
-    low, middle, high = quantiles([a / b for a, b in zip(own, base, strict=True)], n=4)
-    return f"{middle:.3f} [{low:.3f}, {high:.3f}]"
+    return quartiles([a / b for a, b in zip(own, base, strict=True)], ".3f")
 
 
 def row(plan: str, seconds: Seconds) -> str:

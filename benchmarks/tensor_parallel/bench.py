@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks.machine import announce
+from benchmarks.spread import quartiles
 from benchmarks.tensor_parallel.systems import systems
 from plait import comm
 from plait.launcher import launch
@@ -93,11 +94,8 @@ def main() -> None:
     print("|---|---|---|")
     for name, own in seconds.items():
         ratios = [mine / base for mine, base in zip(own, seconds[BASE], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        print(
-            f"| {name} | {statistics.median(own) * 1e3:.1f} | {middle:.3f} [{low:.3f}, "
-            f"{high:.3f}] |"
-        )
+        milliseconds = statistics.median(own) * 1e3
+        print(f"| {name} | {milliseconds:.1f} | {quartiles(ratios, '.3f')} |")
     for name, why in failed.items():
         print(f"| {name} | failed | {why} |")
 

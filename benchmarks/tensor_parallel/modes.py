@@ -85,7 +85,7 @@ class Case:
             param.data = torch.randn(self.split.placements[name].local_shape) * 0.02
         self.part = self.model if kind == "linear" else self.model.blocks[0]
         stream = self.split.mode.residual
-        self.x = stream.own(torch.zeros(BATCH, SEQUENCE, width)).clone().requires_grad_()
+        self.x = stream.local_part(torch.zeros(BATCH, SEQUENCE, width)).clone().requires_grad_()
         self.row.parameter_bytes = sum(
             param.numel() * param.element_size() for param in self.part.parameters()
         )
