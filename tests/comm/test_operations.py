@@ -12,7 +12,12 @@ from plait.paths import Paths
 from tests.comm import cases
 from tests.helpers.threaded import threaded
 
-WAYS = ("gloo_all_gather_bytes", "gloo_all_reduce_bytes", "gloo_reduce_scatter_bytes")
+WAYS = (
+    "gloo_all_gather_bytes",
+    "gloo_all_reduce_bytes",
+    "gloo_exchange_bytes",
+    "gloo_reduce_scatter_bytes",
+)
 BACKENDS = ("native", "gloo", "shared")
 
 

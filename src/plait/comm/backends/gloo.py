@@ -7,7 +7,10 @@ all-reduce is an all-to-all of copies and a sum: more bytes, but what it waits f
 sums run in the order of coordinates and accumulate halves in float32, so no result depends on
 timing.
 
-Gloo's own ring would round halves at every step. So two ranks send each other all of them and add
+Two ranks send each other all that they add up, in one step and with the bytes of a ring. Beyond
+8 MB a ring's two steps cost little, and it needs no second tensor.
+
+Gloo's own ring would round halves at every step. So two ranks exchange halves of any size and add
 them up in float32. More ranks send parts to those that sum them, and gather the sums. Gathering
 begins when summing has ended, so all ranks have to wait for it at once. A sum that goes on beside
 other operations sends float32 there.
@@ -28,40 +31,45 @@ from plait.comm.backends.sums import HALVES
 _ALL_GATHER_TAG = 1  # tags of the user are shifted beyond these
 _EXCHANGE_TAG = 2
 _REDUCE_SCATTER_TAG = 3
-_ALL_REDUCE_TAG = 4
-_USER_TAG = 5
+_USER_TAG = 4
 
 
 # All ranks' tensors together: up to here an all-reduce waits for latency, not for bytes.
 SMALL_BYTES = 1 << 20
 COPIED_BYTES = 4 << 20  # up to here the copies of an all-to-all are cheap
+EXCHANGED_BYTES = 8 << 20  # up to here two ranks exchange what they add up
 
 
 class Gloo(Native):
     """Native, but for reduce_scatter, all_gather and the sums of halves."""
 
     def all_reduce(self, tensor: Tensor) -> Handle:
-        """Small: everyone sums everything. Large: Gloo's own; halves of two ranks are exchanged, of
-        more they are summed as float32.
+        """Two ranks exchange a small tensor, or halves. More: everyone sums a small one. Else
+        Gloo's own, of halves in float32.
         """
         flat = tensor.view(-1)
+        if self.size == 2:
+            if self._exchanges(tensor):
+                return self._exchange_and_sum(flat, flat)
+            return super().all_reduce(tensor)
         if not self._is_large_sum(tensor):
             arrived, work = self._spread(flat)
             return Then([work], lambda: self.sum_into(flat, arrived.unbind()))
         if tensor.dtype not in HALVES:
             return super().all_reduce(tensor)
-        if self.size == 2:
-            rows = [flat, flat]
-            rows[1 - self.rank] = torch.empty_like(flat)
-            works = self._trade(rows, [flat, flat], _ALL_REDUCE_TAG)
-            return Then(works, lambda: self.sum_into(flat, rows))
         wide = tensor.float()
         work = dist.all_reduce(wide, group=self.group, async_op=True)
         return Then([work], lambda: tensor.copy_(wide))
 
     def all_reduce_into(self, out: Tensor, source: Tensor) -> Handle:
-        """Large halves of more than two ranks: a part is summed by each rank, and gathered."""
-        if self.size == 2 or source.dtype not in HALVES or not self._is_large_sum(source):
+        """Two ranks exchange `source` where it lies. Large halves of more: a part is summed by each
+        rank, and gathered.
+        """
+        if self.size == 2:
+            if out.is_contiguous() and source.is_contiguous() and self._exchanges(source):
+                return self._exchange_and_sum(out.view(-1), source.view(-1))
+            return super().all_reduce_into(out, source)
+        if source.dtype not in HALVES or not self._is_large_sum(source):
             return super().all_reduce_into(out, source)
         numel = source.numel()
         length = -(-numel // self.size)
@@ -76,6 +84,23 @@ class Gloo(Native):
                 out.view(-1).copy_(full[:numel])
 
         return Then([summing], gather)
+
+    def _exchanges(self, tensor: Tensor) -> bool:
+        """Whether two ranks send each other the whole `tensor` to add it up."""
+        if tensor.dtype in HALVES:
+            return True
+        num_bytes = tensor.numel() * tensor.element_size()
+        return not self.paths.beyond("gloo_exchange_bytes", num_bytes, EXCHANGED_BYTES)
+
+    def _exchange_and_sum(self, out: Tensor, source: Tensor) -> Handle:
+        """`out` (n,) becomes the sum of both ranks' `source` (n,); they may be one tensor."""
+        other = torch.empty_like(source)
+        lengths = [0, source.numel()] if self.rank == 0 else [source.numel(), 0]
+        work = dist.all_to_all_single(
+            other, source, lengths, lengths, group=self.group, async_op=True
+        )
+        rows = (source, other) if self.rank == 0 else (other, source)
+        return Then([work], lambda: self.sum_into(out, rows))
 
     def _is_large_sum(self, tensor: Tensor) -> bool:
         num_bytes = tensor.numel() * tensor.element_size() * self.size
