@@ -29,7 +29,7 @@ ROUNDING = 2.0**-8
 
 
 class Sent:
-    """The bytes that this rank hands to Gloo in direct sends, and calls of Gloo's own sum."""
+    """The bytes that this rank hands to Gloo for others, and calls of Gloo's own sum."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -38,16 +38,25 @@ class Sent:
     def counting(self) -> Any:
         send = dist.isend
         ring = dist.all_reduce
+        exchange = dist.all_to_all_single
 
         def counted(tensor: Tensor, *given: Any, **named: Any) -> Any:
             self.num_bytes += tensor.nbytes
             return send(tensor, *given, **named)
 
+        def exchanged(
+            out: Tensor, source: Tensor, taken: list[int], given: list[int], **named: Any
+        ) -> Any:
+            own = dist.get_rank(named["group"])
+            others = sum(rows for rank, rows in enumerate(given) if rank != own)
+            self.num_bytes += others * source.element_size()
+            return exchange(out, source, taken, given, **named)
+
         def noted(*given: Any, **named: Any) -> Any:
             self.num_rings += 1
             return ring(*given, **named)
 
-        return patch.multiple(dist, isend=counted, all_reduce=noted)
+        return patch.multiple(dist, isend=counted, all_reduce=noted, all_to_all_single=exchanged)
 
 
 def parts(size: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
