@@ -41,7 +41,7 @@ EXCHANGED_BYTES = 8 << 20  # up to here two ranks exchange what they add up
 
 
 class Gloo(Native):
-    """Native, but for reduce_scatter, all_gather and the sums of halves."""
+    """Native, but for reduce_scatter, all_gather, and the sums of halves or of two ranks."""
 
     def all_reduce(self, tensor: Tensor) -> Handle:
         """Two ranks exchange a small tensor, or halves. More: everyone sums a small one. Else
