@@ -85,6 +85,7 @@ LONG = frozenset(
         "tests/parity/test_whole_atlas.py",
         "tests/parity/test_whole_tensors.py",
         "tests/test_examples.py",
+        "tests/unit/parallel/pipeline/test_bench.py",
     }
 )
 

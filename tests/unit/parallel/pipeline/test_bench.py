@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from benchmarks.pipeline.bench import measure, rows
 from benchmarks.pipeline.systems import BASE, CASES
 
 from plait.launcher import launch
 
 
-@pytest.mark.long
 def test_a_measured_step_stands_beside_a_simulated_one() -> None:
     names = [BASE, "torch ZBVZeroBubble", "plait 1f1b", "plait zbv"]
     ranks = launch(measure, "compute", names, 1, 2, "torch", nproc=2)
