@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 
-def quarters(numbers: Sequence[float]) -> tuple[float, float, float]:
+def quartiles(numbers: Sequence[float]) -> tuple[float, float, float]:
     """The first quartile, the median and the third, of what was measured: at least one number. One
     number is its own quartiles.
     """
@@ -15,7 +15,7 @@ def quarters(numbers: Sequence[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def quartiles(numbers: Sequence[float], form: str = ".2f") -> str:
+def quartile_text(numbers: Sequence[float], form: str = ".2f") -> str:
     """The median, with the quartiles in brackets. `form`: how a number is written."""
-    low, middle, high = quarters(numbers)
+    low, middle, high = quartiles(numbers)
     return f"{middle:{form}} [{low:{form}}, {high:{form}}]"

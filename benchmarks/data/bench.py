@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.data.systems import SYSTEMS, TokenBatches, write_formats
 from benchmarks.machine import announce, versions_of
-from benchmarks.spread import quartiles
+from benchmarks.spread import quartile_text
 from plait import datasets
 from plait.datasets.sample_set import SampleSet
 
@@ -93,8 +93,8 @@ def compare(samples: SampleSet, folder: Path, workers: int, rounds: int, count: 
     for name, measured in rates.items():
         own = zip(rates["plait"], measured, strict=True)
         print(
-            f"| {workers} | {name} | {quartiles(measured, ',.0f')} | "
-            f"{quartiles([ours / theirs for ours, theirs in own], '.2f')} |",
+            f"| {workers} | {name} | {quartile_text(measured, ',.0f')} | "
+            f"{quartile_text([ours / theirs for ours, theirs in own], '.2f')} |",
             flush=True,
         )
 

@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.data_parallel.systems import CASES, systems
 from benchmarks.machine import announce
-from benchmarks.spread import quartiles
+from benchmarks.spread import quartile_text
 from plait import comm
 from plait.launcher import launch
 from plait.mesh import Mesh
@@ -164,7 +164,7 @@ def table(case_name: str, size: int, rounds: int, only: Sequence[str], footprint
             if footprint
             else " | "
         )
-        print(f"| {name} | {ms:.1f} | {quartiles(ratios, '.3f')} | {rest} |", flush=True)
+        print(f"| {name} | {ms:.1f} | {quartile_text(ratios, '.3f')} | {rest} |", flush=True)
 
 
 def footprint_cells(ranks: Sequence[Footprint]) -> str:

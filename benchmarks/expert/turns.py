@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
-from benchmarks.spread import quartiles
+from benchmarks.spread import quartile_text
 
 
 def take_turns(systems: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
@@ -31,5 +31,5 @@ def table(seconds: Mapping[str, list[float]], own: str) -> str:
     for name, values in seconds.items():
         ratios = [value / mine for value, mine in zip(values, seconds[own], strict=True)]
         milliseconds = 1e3 * statistics.median(values)
-        lines.append(f"| {name} | {milliseconds:.1f} | {quartiles(ratios)} |")
+        lines.append(f"| {name} | {milliseconds:.1f} | {quartile_text(ratios)} |")
     return "\n".join(lines)

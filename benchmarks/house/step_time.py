@@ -21,7 +21,7 @@ from statistics import median
 
 from benchmarks.machine import announce
 from benchmarks.page.commits import ROOT, checked_out, removed
-from benchmarks.spread import quarters
+from benchmarks.spread import quartiles
 
 PLANS = ("dp1", "dp2:zero3", "pp2:1f1b mb8")
 UNCOUNTED = 3
@@ -82,7 +82,7 @@ def compare(old: str, turns: int, plans: Sequence[str]) -> None:
             removed(tree)
     print(f"| plan | new over old {old}, median of {turns} turns | quartiles |\n|---|---|---|")
     for plan, found in ratios.items():
-        low, middle, high = quarters(found)
+        low, middle, high = quartiles(found)
         print(f"| `{plan}` | {middle:.3f} | {low:.3f} to {high:.3f} |")
 
 

@@ -31,7 +31,7 @@ from benchmarks.page.systems import (
     one_thread,
     parts,
 )
-from benchmarks.spread import quarters
+from benchmarks.spread import quartiles
 from plait.cluster.products import MEASUREMENTS, ProductTable
 from plait.engine.choosing import table_here
 from plait.errors import RankFailed
@@ -95,7 +95,7 @@ def rows(group: Group, ranks: Sequence[Taken]) -> list[Row]:
     found = []
     for name, own in seconds.items():
         ratios = [mine / other for mine, other in zip(own, base, strict=True)]
-        low, middle, high = quarters(ratios)
+        low, middle, high = quartiles(ratios)
         peer = seconds.get(counterpart(name) or "")
         to_peer = None
         if peer is not None:

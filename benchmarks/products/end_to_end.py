@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.gpt import Case, adamw
 from benchmarks.machine import announce
-from benchmarks.spread import quartiles
+from benchmarks.spread import quartile_text
 from benchmarks.tensor_parallel.systems import ddp
 from plait import comm
 from plait.cluster.products import CLASSES, MEASUREMENTS, ProductTable
@@ -100,7 +100,7 @@ def measure(work: Work, table: ProductTable) -> Seconds:
 
 def ratio(own: Sequence[float], base: Sequence[float]) -> str:
     """Median and quartiles of the ratio, taken round by round."""
-    return quartiles([a / b for a, b in zip(own, base, strict=True)], ".3f")
+    return quartile_text([a / b for a, b in zip(own, base, strict=True)], ".3f")
 
 
 def row(plan: str, seconds: Seconds) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recovery.runs import config_of, trained, without_doctor
-from benchmarks.spread import quarters
+from benchmarks.spread import quartiles
 from plait.doctor.flight import FlightRecorder, Phase
 from plait.launcher.seat import Seat
 from plait.run import kept
@@ -43,7 +43,7 @@ class Share:
     @staticmethod
     def of(ratios: Sequence[float]) -> Share:
         """The quartiles of some ratios."""
-        return Share(*quarters([ratio - 1 for ratio in ratios]))
+        return Share(*quartiles([ratio - 1 for ratio in ratios]))
 
     def text(self) -> str:
         """`+0.4 % (-1.0 % to +1.2 %)`."""

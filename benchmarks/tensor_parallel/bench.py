@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks.machine import announce
-from benchmarks.spread import quartiles
+from benchmarks.spread import quartile_text
 from benchmarks.tensor_parallel.systems import systems
 from plait import comm
 from plait.launcher import launch
@@ -95,7 +95,7 @@ def main() -> None:
     for name, own in seconds.items():
         ratios = [mine / base for mine, base in zip(own, seconds[BASE], strict=True)]
         milliseconds = statistics.median(own) * 1e3
-        print(f"| {name} | {milliseconds:.1f} | {quartiles(ratios, '.3f')} |")
+        print(f"| {name} | {milliseconds:.1f} | {quartile_text(ratios, '.3f')} |")
     for name, why in failed.items():
         print(f"| {name} | failed | {why} |")
 

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import announce
-from benchmarks.spread import quartiles
+from benchmarks.spread import quartile_text
 from plait import Plan, launch
 from plait.config import load
 from plait.engine.build import join_world
@@ -143,7 +143,7 @@ class StageWork:
 
     @classmethod
     def measured(cls, plan: str, measure: Measure) -> StageWork:
-        """By two short runs without a throttle, of equal stages and of three quarters of the
+        """By two short runs without a throttle, of equal stages and of three quartiles of the
         layers on the first. Only parts of one run are compared, as the machine's speed drifts.
         """
         micro_batches = min(16, Plan.parse(plan).micro_batches)
@@ -270,7 +270,7 @@ def main() -> None:
     print(f"{'':28} of both together   at best")
     print(f"{plan + ', equal parts':28} {equal:.2f}   {best[0] / (fast + slow):24.2f}")
     name = f"{plan}, {parts.key} {list(parts.numbers)}"
-    print(f"{name:28} {quartiles(fractions):18} {best[1] / (fast + slow):12.2f}")
+    print(f"{name:28} {quartile_text(fractions):18} {best[1] / (fast + slow):12.2f}")
     if plan.startswith("pp"):
         print(f"the second stage has {parts.own[1]:.3f} of the processor time")
 

@@ -26,7 +26,7 @@ from benchmarks.page.systems import (
     start,
 )
 from benchmarks.sockets.bench import groups_of
-from benchmarks.spread import quartiles
+from benchmarks.spread import quartile_text
 
 from plait.cluster.products import ProductTable
 from plait.launcher import launch
@@ -51,8 +51,8 @@ def test_ratios_are_taken_round_by_round() -> None:
 
 
 def test_quartiles_stand_behind_the_median() -> None:
-    assert quartiles([4.0, 1.0, 3.0, 2.0, 5.0]) == "3.00 [2.00, 4.00]"
-    assert quartiles([1500.0], ",.0f") == "1,500 [1,500, 1,500]"
+    assert quartile_text([4.0, 1.0, 3.0, 2.0, 5.0]) == "3.00 [2.00, 4.00]"
+    assert quartile_text([1500.0], ",.0f") == "1,500 [1,500, 1,500]"
 
 
 @pytest.mark.parametrize("size", [2, 4])
