@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from plait.outer import DeviceChange
+
 
 @dataclass(frozen=True)
 class Rule:
     """The numbers of AdamW for one group of parameters, at one step.
 
     Source: I. Loshchilov and F. Hutter, Decoupled Weight Decay Regularization (ICLR 2019),
-    algorithm 2. `factor` multiplies the gradient first.
+    algorithm 2. `factor` multiplies the gradient first. Where a device has decided about the
+    update, `on_device` has the factor, and whether anything changes.
     """
 
     rate: float
@@ -21,6 +24,7 @@ class Rule:
     epsilon: float
     decay: float
     factor: float
+    on_device: DeviceChange | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,12 @@ def plain_kernel(kept: Sequence[AdamWTensors]) -> Kernel:
 def _update(one: AdamWTensors, given: Tensor, rule: Rule) -> None:
     first, second = rule.betas
     step = float(one.step)
-    grad = given.float() * rule.factor
+    factor: float | Tensor = rule.factor
+    if rule.on_device is not None:
+        if float(rule.on_device.blocked):
+            return
+        factor = rule.on_device.factor.float()
+    grad = given.float() * factor
     one.mean.lerp_(grad, 1 - first)
     one.square.mul_(second).addcmul_(grad, grad, value=1 - second)
     root = (1 - second**step) ** 0.5

@@ -75,10 +75,16 @@ def _is_aligned(one: AdamWTensors) -> bool:
 
 
 def _numbers(rule: Rule, device: torch.device) -> Tensor:
-    """The numbers of a rule and the logarithms of its betas: [8], in float64."""
+    """The numbers of a rule, whether nothing is to change, and the logarithms of its betas.
+
+    [9], in float64. What the device has decided is copied there.
+    """
     logs = [math.log(beta) if beta else -math.inf for beta in rule.betas]
-    numbers = [rule.rate, *rule.betas, rule.epsilon, rule.decay, rule.factor, *logs]
-    return _on(device, torch.tensor(numbers, dtype=torch.float64))
+    numbers = [rule.rate, *rule.betas, rule.epsilon, rule.decay, rule.factor, 0.0, *logs]
+    found = _on(device, torch.tensor(numbers, dtype=torch.float64))
+    if rule.on_device is not None:
+        torch.stack((rule.on_device.factor, rule.on_device.blocked), out=found[5:7])
+    return found
 
 
 def _on(device: torch.device, tensor: Tensor) -> Tensor:
@@ -106,7 +112,8 @@ def _adamw(  # type: ignore[no-untyped-def] # noqa: PLR0917 - what Triton calls 
     square = tl.load(row + 2).to(tl.pointer_type(tl.float32))
     grad = tl.load(grads + index).to(tl.pointer_type(GRAD))
     copy = tl.load(row + 3).to(tl.pointer_type(COPY))
-    size = tl.load(program + 2)
+    blocked = tl.load(numbers + 6)
+    size = tl.where(blocked > 0, 0, tl.load(program + 2))
     if ALIGNED:
         value = tl.multiple_of(value, 16)
         mean = tl.multiple_of(mean, 16)
@@ -125,8 +132,8 @@ def _adamw(  # type: ignore[no-untyped-def] # noqa: PLR0917 - what Triton calls 
     epsilon = tl.load(numbers + 3).to(tl.float32)
     decay = tl.load(numbers + 4)
     factor = tl.load(numbers + 5).to(tl.float32)
-    correction1 = 1.0 - tl.exp(step * tl.load(numbers + 6))
-    correction2 = 1.0 - tl.exp(step * tl.load(numbers + 7))
+    correction1 = 1.0 - tl.exp(step * tl.load(numbers + 7))
+    correction2 = 1.0 - tl.exp(step * tl.load(numbers + 8))
     rate1 = (rate / correction1).to(tl.float32)
     root = tl.sqrt(correction2).to(tl.float32)
     kept = (1.0 - rate * decay).to(tl.float32)

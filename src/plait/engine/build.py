@@ -21,6 +21,7 @@ from plait.engine import choosing, compiling, eight_bits, graphs, one_pass, reco
 from plait.engine.around import contexts_of, make_balance, make_splitter
 from plait.engine.balance import has_routers
 from plait.engine.composition import check_coded, check_composition, check_delayed
+from plait.engine.deferral import make_deferral
 from plait.engine.engine import Engine
 from plait.engine.guard import Guard, make_guard
 from plait.engine.loss import LossFunction
@@ -216,6 +217,11 @@ def compose(
         *tied_sums(world.axis("pp"), schedule.placement, cut.tied, strategies),
         *partial_sums(strategy, split.layers),
     ]
+    timing = make_timing(schedule, pipeline, updater, reductions, world)
+    scale = precision.loss_scale()
+    deferral = make_deferral(
+        options, updater, driver, timing, guard=guard, scale=scale, experts=balance is not None
+    )
     return EngineParts(
         plan=plan,
         world=world,
@@ -228,13 +234,14 @@ def compose(
         splitter=make_splitter(model, plan, precision, split, world),
         balance=balance,
         pipeline=pipeline,
-        timing=make_timing(schedule, pipeline, updater, reductions, world),
+        timing=timing,
         reductions=reductions,
         holding=holding,
         seed=options.seed,
-        scale=precision.loss_scale(),
+        scale=scale,
         guard=guard,
         graphs=graphs.make(model, pipeline, strategy, plan, options),
+        deferral=deferral,
         mean_of_workers=options.aggregate == "mean" and driver.is_synchronous,
     )
 

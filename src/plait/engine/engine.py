@@ -6,7 +6,6 @@ came of it.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -63,7 +62,9 @@ class Engine:
         self.pipeline = parts.pipeline
         self.balance = parts.balance
         self.graphs = parts.graphs
-        self._training_step = TrainingStep(parts, self.copies.wait, self._observe)
+        self._training_step = TrainingStep(
+            parts, self.copies.wait, self._observe, lambda: bool(self.before_update)
+        )
         self._metrics = [parts.driver.metrics]
         if parts.split is not None:
             self._metrics.append(parts.split.details)
@@ -102,7 +103,7 @@ class Engine:
 
         Raises:
             NonFiniteLoss: a loss or gradient is no number; the parameters are those before the
-                step.
+                step. On a GPU the next step raises it, or `settle`.
             DataError: an unfit batch.
             OutOfMemory: the device has no room for the step.
         """
@@ -112,26 +113,19 @@ class Engine:
         timeline = Timeline(world.rank, enabled=trace)
         world.begin_timeline(timeline)
         earlier = world.ledger.copy()
-        step, actions = training_step.begin(batch)
+        step, actions = training_step.begin(batch, may_defer=True)
         reported_scale = training_step.scale.reported
         training_step.execute(actions, timeline, step)
-        totals = training_step.report_totals()
-        report = self.driver.report(totals.loss_sum, totals.count)
-        skipped = training_step.finish()
+        outcome = training_step.end(step, actions)
         if trace:
             timeline.mark_memory(self.memory())
         return StepResult(
-            loss=report.loss_sum / report.count if report.count else math.nan,
-            grad_norm=training_step.grad_norm(),
-            tokens=round(report.tokens * totals.tokens_per_count),
-            count=report.count,
+            outcome=outcome,
             seconds=time.perf_counter() - began,
             timeline=timeline,
             ledger=world.ledger.since(earlier),
             details={key: value for metrics in self._metrics for key, value in metrics().items()},
-            load=None if self.balance is None else self.balance.load,
             loss_scale=reported_scale,
-            skipped=skipped,
         )
 
     def training_step(self, batch: object) -> TrainingStep:
@@ -150,7 +144,16 @@ class Engine:
 
         `save` and the end of `fit` do it; it changes nothing under a synchronous schedule.
         """
+        self.settle()
         self._training_step.flush()
+
+    def settle(self) -> None:
+        """Hear of the last step, where a GPU has decided on it by itself. Collective.
+
+        Whatever reads or writes the state through the engine does it. Errors: those of `step`.
+        """
+        if self.is_cut:
+            self._training_step.hear()
 
     @torch.no_grad()
     def evaluate(self, batch: object) -> float:
@@ -170,6 +173,7 @@ class Engine:
         does. It sees whole outputs (samples, ...). Nothing is updated. Collective.
         """
         training_step = self.training_step(batch)
+        training_step.hear()
         return training_step.measure(batch, [self._measured(one) for one in functions])
 
     def save(self, path: str | Path, **meta: object) -> None:
@@ -211,7 +215,10 @@ class Engine:
         return live_bytes(self, self._training_step.timing)
 
     def local_parameters(self) -> list[Shard]:
-        """This rank's shard of each parameter, its values flat (numel,) in master precision."""
+        """This rank's shard of each parameter, its values flat (numel,) in master precision.
+        Collective on a GPU.
+        """
+        self.settle()
         return with_decoded([self.strategy], self.holding, trained=True)
 
     def local_gradients(self) -> list[Shard]:

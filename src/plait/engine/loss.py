@@ -136,6 +136,10 @@ class LossSum:
         """
         return [total / count.clamp(min=1.0) for total, count in self._each]
 
+    def each(self) -> list[tuple[Tensor, Tensor]]:
+        """The loss and the count (0-dim) of each micro-batch of this rank, in their order."""
+        return list(self._each)
+
     def add(
         self,
         loss: Tensor | tuple[Tensor, Tensor],

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from plait.engine.adamw import AdamWTensors, Kernel, Rule
 from plait.models.parameters import Parameters
+from plait.outer import Change
 from plait.parallel.data import DataStrategy, RoundedCopies
 from plait.torch_internals import has_own_step
 
@@ -96,8 +97,8 @@ class OnePass:
         copies = strategy.copies
         return None if copies is None else cls(optimizer, copies, kernel_of_gpus())
 
-    def step(self, factor: float) -> bool:
-        """One step on gradients times `factor`; False where the optimizer must do it by itself."""
+    def step(self, change: Change) -> bool:
+        """One step as asked for; False where the optimizer must do it by itself."""
         if not takes(self._optimizer):
             return False
         for index, settings in enumerate(self._optimizer.param_groups):
@@ -106,8 +107,9 @@ class OnePass:
                 continue
             group = self._group(index, [param for param, _ in found])
             grads = [grad.contiguous() for _, grad in found]  # a kernel reads them end to end
-            torch._foreach_add_(group.steps, 1)
-            group.update(grads, _rule(settings, factor))
+            decided = change.on_device
+            torch._foreach_add_(group.steps, 1 if decided is None else 1 - decided.blocked.float())
+            group.update(grads, _rule(settings, change))
         self._copies.are_written()
         return True
 
@@ -135,7 +137,7 @@ class OnePass:
         return state
 
 
-def _rule(group: dict[str, Any], factor: float) -> Rule:
+def _rule(group: dict[str, Any], change: Change) -> Rule:
     rate, decay, epsilon = (float(group[name]) for name in ("lr", "weight_decay", "eps"))
     first, second = (float(beta) for beta in group["betas"])
-    return Rule(rate, (first, second), epsilon, decay, factor)
+    return Rule(rate, (first, second), epsilon, decay, change.factor, change.on_device)

@@ -10,6 +10,7 @@ from torch import nn
 from plait.comm import World
 from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter
+from plait.engine.deferral import Deferral
 from plait.engine.graphs import StepGraphs
 from plait.engine.guard import Guard
 from plait.engine.loss import LossFunction
@@ -39,6 +40,7 @@ class EngineParts:
         mean_of_workers: gradients are the mean of the workers' means.
         guard: judges each step before its update.
         graphs: the recorder of what comes before an update, where steps are recorded.
+        deferral: decides on the device whether a step counts; None where the host does.
     """
 
     plan: Plan
@@ -60,6 +62,7 @@ class EngineParts:
     measure: Callable[[LossFunction], LossFunction]
     balance: Balance | None
     graphs: StepGraphs | None
+    deferral: Deferral | None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from plait.comm import Ledger
@@ -11,35 +11,98 @@ from plait.trace import Timeline
 
 
 @dataclass(frozen=True)
-class StepResult:
-    """One step, as this rank saw it.
-
-    Attributes:
-        loss: the mean over the global number of unmasked tokens (or samples); equal on all ranks.
-        grad_norm: the global norm of its gradient, before clipping; equal on all ranks.
-        tokens: of the global batch: the unmasked ones where the loss counts them, else all
-            positions of its sequences. Without sequences of integers, its samples.
-        count: the divisor of the loss: the number that it counts, or the samples.
-        seconds: the time of the step on this rank.
-        timeline: its actions and collectives.
-        ledger: what this rank sent, by axis and operation.
-        details: what the strategy adds, by name, as the staleness of this rank's gradient.
-        load: where the tokens went, for a model with experts.
-        loss_scale: what the loss was multiplied by in backward, where float16 needs that.
-        skipped: whether that was too much, so that nothing was updated.
-
-    Under `local` and `async-server` ranks do not step together, and loss and norm are this rank's
-    own. At an outer step or a server's answer, loss and tokens cover all that it had not heard of.
-    """
+class StepNumbers:
+    """The numbers of a step that its device computes; `StepResult` says what each is."""
 
     loss: float
     grad_norm: float
     tokens: int
     count: float
+    load: Load | None = None
+    skipped: bool = False
+
+
+class Outcome:
+    """Where the numbers of a step are told: with the step, or a step later."""
+
+    def __init__(self, look: Callable[[], StepNumbers] | None = None) -> None:
+        """`look` waits for what the device has computed, without other ranks."""
+        self._look = look
+        self._numbers: StepNumbers | None = None
+
+    def tell(self, numbers: StepNumbers) -> None:
+        """These are the numbers."""
+        self._numbers = numbers
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the host has decided on the step, or heard of the decision."""
+        return self._numbers is not None
+
+    @property
+    def numbers(self) -> StepNumbers:
+        """The numbers: those that were told, else those of the device."""
+        if self._numbers is None:
+            assert self._look is not None
+            return self._look()
+        return self._numbers
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One step, as this rank saw it.
+
+    On a GPU the host does not wait for a step: a look at `loss`, `grad_norm`, `tokens`, `count`,
+    `load` or `skipped` does. A loss that is no number is raised by the next step there, or by
+    whatever needs the state, as a checkpoint.
+
+    Attributes:
+        outcome: where the numbers of the device are told.
+        seconds: the time of the step on this rank; of a GPU's step, the host's part.
+        timeline: its actions and collectives.
+        ledger: what this rank sent, by axis and operation.
+        details: what the strategy adds, by name, as the staleness of this rank's gradient.
+        loss_scale: what the loss was multiplied by in backward, where float16 needs that.
+
+    Under `local` and `async-server` ranks do not step together, and loss and norm are this rank's
+    own. At an outer step or a server's answer, loss and tokens cover all that it had not heard of.
+    """
+
+    outcome: Outcome
     seconds: float
     timeline: Timeline
     ledger: Ledger
     details: Mapping[str, float] = field(default_factory=dict)
-    load: Load | None = None
     loss_scale: float | None = None
-    skipped: bool = False
+
+    @property
+    def loss(self) -> float:
+        """The mean over the global number of unmasked tokens (or samples); equal on all ranks."""
+        return self.outcome.numbers.loss
+
+    @property
+    def grad_norm(self) -> float:
+        """The global norm of its gradient, before clipping; equal on all ranks."""
+        return self.outcome.numbers.grad_norm
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the global batch: the unmasked ones where the loss counts them, else all
+        positions of its sequences. Without sequences of integers, its samples.
+        """
+        return self.outcome.numbers.tokens
+
+    @property
+    def count(self) -> float:
+        """The divisor of the loss: the number that it counts, or the samples."""
+        return self.outcome.numbers.count
+
+    @property
+    def load(self) -> Load | None:
+        """Where the tokens went, for a model with experts."""
+        return self.outcome.numbers.load
+
+    @property
+    def skipped(self) -> bool:
+        """Whether nothing was updated: float16's scale was too much, or `on_nan` dropped it."""
+        return self.outcome.numbers.skipped

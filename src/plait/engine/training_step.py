@@ -7,19 +7,25 @@ it in one call, `OpenStep` one part after the other.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from plait.doctor.flight import Phase
 from plait.engine.axes import within_stage
+from plait.engine.deferral import Heard, Unheard, send
 from plait.engine.explain import Explainer, explained, memory_error, token_error
 from plait.engine.graphs import StepGraphs
-from plait.engine.guard import Suspect
 from plait.engine.loss import LossFunction, LossSum, LossTotals, MetricSum, summed
 from plait.engine.parts import EngineParts
 from plait.engine.seeds import derive_seed, own_random_state
 from plait.engine.stages.pipeline import PipelineStep
+from plait.engine.step import Outcome, StepNumbers
+from plait.engine.sums import StepSums, check_orders, totals_of
+from plait.engine.suspect import Suspect
 from plait.origin import batch_norm_error
+from plait.outer import Change
 from plait.parallel.pipeline.actions import Action, Kind
 from plait.parallel.pipeline.runtime import Handler, execute
 from plait.trace import Timeline
@@ -37,12 +43,17 @@ class TrainingStep:
     """
 
     def __init__(
-        self, parts: EngineParts, wait_for_copies: Callable[[], None], observe: Callable[[], None]
+        self,
+        parts: EngineParts,
+        wait_for_copies: Callable[[], None],
+        observe: Callable[[], None],
+        is_observed: Callable[[], bool],
     ) -> None:
         """Take the parts of an engine.
 
         `wait_for_copies` returns when no copy of the state is under way any more, and comes before
-        the sums over ranks. `observe` comes before each update.
+        the sums over ranks. `observe` comes before each update; `is_observed` says whether somebody
+        looks at gradients there.
         """
         self.index = parts.driver.first_step
         self.totals = LossTotals(0.0, 1.0, 0.0)
@@ -71,6 +82,13 @@ class TrainingStep:
         )
         self._reductions = (wait_for_copies, *parts.reductions)
         self._observe = observe
+        self._is_observed = is_observed
+        self._deferral = parts.deferral
+        self._unheard: deque[Unheard] = deque()
+        self._defers = False
+        self._sums: StepSums | None = None
+        self._refused: Heard | None = None
+        self._balance = parts.balance
         self._after_update = [] if parts.balance is None else [parts.balance.after_update]
         self._updates_left = 0
         table = {
@@ -84,12 +102,18 @@ class TrainingStep:
         if parts.split is not None:
             self._explainers.append(partial(parts.split.explain, parts.model))
 
-    def begin(self, batch: PyTree, call: int = 0) -> tuple[PipelineStep, Sequence[Action]]:
+    def begin(
+        self, batch: PyTree, call: int = 0, *, may_defer: bool = False
+    ) -> tuple[PipelineStep, Sequence[Action]]:
         """Take this rank's share of a batch; the micro-batches and actions of the step. Collective.
 
-        `call` counts the batches whose gradients are added up before one update.
+        `call` counts the batches whose gradients are added up before one update. `may_defer`: the
+        host may hear of the step later, where nobody looks at gradients.
         """
         self._world.recorder.flight.enter(Phase.STEPPING)
+        self._defers = may_defer and self._deferral is not None and not self._is_observed()
+        if not self._defers:
+            self.hear()
         self._model.train()
         if not call:
             self._guard.begin(self._model)
@@ -137,17 +161,96 @@ class TrainingStep:
             act(before, handlers)
         return actions[len(before) :]
 
-    def report_totals(self) -> LossTotals:
-        """The sums over all ranks of the step that has just been executed. Collective."""
+    def end(self, step: PipelineStep, actions: Sequence[Action]) -> Outcome:
+        """The step has been executed; what comes of it. Collective."""
+        if self._sums is None:
+            outcome = Outcome()
+            outcome.tell(self._decided())
+            return outcome
+        outcome = Outcome(lambda: self._looked_at(made))
+        made = Unheard(self.index, step, actions, self._sums, self._guard.buffers, outcome)
+        self._sums = None
+        self._unheard.append(made)
+        self._advance()
+        self.hear(left=1)
+        return outcome
+
+    def _looked_at(self, made: Unheard) -> StepNumbers:
+        """The numbers of a step, before the host has heard of it."""
+        heard = made.read()
+        return self._numbers(totals_of(heard.values), skipped=heard.blocked)
+
+    def _decided(self) -> StepNumbers:
+        """The numbers of a step that the host has decided on. Collective."""
         self.totals = self.timing.totals(self.totals)
-        return self.totals
+        skipped = self.finish()
+        return self._numbers(self.totals, skipped=skipped)
+
+    def _numbers(self, totals: LossTotals, *, skipped: bool) -> StepNumbers:
+        report = self._driver.report(totals.loss_sum, totals.count)
+        return StepNumbers(
+            loss=report.loss_sum / report.count if report.count else math.nan,
+            grad_norm=self._norm(totals),
+            tokens=round(report.tokens * totals.tokens_per_count),
+            count=report.count,
+            load=None if self._balance is None else self._balance.load,
+            skipped=skipped,
+        )
+
+    def hear(self, left: int = 0) -> None:
+        """Hear of all steps but the `left` newest. Collective.
+
+        Errors: those of `update`, for a step that the device has left out.
+        """
+        while len(self._unheard) > left:
+            heard = self._unheard[0].read()
+            if heard.blocked:
+                self._repeat(heard)
+                return
+            self._take(self._unheard.popleft(), heard)
+
+    def _take(self, made: Unheard, heard: Heard) -> None:
+        """Take what the device has said of a step that counts."""
+        check_orders(heard.values, made.sums.layout)
+        totals = totals_of(heard.values)
+        self.totals = totals
+        sizes = partial(heard.sizes, max(self._pipeline.parts))
+        self._guard.judge(totals, made.index + 1, self._suspect, sizes=sizes)
+        made.outcome.tell(self._numbers(totals, skipped=False))
+
+    def _repeat(self, refused: Heard) -> None:
+        """Make the steps again from the first that did not count, and decide on each here.
+
+        Collective, as the sums of these steps are equal on all ranks.
+        """
+        self._refused = refused
+        assert self._deferral is not None
+        unheard = list(self._unheard)
+        self._unheard.clear()
+        self._deferral.reopen()
+        for made in reversed(unheard):
+            made.undo()
+        for made in unheard:
+            if self._guard.rolls_back:
+                return
+            self.index = made.index
+            self._guard.begin(self._model)
+            self._driver.before_step()
+            self._pipeline.begin(made.step)
+            self._defers = False
+            self.execute(made.actions, Timeline(self._world.rank, enabled=False), made.step)
+            self._refused = None
+            made.outcome.tell(self._decided())
 
     def finish(self) -> bool:
         """The step is made; whether its update was left out."""
-        self.index += 1
+        self._advance()
         self.scale.adapt()
-        self._world.recorder.flight.step_done(self.index)
         return self.scale.skipped or self._guard.skipped
+
+    def _advance(self) -> None:
+        self.index += 1
+        self._world.recorder.flight.step_done(self.index)
 
     def flush(self) -> None:
         """Do the actions that past steps have left over, with their updates. Collective."""
@@ -183,11 +286,21 @@ class TrainingStep:
 
     def divisor(self) -> float:
         """The number by which summed gradients become those of the mean loss."""
-        return (1.0 if self._mean_of_workers else self.totals.count) * self._loss_scale
+        return self._divisor(self._newest())
 
     def grad_norm(self) -> float:
         """The global norm of the gradient of the mean loss."""
-        return float(self.totals.squared_norm**0.5) / (self.divisor() or 1.0)
+        return self._norm(self._newest())
+
+    def _newest(self) -> LossTotals:
+        """The totals of the last step, also where the host has not heard of it."""
+        return totals_of(self._unheard[-1].read().values) if self._unheard else self.totals
+
+    def _divisor(self, totals: LossTotals) -> float:
+        return (1.0 if self._mean_of_workers else totals.count) * self._loss_scale
+
+    def _norm(self, totals: LossTotals) -> float:
+        return float(totals.squared_norm**0.5) / (self._divisor(totals) or 1.0)
 
     def sum_gradients(self) -> None:
         """Sum gradients and scalars over the ranks, before an update. Collective."""
@@ -204,7 +317,13 @@ class TrainingStep:
         """
         step = self.index + 1
         dropped = not self.scale.judge(self.totals.squared_norm, step)
-        dropped |= not self._guard.judge(self.totals, step, self._suspect, norm=not dropped)
+        counts = self._guard.judge(self.totals, step, self._suspect, norm=not dropped)
+        if counts and self._refused is not None:
+            refused, self._refused = self._refused, None
+            counts = self._guard.refuse_passing(
+                totals_of(refused.values), step, refused.losses, self._world
+            )
+        dropped |= not counts
         if dropped:
             self._strategy.publish()
         else:
@@ -233,5 +352,28 @@ class TrainingStep:
         self._updates_left -= 1
         if self._updates_left:  # one for each stage: the last of them updates all
             return
-        self.sum_gradients()
-        self.update()
+        if self._defers:
+            self._update_on_device()
+        else:
+            self.sum_gradients()
+            self.update()
+
+    def _update_on_device(self) -> None:
+        """Sum and update, as the device decides. The host reads where a parameter has no gradient
+        here, as it cannot tell whether it has one elsewhere. Collective.
+        """
+        assert self._deferral is not None
+        for reduction in self._reductions:
+            reduction()
+        loss, ranks = self._pipeline.loss, self._within_stage
+        sums = self._updater.sums(loss, ranks, self._stages, self._driver.sum_totals)
+        if not all(sums.layout.used):
+            own = ranks.size == 1
+            values = sums.layout.numbers(loss.num_graphs) if own else sums.read()
+            self._updater.drop_unused(values, sums.layout)
+        decided = self._deferral.decide(sums)
+        send(sums, decided, loss)
+        self._driver.apply(Change(self.index, 1.0, on_device=decided))
+        for act in self._after_update:
+            act()
+        self._sums = sums

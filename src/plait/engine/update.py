@@ -18,6 +18,18 @@ from plait.comm import Axis
 from plait.engine.group_counts import GroupCounts
 from plait.engine.loss import LossSum, LossTotals
 from plait.engine.one_pass import OnePass
+from plait.engine.sums import (
+    COUNT,
+    LOSS,
+    NUM_TOTALS,
+    SQUARED_NORM,
+    TOKENS,
+    StepSums,
+    SumsLayout,
+    check_orders,
+    totals_of,
+    unused,
+)
 from plait.errors import OptimizerError
 from plait.models.parameters import OnWhole, Parameters
 from plait.outer import Change
@@ -84,34 +96,39 @@ class Update:
 
         Gradients that no rank of `axis` computed are taken away. Collective.
         """
-        slots = _slots(self._strategy)
-        used = [float(index in state.touched) for state, index in slots]
-        orders = self._strategy.gather_orders
-        marks = [mark for order in orders for mark in order.marks()]
-        numbers = [0.0, 0.0, 0.0, 0.0, loss.num_graphs, *used, *marks]
+        sums = self.sums(loss, axis, stages, sum_totals)
+        values = sums.read()
+        check_orders(values, sums.layout)
+        self.drop_unused(values, sums.layout)
+        return totals_of(values)
+
+    def sums(
+        self, loss: LossSum, axis: Axis, stages: Axis | None, sum_totals: SumTotals
+    ) -> StepSums:
+        """The sums behind the totals, on the device. Collective."""
+        used = [index in state.touched for state, index in _slots(self._strategy)]
+        layout = SumsLayout(used, self._strategy.gather_orders, rounds=self._rounds_sums)
+        numbers = layout.numbers(loss.num_graphs)
         scalars = numbers_on(loss.count.device, numbers, torch.float64)
         copies = self.loss_copies
-        scalars[0] = loss.loss_sum / copies
-        scalars[1] = loss.count / copies
-        scalars[2] = self._strategy.squared_norm(self._weight)
-        scalars[3] = loss.tokens / copies
+        scalars[LOSS] = loss.loss_sum / copies
+        scalars[COUNT] = loss.count / copies
+        own_norm = self._strategy.squared_norm(self._weight)
+        scalars[SQUARED_NORM] = own_norm
+        scalars[TOKENS] = loss.tokens / copies
         sum_totals(scalars, axis)
         if stages is not None and stages.size > 1:
-            sums = scalars[:5].clone()
+            sums = scalars[:NUM_TOTALS].clone()
             stages.all_reduce(sums, control=True).wait()
-            scalars[:5] = sums
-        values = scalars.tolist()  # the one place of a step where the host waits for its device
-        uses, marked = values[5 : 5 + len(used)], values[5 + len(used) :]
-        for number, order in enumerate(orders):
-            order.check(marked[3 * number : 3 * number + 3])
-        if not all(uses):
-            unused = [slot for slot, value in zip(slots, uses, strict=True) if value <= 0]
-            self._drop_gradients(unused)
-        loss_sum, count, squared_norm, tokens, num_graphs = values[:5]
-        if self._rounds_sums:
-            loss_sum, squared_norm = torch.tensor([loss_sum, squared_norm]).tolist()
-        tokens_per_count = tokens / count if count else 1.0
-        return LossTotals(loss_sum, count, squared_norm, tokens_per_count, num_graphs)
+            scalars[:NUM_TOTALS] = sums
+        return StepSums(scalars, layout, own_norm)
+
+    def drop_unused(self, values: Sequence[float], layout: SumsLayout) -> None:
+        """Take the gradient away from parameters that no rank used, by the sums of all ranks."""
+        gone = unused(values, layout)
+        if gone:
+            slots = _slots(self._strategy)
+            self._drop_gradients([slots[index] for index in gone])
 
     def _drop_gradients(self, unused: Sequence[tuple[BucketState, int]]) -> None:
         """Take the gradient away from parameters that no rank used: the optimizer skips them."""
@@ -135,14 +152,14 @@ class Update:
     def make(self, change: Change) -> None:
         """One step of the optimizer over this rank's pieces."""
         factor = change.factor
-        if not factor:
+        if change.on_device is None and not factor:
             return
         if self._learning_rate is not None or change.rate != self._rate:
             self._rate = change.rate
             scheduled = self.rate(change.step)
             for group, base in zip(self.optimizer.param_groups, self._base, strict=True):
                 group["lr"] = base * scheduled * change.rate
-        if self._one_pass is not None and self._one_pass.step(factor):
+        if self._one_pass is not None and self._one_pass.step(change):
             return
         optimizer: Any = self.optimizer
         pieces = self._strategy.pieces
@@ -150,9 +167,7 @@ class Update:
             widen_gradients(pieces)
         if self._takes_scale:
             device = pieces[0].value.device if pieces else torch.device("cpu")
-            # `full` runs on the device, where `tensor` would have the host wait for a copy
-            optimizer.grad_scale = torch.full((), 1.0 / factor, dtype=torch.float32, device=device)
-            optimizer.found_inf = torch.zeros((), dtype=torch.float32, device=device)
+            optimizer.grad_scale, optimizer.found_inf = _scale_and_flag(change, device)
         else:
             grads: list[Tensor] = [
                 piece.value.grad for piece in pieces if piece.value.grad is not None
@@ -160,6 +175,28 @@ class Update:
             if grads and factor != 1.0:
                 torch._foreach_mul_(grads, factor)
         self.counts.step()
+
+    @property
+    def device(self) -> torch.device:
+        """Where gradients are computed."""
+        return self._strategy.group.device
+
+    @property
+    def decides_on_device(self) -> bool:
+        """Whether the optimizer's kernel takes factor and flag from the device, for all pieces."""
+        pieces = self._strategy.pieces
+        return self._takes_scale and all(one.value.device == self.device for one in pieces)
+
+
+def _scale_and_flag(change: Change, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What fused kernels divide gradients by, and whether they change nothing: 0-dim, float32."""
+    decided = change.on_device
+    if decided is not None:
+        scale = decided.factor.reciprocal()
+        return scale.to(device, torch.float32), decided.blocked.to(device, torch.float32)
+    # `full` runs on the device, where `tensor` would have the host wait for a copy
+    scale = torch.full((), 1.0 / change.factor, dtype=torch.float32, device=device)
+    return scale, torch.zeros((), dtype=torch.float32, device=device)
 
 
 def widen_gradients(pieces: Sequence[OptimizerShard]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from plait.outer.async_server.driver import AsyncServerDriver
 from plait.outer.async_server.weights import KeyedWeights
-from plait.outer.driver import Change, Driver, StepReport, SynchronousDriver
+from plait.outer.driver import Change, DeviceChange, Driver, StepReport, SynchronousDriver
 from plait.outer.local import LocalDriver
 from plait.outer.options import Asynchrony
 from plait.parallel import data
@@ -58,6 +58,7 @@ __all__ = [
     "AsyncServerDriver",
     "Asynchrony",
     "Change",
+    "DeviceChange",
     "Driver",
     "KeyedWeights",
     "LocalDriver",

@@ -26,18 +26,34 @@ from plait.parallel.data import DataStrategy, OptimizerShard
 
 
 @dataclass(frozen=True)
+class DeviceChange:
+    """What a device has decided about an update. Each is 0-dim in float64.
+
+    Attributes:
+        factor: factor on the summed gradients.
+        blocked: 1.0 where the update is to change nothing, else 0.0.
+    """
+
+    factor: Tensor
+    blocked: Tensor
+
+
+@dataclass(frozen=True)
 class Change:
     """One update that an optimizer is asked for.
 
     Attributes:
         step: number of the step, from 0.
+        step: number of the step, from 0.
         factor: factor on the summed gradients.
         rate: factor on the learning rate.
+        on_device: takes the place of the factor where the host does not know it yet.
     """
 
     step: int
     factor: float
     rate: float = 1.0
+    on_device: DeviceChange | None = None
 
 
 @dataclass(frozen=True)

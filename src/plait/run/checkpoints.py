@@ -89,6 +89,9 @@ class Checkpoints(Hook):
         self._step = step
         self._saved = min(self._saved, step)
 
+    def needs_state(self, step: int) -> bool:
+        return self.every > 0 and step % self.every == 0
+
     def on_step(self, done: StepDone) -> None:
         """Save when it is time to."""
         self._step = done.step

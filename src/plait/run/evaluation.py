@@ -140,6 +140,9 @@ class Evaluations(Hook):
         for row in world.axis("world").gather_objects(rows)[0]:
             self._judge(row["loss"])
 
+    def needs_state(self, step: int) -> bool:
+        return self.every > 0 and step % self.every == 0
+
     def on_step(self, done: StepDone) -> None:
         """Evaluate when it is time to."""
         self._step = done.step

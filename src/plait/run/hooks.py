@@ -60,6 +60,13 @@ class Hook:
     def on_start(self, start: RunStart) -> None:
         """Before the first step."""
 
+    def needs_state(self, step: int) -> bool:
+        """Whether `on_step` looks at more than the numbers of a step, as a checkpoint does.
+
+        On a GPU, steps of which only numbers are wanted are told when the next one is under way.
+        """
+        return True
+
     def on_step(self, done: StepDone) -> None:
         """After each step."""
 

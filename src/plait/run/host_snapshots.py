@@ -284,6 +284,9 @@ class HostSnapshots(Hook):
     # -- steps
     # ------------------------------------------------------------------------------------------
 
+    def needs_state(self, step: int) -> bool:
+        return step % self._every == 0
+
     def on_step(self, done: StepDone) -> None:
         """Keep the state of the step."""
         if done.step % self._every == 0:

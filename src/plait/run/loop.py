@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -53,6 +54,7 @@ def fit(
         hook.on_start(RunStart(engine, loader, engine.step_index + 1, steps))
     flight = engine.world.recorder.flight
     batches = iter(loader)
+    news = News(hooks)
     result: StepResult | None = None
     while engine.step_index < steps and not ends_before(engine.step_index):
         began = time.perf_counter()
@@ -61,7 +63,10 @@ def fit(
         batch = next(batches)
         wait = BatchWait(began, time.perf_counter() - began, was_ready)
         result = engine.step(batch)
+        if not result.outcome.is_told and news.are_needed(engine.step_index):
+            engine.settle()
         if rollback is not None and engine.guard.rolls_back:
+            news.forget()
             for hook in hooks:
                 hook.before_rollback()
             step = rollback.go_back()
@@ -72,12 +77,39 @@ def fit(
         seconds = time.perf_counter() - began
         learning_rate = None if rate is None else rate(engine.step_index - 1)
         memory = held_memory_bytes(engine.world.device)
-        done = StepDone(engine.step_index, seconds, result, learning_rate, memory, wait)
-        for hook in hooks:
-            hook.on_step(done)
+        news.add(StepDone(engine.step_index, seconds, result, learning_rate, memory, wait))
+        news.tell()
     flight.enter(Phase.ENDING)
     engine.flush()
+    news.tell()
     engine.driver.synchronize()
     for hook in hooks:
         hook.on_end()
     return result
+
+
+class News:
+    """Steps that hooks have not been told of: at most one, of which the host has not heard."""
+
+    def __init__(self, hooks: Sequence[Hook]) -> None:
+        self._hooks = hooks
+        self._done: deque[StepDone] = deque()
+
+    def are_needed(self, step: int) -> bool:
+        """Whether a hook looks at the state after a step, and so must be told before the next."""
+        return any(hook.needs_state(step) for hook in self._hooks)
+
+    def add(self, done: StepDone) -> None:
+        """A step is made."""
+        self._done.append(done)
+
+    def tell(self) -> None:
+        """Tell all hooks of the steps that the host has heard of."""
+        while self._done and self._done[0].result.outcome.is_told:
+            done = self._done.popleft()
+            for hook in self._hooks:
+                hook.on_step(done)
+
+    def forget(self) -> None:
+        """An earlier state was loaded: the steps since are done again."""
+        self._done.clear()

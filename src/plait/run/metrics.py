@@ -42,6 +42,9 @@ class MetricsFile(Hook):
         self._restore = restore
         _keep_before(path, first_step)
 
+    def needs_state(self, step: int) -> bool:
+        return False
+
     def on_step(self, done: StepDone) -> None:
         """Add one line; it is on disk when this returns, so a killed run loses no step that it
         printed. Errors: `RunError` where it cannot be written.
@@ -138,6 +141,9 @@ class Tally(Hook):
     def on_start(self, start: RunStart) -> None:
         """Learn where the run begins."""
         self.last_step = start.first_step - 1
+
+    def needs_state(self, step: int) -> bool:
+        return False
 
     def on_step(self, done: StepDone) -> None:
         """Take in one step."""

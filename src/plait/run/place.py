@@ -166,6 +166,9 @@ class RankProgress(Hook):
         """Always false: the launcher knows which ranks are done."""
         return False
 
+    def needs_state(self, step: int) -> bool:
+        return self._every > 0 and step % self._every == 0
+
     def on_step(self, done: StepDone) -> None:
         """Keep the state of the step, and say that it is done."""
         if self._every and done.step % self._every == 0:

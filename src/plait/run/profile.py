@@ -22,6 +22,9 @@ class ProfileStep(Hook):
         """Begin, where it is the first step."""
         self._begin(start.first_step)
 
+    def needs_state(self, step: int) -> bool:
+        return self._step in {step, step + 1}
+
     def on_step(self, done: StepDone) -> None:
         """Begin before the step, and write after it."""
         if self._profile is not None:

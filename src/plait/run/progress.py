@@ -74,6 +74,9 @@ class Lines(Hook):
         self._last = start.last_step
         self._pace = Pace(start.last_step - start.first_step + 1)
 
+    def needs_state(self, step: int) -> bool:
+        return False
+
     def on_step(self, done: StepDone) -> None:
         """Print when it is time to."""
         self._pace.add(done)
@@ -136,6 +139,9 @@ class ProgressBar(Hook):
         )
         self._pace = Pace(start.last_step - start.first_step + 1)
         self._bar.start()
+
+    def needs_state(self, step: int) -> bool:
+        return False
 
     def on_step(self, done: StepDone) -> None:
         """Move it on."""

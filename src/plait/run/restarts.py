@@ -44,6 +44,9 @@ class Restarted(Hook):
             "moment": folder.metrics.stat().st_mtime if steps_done else time.time(),
         }
 
+    def needs_state(self, step: int) -> bool:
+        return False
+
     def on_step(self, done: StepDone) -> None:
         """The run goes on."""
         if self._is_told:

@@ -44,6 +44,9 @@ class Rollback(Hook):
         self._engine = start.engine
         self._loader = start.loader
 
+    def needs_state(self, step: int) -> bool:
+        return False
+
     def on_step(self, done: StepDone) -> None:
         """A step is finished: the last rollback is over."""
         if self._began is not None:

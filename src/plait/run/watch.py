@@ -48,6 +48,9 @@ class Watch(Hook):
         if not self._done:
             self._before = _marks(engine)
 
+    def needs_state(self, step: int) -> bool:
+        return not self._done
+
     def on_step(self, done: StepDone) -> None:
         """Take in one step. Collective at the last one that is watched."""
         if self._done:

@@ -1,7 +1,8 @@
-"""In a step the host reads values once, after the last backward; experts once more a layer.
+"""In a step the host reads nothing of its device, where that decides on the step.
 
 On an accelerator each read waits for all that was queued. What is counted here on processors is the
-code that runs there too.
+code that runs there too. Where the host decides, it reads once, after the last backward. Experts
+are read once more a layer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from tests.helpers.host_reads import HostReads, Place
 from tests.helpers.threaded import threaded
 from tests.parity.families import family_of
 
-TOTALS = ("engine/update.py", "totals", "tolist")
+TOTALS = ("engine/sums.py", "read", "tolist")
+OF_THE_STEP_BEFORE = ("engine/sums.py", "_arrived", "tolist")
+"""The copy on the host of sums that an earlier step has sent."""
 COUNTS = ("parallel/expert/route.py", "_read", "tolist")
 ON_PROCESSORS_ALONE = {("parallel/tensor/vocabulary.py", "<genexpr>", "__int__")}
 """Checks of numbers that accelerators leave out."""
@@ -40,7 +43,7 @@ SCHEDULES = [name for name, own in facts.SCHEDULES.items() if not own.asynchrono
 OTHER_SCHEDULES = [f"pp2:{name} mb4" for name in SCHEDULES if name != "interleaved"]
 
 
-def reads(world: World, plan: str, name: str) -> Counter[Place]:
+def reads(world: World, plan: str, name: str, later: bool) -> Counter[Place]:
     """Reads of the second step, when all that is made once is there."""
     family = family_of(name)
     engine = build(
@@ -48,7 +51,7 @@ def reads(world: World, plan: str, name: str) -> Counter[Place]:
         plan,
         loss=cross_entropy,
         optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3, fused=True),
-        options=Options(clip_grad_norm=1.0),
+        options=Options(clip_grad_norm=1.0, defer_reads=later),
         world=world,
     )
     axis = world.axis("dp")
@@ -62,29 +65,45 @@ def reads(world: World, plan: str, name: str) -> Counter[Place]:
     return found.places
 
 
-def most(plan: str, name: str) -> Counter[Place]:
+def most(plan: str, name: str, *, later: bool = False) -> Counter[Place]:
     """The most of any rank, without what runs on processors alone."""
     found: Counter[Place] = Counter()
-    for own in threaded(Plan.parse(plan).world_size, reads, plan, name, plan=plan):
+    for own in threaded(Plan.parse(plan).world_size, reads, plan, name, later, plan=plan):
         found |= own
     return Counter({place: n for place, n in found.items() if place not in ON_PROCESSORS_ALONE})
 
 
+DECIDED = pytest.mark.parametrize(
+    ("later", "wanted"),
+    [(False, {TOTALS: 1}), (True, {OF_THE_STEP_BEFORE: 1})],
+    ids=["host", "device"],
+)
+
+
+@DECIDED
 @pytest.mark.parametrize("plan", DENSE)
-def test_the_host_reads_once_a_step(plan: str) -> None:
+def test_the_host_reads_nothing_or_once_a_step(
+    plan: str, later: bool, wanted: dict[Place, int]
+) -> None:
     name = "gpt-deep" if "interleaved" in plan else "split-gpt"
-    assert most(plan, name) == {TOTALS: 1}
+    assert most(plan, name, later=later) == wanted
 
 
 @pytest.mark.long
+@DECIDED
 @pytest.mark.parametrize("plan", OTHER_SCHEDULES)
-def test_nor_more_often_under_any_schedule(plan: str) -> None:
-    assert most(plan, "gpt-deep") == {TOTALS: 1}
+def test_nor_more_often_under_any_schedule(
+    plan: str, later: bool, wanted: dict[Place, int]
+) -> None:
+    assert most(plan, "gpt-deep", later=later) == wanted
 
 
+@DECIDED
 @pytest.mark.parametrize("plan", ["cp2:ring", "cp2:ulysses"])
-def test_nor_more_often_where_sequences_are_cut(plan: str) -> None:
-    assert most(plan, "long-gpt") == {TOTALS: 1}
+def test_nor_more_often_where_sequences_are_cut(
+    plan: str, later: bool, wanted: dict[Place, int]
+) -> None:
+    assert most(plan, "long-gpt", later=later) == wanted
 
 
 @pytest.mark.parametrize(("plan", "micro_batches"), [("dp2:zero1 ep2", 1), ("dp2 ep2 mb2", 2)])

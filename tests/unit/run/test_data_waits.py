@@ -60,9 +60,10 @@ class LongSteps:
         self.step_index = 0
         self._loader = loader
 
-    def step(self, batch: Any) -> None:
+    def step(self, batch: Any) -> Any:
         wait(self._loader._queue)
         self.step_index += 1
+        return SimpleNamespace(outcome=SimpleNamespace(is_told=True))
 
     def flush(self) -> None:
         """Nothing is left to do."""

@@ -66,6 +66,9 @@ class Trackers(Hook):
             if tracker is not None:
                 self._trackers[name] = tracker
 
+    def needs_state(self, step: int) -> bool:
+        return False
+
     def on_step(self, done: StepDone) -> None:
         """Tell the numbers of the step."""
         result = done.result

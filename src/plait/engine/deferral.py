@@ -1,0 +1,134 @@
+"""Steps that a device decides on, so that the host need not wait: it hears a step later.
+
+Whether a step counts, and the factor on its gradients, follow from sums that the device has. Once a
+step does not count, no later one changes anything, until the host has heard of it. It then makes
+those steps again, and decides on each by itself (`plait.engine.training_step`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plait.engine.guard import Guard, put_back
+from plait.engine.loss import LossSum
+from plait.engine.options import Options
+from plait.engine.precision import LossScale, NoLossScale
+from plait.engine.stages.pipeline import PipelineStep
+from plait.engine.stages.timing import ImmediateUpdates, UpdateTiming
+from plait.engine.step import Outcome
+from plait.engine.sums import COUNT, SQUARED_NORM, StepSums
+from plait.engine.suspect import Sizes
+from plait.engine.update import CLIP_EPSILON, Update
+from plait.outer import DeviceChange, Driver
+from plait.parallel.pipeline.actions import Action
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What the host hears of a step: the sums, and what this rank has sent behind them."""
+
+    values: Sequence[float]
+    blocked: bool
+    squared_norm: float
+    losses: Sequence[float]
+
+    def sizes(self, stage: int) -> Sizes:
+        """The losses and the norm; a rank of several stages counts as its last one."""
+        return Sizes(self.losses, {stage: self.squared_norm**0.5})
+
+
+@dataclass(frozen=True)
+class Unheard:
+    """A step that was made, of which the host has not heard.
+
+    Attributes:
+        index: of the step, from 0.
+        step: its micro-batches.
+        actions: what it did.
+        sums: of all ranks, on their way to the host.
+        buffers: of the model, with their values before the step.
+        outcome: where its numbers are told.
+    """
+
+    index: int
+    step: PipelineStep
+    actions: Sequence[Action]
+    sums: StepSums
+    buffers: Sequence[tuple[Tensor, Tensor]]
+    outcome: Outcome
+
+    def read(self) -> Heard:
+        """Wait for the sums of this step."""
+        values = self.sums.read()
+        size = self.sums.values.numel()
+        squared_norm, blocked, *own = values[size:]
+        totals, counts = own[: len(own) // 2], own[len(own) // 2 :]
+        losses = [total / max(count, 1.0) for total, count in zip(totals, counts, strict=True)]
+        return Heard(values[:size], bool(blocked), squared_norm, losses)
+
+    def undo(self) -> None:
+        """Give the buffers their values before the step."""
+        put_back(self.buffers)
+
+
+class Deferral:
+    """The decisions of one engine's device."""
+
+    def __init__(self, device: torch.device, clip_grad_norm: float | None) -> None:
+        self._clip = clip_grad_norm
+        self._blocked = torch.zeros((), dtype=torch.float64, device=device)
+
+    def decide(self, sums: StepSums) -> DeviceChange:
+        """Whether a step changes anything, and the factor on its summed gradients."""
+        self._blocked = torch.maximum(self._blocked, 1.0 - sums.sound())
+        factor = sums.values[COUNT].reciprocal()
+        if self._clip is not None:
+            norm = sums.values[SQUARED_NORM].sqrt() * factor
+            factor = factor * (self._clip / (norm + CLIP_EPSILON)).clamp(max=1.0)
+        return DeviceChange(factor, self._blocked)
+
+    def reopen(self) -> None:
+        """The host has heard of the step that did not count."""
+        self._blocked = torch.zeros_like(self._blocked)
+
+
+def send(sums: StepSums, decided: DeviceChange, loss: LossSum) -> None:
+    """Begin to send the sums to the host, and behind them what `Heard` has of this rank alone."""
+    each = loss.each()
+    totals = [total.double() for total, _ in each]
+    counts = [count for _, count in each]
+    sums.send_to_host(torch.stack([sums.own_norm, decided.blocked, *totals, *counts]))
+
+
+def make_deferral(
+    options: Options,
+    updater: Update,
+    driver: Driver,
+    timing: UpdateTiming,
+    *,
+    guard: Guard,
+    scale: LossScale | NoLossScale,
+    experts: bool,
+) -> Deferral | None:
+    """The decisions of a device; None where the host decides on each step before its update.
+
+    It does on processors, where a read costs nothing. It must where the optimizer's kernel takes no
+    flag, where ranks do not step together, where experts are balanced, and where the scale of
+    float16, the size of a gradient, or a mean of workers is looked at.
+    """
+    device = updater.device
+    wanted = device.type != "cpu" if options.defer_reads is None else options.defer_reads
+    decides = (
+        updater.decides_on_device
+        and driver.is_synchronous
+        and isinstance(timing, ImmediateUpdates)
+        and isinstance(scale, NoLossScale)
+        and not guard.decides_by_size
+        and not experts
+        and options.aggregate == "sum"
+    )
+    return Deferral(device, options.clip_grad_norm) if wanted and decides else None

@@ -1,0 +1,204 @@
+"""Steps that the device decides on: the bits of steps that the host decides on, heard later."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from plait.comm import World
+from plait.engine.build import Options, build
+from plait.engine.engine import Engine
+from plait.engine.step import StepResult
+from plait.errors import DataError, ModelError, NonFiniteLoss
+from plait.models.losses import cross_entropy
+from plait.models.parameters import Parameters
+from plait.plan import Plan
+from plait.run.hooks import Hook, StepDone
+from plait.run.loop import fit
+from tests.helpers.threaded import threaded
+from tests.parity.families import family_of
+
+STEPS = 5
+CELLS = [
+    *(("dp1 mb2", "gpt"), ("dp2", "gpt"), ("dp2:zero1 mb2", "gpt"), ("dp2:zero2", "gpt")),
+    *(("dp2:zero3 remat:full", "gpt"), ("dp2:ring", "gpt"), ("dp2:server", "gpt")),
+    *(("dp4:zero3,replicate2", "gpt"), ("dp2 precision:bf16", "gpt"), ("dp2", "resnet")),
+    *(("tp2:1d,sp dp2:zero3", "split-gpt"), ("tp4:2d", "split-gpt"), ("cp2:ring", "long-gpt")),
+    *(("pp2:1f1b mb2", "gpt"), ("pp2:zb-h1 dp2:zero1 mb2", "gpt"), ("pp2:zbv mb4", "gpt-deep")),
+]
+NET = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
+
+
+def adamw(params: Parameters) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=1e-2, fused=True)
+
+
+def trained(world: World, plan: str, name: str, later: bool) -> tuple[list[float], list[Tensor]]:
+    """Losses and norms of all steps, then the parameters."""
+    family = family_of(name)
+    engine = build(
+        family.model(),
+        plan,
+        loss=cross_entropy,
+        optimizer=adamw,
+        world=world,
+        options=Options(
+            clip_grad_norm=0.5, learning_rate=lambda step: (step + 1) / STEPS, defer_reads=later
+        ),
+    )
+    axis = world.axis("dp")
+    results = []
+    for batch in family.batches(8)[:STEPS]:
+        own = tuple(part.tensor_split(axis.size)[axis.rank] for part in batch)
+        results.append(engine.step(own, trace=False))
+        assert results[-1].outcome.is_told is not later
+    values = [shard.values.clone() for shard in engine.local_parameters()]
+    assert results[-1].outcome.is_told
+    return [number for one in results for number in (one.loss, one.grad_norm, one.count)], values
+
+
+@pytest.mark.parametrize(("plan", "family"), CELLS, ids=[" ".join(cell) for cell in CELLS])
+def test_a_device_decides_as_the_host_does(plan: str, family: str) -> None:
+    size = Plan.parse(plan).world_size
+    of_host = threaded(size, trained, plan, family, False, plan=plan)
+    of_device = threaded(size, trained, plan, family, True, plan=plan)
+    for (numbers, values), (wanted, expected) in zip(of_device, of_host, strict=True):
+        assert numbers == wanted
+        assert all(torch.equal(*pair) for pair in zip(values, expected, strict=True))
+
+
+# -- steps that do not count
+# ------------------------------------------------------------------------------------------
+
+
+def engine_of(world: World, loss: Any = None, **options: Any) -> Engine:
+    return build(
+        copy.deepcopy(NET),
+        "dp2",
+        loss=loss or (lambda output, target: (output - target).square().mean()),
+        optimizer=adamw,
+        world=world,
+        options=Options(defer_reads=True, **options),
+    )
+
+
+def batch_of(world: World, index: int, *, bad: bool = False) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(10 * index + world.rank)
+    inputs = torch.randn(3, 4, generator=generator)
+    if bad and world.rank == 1:
+        inputs[1, 2] = math.inf
+    return inputs, torch.randn(3, 4, generator=generator)
+
+
+def values_of(engine: Engine) -> list[Tensor]:
+    return [one.detach().clone() for one in engine.model.parameters()]
+
+
+def after_a_bad_step(world: World) -> tuple[list[Tensor], list[Tensor], int, StepResult]:
+    engine = engine_of(world)
+    engine.step(batch_of(world, 0))
+    engine.settle()
+    before = values_of(engine)
+    result = engine.step(batch_of(world, 1, bad=True))
+    if world.rank == 0:  # a look of one rank asks no other
+        assert math.isnan(result.grad_norm)
+        assert result.skipped
+    with pytest.raises(NonFiniteLoss, match=r"step 2: .* the parameters are still those of step 1"):
+        engine.step(batch_of(world, 2))
+    return before, values_of(engine), engine.step_index, result
+
+
+def test_the_next_step_raises_and_nothing_has_changed() -> None:
+    for before, after, steps, _ in threaded(2, after_a_bad_step):
+        assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+        assert steps == 1
+
+
+def skipping(world: World, later: bool) -> tuple[list[Any], list[Tensor]]:
+    engine = engine_of(world, on_nan="skip")
+    if not later:
+        engine.before_update.append(lambda one: None)  # somebody looks: the host decides
+    results = [engine.step(batch_of(world, index, bad=index == 2)) for index in range(5)]
+    engine.settle()
+    told = [(one.skipped, None if one.skipped else one.loss) for one in results]
+    return told, values_of(engine)
+
+
+def test_a_dropped_step_leaves_the_next_as_it_is() -> None:
+    """The step behind the bad one is made again, from the parameters that it should have."""
+    of_device, of_host = (threaded(2, skipping, later) for later in (True, False))
+    for (told, values), (wanted, expected) in zip(of_device, of_host, strict=True):
+        assert [skipped for skipped, _ in told] == [False, False, True, False, False]
+        assert told == wanted
+        assert all(torch.equal(*pair) for pair in zip(values, expected, strict=True))
+
+
+def masked(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    counted = target > 0
+    return ((output - target).square() * counted).sum(), counted.sum()
+
+
+def counting_nothing(world: World) -> None:
+    engine = engine_of(world, masked)
+    inputs, targets = batch_of(world, 0)
+    engine.step((inputs, targets.abs() + 1))
+    engine.step((inputs, -targets.abs() - 1))
+    with pytest.raises(DataError, match="step 2: every target of the batch is masked"):
+        engine.settle()
+
+
+def test_a_batch_without_targets_is_named() -> None:
+    threaded(2, counting_nothing)
+
+
+def without_a_gradient(world: World) -> None:
+    engine = engine_of(world, lambda output, target: (output - target).square().mean().detach())
+    with pytest.raises((ModelError, RuntimeError)):
+        engine.step(batch_of(world, 0))
+        engine.settle()
+
+
+def test_a_loss_without_a_gradient_is_named() -> None:
+    threaded(2, without_a_gradient)
+
+
+# -- a loop
+# ------------------------------------------------------------------------------------------
+
+
+class Told(Hook):
+    """The steps of which it is told, and how many the engine had made by then."""
+
+    def __init__(self, engine: Engine, every: int) -> None:
+        self.steps: list[tuple[int, int]] = []
+        self._engine = engine
+        self._every = every
+
+    def needs_state(self, step: int) -> bool:
+        return self._every > 0 and step % self._every == 0
+
+    def on_step(self, done: StepDone) -> None:
+        assert math.isfinite(done.result.loss)
+        self.steps.append((done.step, self._engine.step_index))
+
+
+def told_in_a_loop(world: World, every: int) -> list[tuple[int, int]]:
+    engine = engine_of(world)
+    hook = Told(engine, every)
+    fit(engine, [batch_of(world, index) for index in range(5)], 5, [hook])
+    return hook.steps
+
+
+def test_a_loop_tells_numbers_a_step_later() -> None:
+    for steps in threaded(2, told_in_a_loop, 0):
+        assert steps == [(1, 2), (2, 3), (3, 4), (4, 5), (5, 5)]
+
+
+def test_a_hook_that_looks_at_the_state_is_told_at_once() -> None:
+    for steps in threaded(2, told_in_a_loop, 2):
+        assert steps == [(1, 2), (2, 2), (3, 4), (4, 4), (5, 5)]
