@@ -8,6 +8,7 @@
 | lora | Llama 8B with adapters of rank 16, TFLOP/s by the formula of NeMo Automodel |
 | components | products, attention, experts, norm, copies and AdamW, beside what is predicted |
 | waits | where a step waits for the device |
+| reads | steps that the device decides on beside those that the host decides on |
 | equality | the code of every strategy beside one rank, where that script is here |
 | probe | what `plait probe --json` measures |
 
@@ -33,12 +34,13 @@ from benchmarks.gpu.models import SUBJECTS
 from benchmarks.gpu.record import RUN, Record
 from benchmarks.machine import announce, machine_line
 
-PARTS = ("speed", "lora", "components", "waits", "equality", "probe")
+PARTS = ("speed", "lora", "components", "waits", "reads", "equality", "probe")
 WEIGHTS = {
     "speed": 25,
     "lora": 14,
     "components": 20,
     "waits": 1,
+    "reads": 10,
     "equality": 40,
     "probe": 40,
 }

@@ -121,4 +121,12 @@ SUBJECTS = (
     Subject("Llama 1B", "llama", _llama(16, 2048, 32, 8192, tie_word_embeddings=True), 4, 2048),
     Subject("Llama 3B", "llama", _llama(28, 3072, 24, 8192, tie_word_embeddings=True), 1, 3072, 4),
 )
+SMALL = Subject(
+    "GPT 12 x 256",
+    "gpt",
+    tuple({**GPT2, "hidden_size": 256, "num_attention_heads": 4, "vocab_size": 8192}.items()),
+    16,
+    128,
+    20,
+)
 LORA = Subject("Llama 8B", "llama", _llama(32, 4096, 32, 14336), 1, 4096, 3, rank=16)

@@ -43,12 +43,17 @@ def backend(device: str) -> str:
 
 
 def plait_steps(
-    subject: Subject, device: str, precision: str = "bf16", *, graphs: bool = False
+    subject: Subject,
+    device: str,
+    precision: str = "bf16",
+    *,
+    graphs: bool = False,
+    defers: bool | None = None,
 ) -> Steps:
     """The engine, blocks compiled, bf16 with float32 masters; adapters where the subject has them.
 
     With `precision` fp8 the linear layers of blocks multiply in eight bits. Values are drawn on the
-    device. A frozen base is made in bf16.
+    device. A frozen base is made in bf16. `defers` is `Options.defer_reads`.
     """
     world = comm.init(Mesh(), device=place(device))
     model = subject.model(place(device), torch.bfloat16 if subject.rank else torch.float32)
@@ -60,16 +65,16 @@ def plait_steps(
         f"dp1 precision:{precision} compile",
         loss=cross_entropy,
         optimizer=adamw,
-        options=Options(compile_backend=backend(device), cuda_graphs=graphs),
+        options=Options(compile_backend=backend(device), cuda_graphs=graphs, defer_reads=defers),
         world=world,
     )
     batch = subject.tokens(place(device))
     return Steps(lambda: engine.step(batch, trace=False), flops, world.close)
 
 
-def plait_steps_in_graphs(subject: Subject, device: str) -> Steps:
+def plait_steps_in_graphs(subject: Subject, device: str, *, defers: bool | None = None) -> Steps:
     """The engine, as in `plait_steps`, with a CUDA graph, which is recorded here."""
-    made = plait_steps(subject, device, graphs=True)
+    made = plait_steps(subject, device, graphs=True, defers=defers)
     for _ in range(WARM_UP_STEPS + 1):
         made.step()
     return made
