@@ -21,7 +21,7 @@ from plait.engine.stages.pipeline import PipelineStep
 from plait.engine.stages.timing import ImmediateUpdates, UpdateTiming
 from plait.engine.step import Outcome
 from plait.engine.sums import COUNT, SQUARED_NORM, StepSums
-from plait.engine.suspect import Sizes
+from plait.engine.suspect import StepSizes
 from plait.engine.update import CLIP_EPSILON, Update
 from plait.outer import DeviceChange, Driver
 from plait.parallel.pipeline.actions import Action
@@ -29,16 +29,16 @@ from plait.parallel.pipeline.actions import Action
 
 @dataclass(frozen=True)
 class Heard:
-    """What the host hears of a step: the sums, and what this rank has sent behind them."""
+    """The sums of a step, and what this rank has sent behind them, on the host."""
 
     values: Sequence[float]
     blocked: bool
     squared_norm: float
     losses: Sequence[float]
 
-    def sizes(self, stage: int) -> Sizes:
+    def sizes(self, stage: int) -> StepSizes:
         """The losses and the norm; a rank of several stages counts as its last one."""
-        return Sizes(self.losses, {stage: self.squared_norm**0.5})
+        return StepSizes(self.losses, {stage: self.squared_norm**0.5})
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ def make_deferral(
     """The decisions of a device; None where the host decides on each step before its update.
 
     It does on processors, where a read costs nothing. It must where the optimizer's kernel takes no
-    flag, where ranks do not step together, where experts are balanced, and where the scale of
-    float16, the size of a gradient, or a mean of workers is looked at.
+    flag, where ranks do not step together, and where experts are balanced. It must also where it
+    looks at the scale of float16, at the size of a gradient, or at a mean of workers.
     """
     device = updater.device
     wanted = device.type != "cpu" if options.defer_reads is None else options.defer_reads

@@ -20,7 +20,7 @@ from plait.comm import World
 from plait.doctor.findings import Symptom
 from plait.engine.loss import LossTotals
 from plait.engine.options import Options
-from plait.engine.suspect import SPIKE_FACTOR, Origin, Sizes, Suspect, loudest, origin_of
+from plait.engine.suspect import SPIKE_FACTOR, Origin, StepSizes, Suspect, loudest, origin_of
 from plait.errors import NonFiniteLoss, NotAvailable
 from plait.plan import Plan
 from plait.plan.facts import SCHEDULES, STRATEGIES
@@ -78,7 +78,7 @@ class Guard:
         suspect: Suspect,
         *,
         norm: bool = True,
-        sizes: Callable[[], Sizes] | None = None,
+        sizes: Callable[[], StepSizes] | None = None,
     ) -> bool:
         """Whether the step counts. Collective where it does not.
 
@@ -135,7 +135,9 @@ class Guard:
         kept = [one for one in self._norms if one[0] <= step]
         self._norms = deque(kept, maxlen=HISTORY)
 
-    def _is_usual(self, size: float, step: int, world: World, sizes: Callable[[], Sizes]) -> bool:
+    def _is_usual(
+        self, size: float, step: int, world: World, sizes: Callable[[], StepSizes]
+    ) -> bool:
         """Whether a gradient is of the size of those before; findings say where it is not."""
         known = sorted(norm for _, norm in self._norms)
         middle = statistics.median(known) if len(known) >= LEAST_HISTORY else math.inf

@@ -59,8 +59,8 @@ class Options:
         offload_activations: what blocks keep for backward waits in the host's memory.
         keep_gathered: blocks that `zero3` keeps whole once a step has gathered them. It is the
             number of the last ones, or a tuple of numbers in the model's order.
-        defer_reads: the host hears of a step's loss and norm a step later, so that it waits for no
-            device; where it is None, on devices that are no processor.
+        defer_reads: the host hears of loss and norm a step later, so that it waits for no device.
+            None does it on all devices but processors.
         cuda_graphs: one rank on a GPU launches all kernels before the update as one graph. Where it
             cannot, a warning says why, and steps run without.
     """

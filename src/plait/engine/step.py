@@ -31,7 +31,7 @@ class Outcome:
         self._numbers: StepNumbers | None = None
 
     def tell(self, numbers: StepNumbers) -> None:
-        """These are the numbers."""
+        """The numbers become known."""
         self._numbers = numbers
 
     @property
@@ -53,8 +53,8 @@ class StepResult:
     """One step, as this rank saw it.
 
     On a GPU the host does not wait for a step: a look at `loss`, `grad_norm`, `tokens`, `count`,
-    `load` or `skipped` does. A loss that is no number is raised by the next step there, or by
-    whatever needs the state, as a checkpoint.
+    `load` or `skipped` does. There the next step raises an error for a loss that is no number. So
+    does whatever needs the state, as a checkpoint.
 
     Attributes:
         outcome: where the numbers of the device are told.

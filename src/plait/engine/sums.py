@@ -17,7 +17,7 @@ NUM_TOTALS = 5
 
 @dataclass(frozen=True)
 class SumsLayout:
-    """What the numbers behind the totals are: flags of use by parameter, then marks of gathers.
+    """The numbers behind the totals: flags of use by parameter, then marks of gathers.
 
     Attributes:
         used: whether this rank has computed a gradient of each parameter.
@@ -69,13 +69,14 @@ class StepSums:
         self._copied.record()
 
     def read(self) -> list[float]:
-        """All that was sent to the host, else the sums, for which the host waits until its device
-        has done all that it was asked for.
+        """All that was sent to the host, else the sums.
+
+        For these the host waits until its device has done all that it was asked for.
         """
         return self.values.tolist() if self._copy is None else self._arrived(self._copy)
 
     def _arrived(self, copy: Tensor) -> list[float]:
-        """What was sent [...]. The host waits for this step alone."""
+        """The copy [...], once it is there. The host waits for this step alone."""
         if self._copied is not None:
             self._copied.synchronize()
         return copy.tolist()
@@ -83,8 +84,8 @@ class StepSums:
     def sound(self) -> Tensor:
         """Whether a step may update: 1.0 or 0.0, 0-dim in float64, without a read.
 
-        It may where loss and norm are finite, something was counted, a loss had a gradient, and all
-        ranks gathered in one order.
+        It may where loss and norm are finite, and something was counted. Also, a loss must have a
+        gradient, and all ranks must have gathered in one order.
         """
         finite = torch.isfinite(self.values[LOSS]) & torch.isfinite(self.values[SQUARED_NORM])
         sound = finite & (self.values[COUNT] > 0) & (self.values[NUM_GRAPHS] > 0)

@@ -43,7 +43,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class StepSizes:
     """The mean losses of a rank's micro-batches, and the gradient norms of its stages."""
 
     losses: Sequence[float]
@@ -61,14 +61,14 @@ class Suspect:
     together: bool = True
     """Whether the ranks update together, so that they can decide together."""
 
-    def sizes(self) -> Sizes:
+    def sizes(self) -> StepSizes:
         """The losses and norms of the step under way."""
         losses = [float(loss) for loss in self.pipeline.loss.means()]
         norms = {
             stage: float(part.strategy.squared_norm(None)) ** 0.5
             for stage, part in self.pipeline.parts.items()
         }
-        return Sizes(losses, norms)
+        return StepSizes(losses, norms)
 
 
 def origin_of(suspect: Suspect) -> tuple[int, Origin]:
@@ -85,7 +85,7 @@ def origin_of(suspect: Suspect) -> tuple[int, Origin]:
     return rank, told[rank]
 
 
-def loudest(world: World, own: Sizes, size: float, middle: float) -> tuple[int, Origin]:
+def loudest(world: World, own: StepSizes, size: float, middle: float) -> tuple[int, Origin]:
     """The rank and the micro-batch whose loss stands out most, else the rank whose gradient does.
     Collective.
 

@@ -189,7 +189,7 @@ class Update:
 
 
 def _scale_and_flag(change: Change, device: torch.device) -> tuple[Tensor, Tensor]:
-    """What fused kernels divide gradients by, and whether they change nothing: 0-dim, float32."""
+    """The divisor of gradients and the flag that fused kernels take: 0-dim, float32."""
     decided = change.on_device
     if decided is not None:
         scale = decided.factor.reciprocal()

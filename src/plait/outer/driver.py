@@ -27,7 +27,7 @@ from plait.parallel.data import DataStrategy, OptimizerShard
 
 @dataclass(frozen=True)
 class DeviceChange:
-    """What a device has decided about an update. Each is 0-dim in float64.
+    """The decision of a device about an update. Each is 0-dim in float64.
 
     Attributes:
         factor: factor on the summed gradients.
