@@ -117,8 +117,8 @@ def make_deferral(
     """The decisions of a device; None where the host decides on each step before its update.
 
     It does on processors, where a read costs nothing. It must where the optimizer's kernel takes no
-    flag, where ranks do not step together, and where experts are balanced. It must also where it
-    looks at the scale of float16, at the size of a gradient, or at a mean of workers.
+    flag, where ranks do not step together, and where experts are balanced. It must also where
+    float16's scale, the size of a gradient, or a mean of workers matters.
     """
     device = updater.device
     wanted = device.type != "cpu" if options.defer_reads is None else options.defer_reads
