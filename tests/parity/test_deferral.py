@@ -29,6 +29,7 @@ CELLS = [
     *(("dp2:zero3 remat:full", "gpt"), ("dp2:ring", "gpt"), ("dp2:server", "gpt")),
     *(("dp4:zero3,replicate2", "gpt"), ("dp2 precision:bf16", "gpt"), ("dp2", "resnet")),
     *(("tp2:1d,sp dp2:zero3", "split-gpt"), ("tp4:2d", "split-gpt"), ("cp2:ring", "long-gpt")),
+    *(("dp2 ep2", "mixtral-balanced"), ("dp2:zero1 mb2", "mixtral-balanced")),
     *(("pp2:1f1b mb2", "gpt"), ("pp2:zb-h1 dp2:zero1 mb2", "gpt"), ("pp2:zbv mb4", "gpt-deep")),
 ]
 NET = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
@@ -38,8 +39,8 @@ def adamw(params: Parameters) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=1e-2, fused=True)
 
 
-def trained(world: World, plan: str, name: str, later: bool) -> tuple[list[float], list[Tensor]]:
-    """Losses and norms of all steps, then the parameters."""
+def trained(world: World, plan: str, name: str, later: bool) -> tuple[list[Any], list[Tensor]]:
+    """Losses, norms, counts and loads of all steps, then the parameters."""
     family = family_of(name)
     engine = build(
         family.model(),
@@ -56,10 +57,13 @@ def trained(world: World, plan: str, name: str, later: bool) -> tuple[list[float
     for batch in family.batches(8)[:STEPS]:
         own = tuple(part.tensor_split(axis.size)[axis.rank] for part in batch)
         results.append(engine.step(own, trace=False))
+        load = results[-1].load  # a look before the host hears is the same
         assert results[-1].outcome.is_told is not later
     values = [shard.values.clone() for shard in engine.local_parameters()]
     assert results[-1].outcome.is_told
-    return [number for one in results for number in (one.loss, one.grad_norm, one.count)], values
+    assert results[-1].load == load
+    numbers = [(one.loss, one.grad_norm, one.count, one.load) for one in results]
+    return numbers, values
 
 
 @pytest.mark.parametrize(("plan", "family"), CELLS, ids=[" ".join(cell) for cell in CELLS])

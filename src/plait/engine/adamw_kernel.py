@@ -33,6 +33,7 @@ class TritonKernel:
         for index, one in enumerate(kept):
             self._groups.setdefault((_is_aligned(one), one.copy.dtype), []).append(index)
         self._tables = {key: self._table(indices) for key, indices in self._groups.items()}
+        self._sent: dict[tuple[bool, torch.dtype], tuple[list[int], Tensor]] = {}
 
     def __call__(self, grads: Sequence[Tensor], rule: Rule) -> None:
         """One step on gradients [...] of one precision, one for each kept tensor."""
@@ -44,7 +45,7 @@ class TritonKernel:
             addresses, blocks = self._tables[key]
             _adamw[(blocks.shape[0],)](
                 addresses,
-                _on(self._device, torch.tensor(own, dtype=torch.int64)),
+                self._told(key, own),
                 blocks,
                 numbers,
                 GRAD=TYPES[grads[0].dtype],
@@ -53,6 +54,13 @@ class TritonKernel:
                 BLOCK=BLOCK,
                 num_warps=8,
             )
+
+    def _told(self, key: tuple[bool, torch.dtype], places: list[int]) -> Tensor:
+        """Where gradients begin, [n] on the device; graphs leave them where they were."""
+        if key not in self._sent or self._sent[key][0] != places:
+            told = _on(self._device, torch.tensor(places, dtype=torch.int64))
+            self._sent[key] = places, told
+        return self._sent[key][1]
 
     def _table(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Where arrays and counts begin, [n, 5]; and tensor, first element and size of each

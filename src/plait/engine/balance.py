@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from plait.models.experts import MixtureOfExperts, mixtures
 from plait.models.routing import Router
 from plait.parallel.expert import Placer, ProductChoice, RankRouterContext, SequenceCut, product
 from plait.products import Products
+from plait.torch_internals import numbers_on
 
 
 @dataclass(frozen=True)
@@ -116,19 +118,13 @@ class Balance(MicroBatchContext):
         self._to_measure: dict[str, MixtureOfExperts] = layers if measures else {}
 
     def begin_step(self, micro_batches: Sequence[MicroBatch], loss_scale: float) -> None:
-        samples = torch.tensor(
-            [float(micro.num_samples) for micro in micro_batches], dtype=torch.float64
-        )
-        count = (
-            sum(micro.own_samples for micro in micro_batches)
-            if self._count is None
-            else sum(self._counted(micro) for micro in micro_batches)
-        )
-        scalars = torch.cat((torch.as_tensor(count, dtype=torch.float64).reshape(1).cpu(), samples))
-        scalars = scalars.to(self._device())
+        own = sum(micro.own_samples for micro in micro_batches)
+        samples = [float(micro.num_samples) for micro in micro_batches]
+        scalars = numbers_on(self._device(), [float(own), *samples], torch.float64)
+        if self._count is not None:
+            scalars[0] = sum(self._counted(micro) for micro in micro_batches)
         self._tokens.all_reduce(scalars, control=True).wait()
-        total, *by_micro_batch = scalars.tolist()
-        self._router_context.begin_step(total, by_micro_batch, loss_scale)
+        self._router_context.begin_step(scalars[0], scalars[1:], loss_scale)
 
     def _device(self) -> torch.device:
         return next(iter(self.routers.values())).weight.device
@@ -147,7 +143,9 @@ class Balance(MicroBatchContext):
 
         Raises ModelError for a loss whose count could not be known beforehand.
         """
-        losses.add_auxiliary(self._router_context.take_auxiliary())
+        auxiliary = self._router_context.take_auxiliary()
+        if auxiliary is not None:
+            losses.add_auxiliary(auxiliary)
         if self._count is None and isinstance(loss, tuple) and self._has_auxiliary():
             raise ModelError(
                 "the loss returns (sum, count), and auxiliary losses are weighed by the count "
@@ -161,31 +159,55 @@ class Balance(MicroBatchContext):
             for router in self.routers.values()
         )
 
+    @property
+    def needs_host(self) -> bool:
+        """Whether the host acts on the load of this step: it moves experts, or measures them."""
+        moves = self.placer is not None and self.placer.moves
+        return moves or bool(self._to_measure)
+
     def after_update(self) -> None:
-        """Sum the load over all ranks, and let the routers of this rank's stages act on it.
-        Collective.
+        """Sum the load over all ranks, and act on it. Collective."""
+        found = [router.load for router in self.routers.values()]
+        loads = self._by_router(self.sum_loads().tolist())
+        self.load = replace(_load(loads, self.placer), products=self._measure(found))
+        if self.placer is not None:
+            self.placer.after_step({name: load[:-2] for name, load in loads.items()})
+
+    def sum_loads(self) -> Tensor:
+        """The loads of all routers one after the other, [L (E + 2)] summed over all ranks.
+
+        The routers of this rank's stages balance by them. The host reads nothing. Collective.
         """
-        loads_here = [router.load for router in self.routers.values()]
-        sizes = [router.settings.num_experts + 2 for router in self.routers.values()]
+        found = [router.load for router in self.routers.values()]
         device = self._device()
         parts = [
             torch.zeros(size, dtype=torch.float64, device=device) if load is None else load
-            for load, size in zip(loads_here, sizes, strict=True)
+            for load, size in zip(found, self._load_sizes, strict=True)
         ]
         together = torch.cat(parts)
         self._tokens.all_reduce(together, control=True).wait()
         for router, own, load in zip(
-            self.routers.values(), loads_here, together.split(sizes), strict=True
+            self.routers.values(), found, together.split(self._load_sizes), strict=True
         ):
             if own is not None:
                 router.balance(load)
         self._stages.all_reduce(together, control=True).wait()
-        loads = dict(
-            zip(self.routers, (load.tolist() for load in together.split(sizes)), strict=True)
-        )
-        self.load = replace(_load(loads, self.placer), products=self._measure(loads_here))
-        if self.placer is not None:
-            self.placer.after_step({name: load[:-2] for name, load in loads.items()})
+        return together
+
+    def load_of(self, values: Sequence[float]) -> Load:
+        """The load that the numbers of `sum_loads` tell."""
+        return _load(self._by_router(values), self.placer)
+
+    @property
+    def _load_sizes(self) -> list[int]:
+        return [router.settings.num_experts + 2 for router in self.routers.values()]
+
+    def _by_router(self, values: Sequence[float]) -> dict[str, Sequence[float]]:
+        ends = list(accumulate(self._load_sizes, initial=0))
+        return {
+            name: values[start:end]
+            for name, (start, end) in zip(self.routers, pairwise(ends), strict=True)
+        }
 
     def _measure(self, found: Sequence[Tensor | None]) -> dict[str, ProductChoice]:
         """Choose the products of the layers here, once, on as many rows as each expert had in a

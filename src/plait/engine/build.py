@@ -219,9 +219,7 @@ def compose(
     ]
     timing = make_timing(schedule, pipeline, updater, reductions, world)
     scale = precision.loss_scale()
-    deferral = make_deferral(
-        options, updater, driver, timing, guard=guard, scale=scale, experts=balance is not None
-    )
+    deferral = make_deferral(options, updater, driver, timing, guard=guard, scale=scale)
     return EngineParts(
         plan=plan,
         world=world,

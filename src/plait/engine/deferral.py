@@ -20,7 +20,7 @@ from plait.engine.precision import LossScale, NoLossScale
 from plait.engine.stages.pipeline import PipelineStep
 from plait.engine.stages.timing import ImmediateUpdates, UpdateTiming
 from plait.engine.step import Outcome
-from plait.engine.sums import COUNT, SQUARED_NORM, StepSums
+from plait.engine.sums import COUNT, SQUARED_NORM, Mailbox, StepSums
 from plait.engine.suspect import StepSizes
 from plait.engine.update import CLIP_EPSILON, Update
 from plait.outer import DeviceChange, Driver
@@ -35,6 +35,7 @@ class Heard:
     blocked: bool
     squared_norm: float
     losses: Sequence[float]
+    loads: Sequence[float]
 
     def sizes(self, stage: int) -> StepSizes:
         """The losses and the norm; a rank of several stages counts as its last one."""
@@ -50,6 +51,7 @@ class Unheard:
         step: its micro-batches.
         actions: what it did.
         sums: of all ranks, on their way to the host.
+        num_loads: numbers of the load of experts behind them.
         buffers: of the model, with their values before the step.
         outcome: where its numbers are told.
     """
@@ -58,6 +60,7 @@ class Unheard:
     step: PipelineStep
     actions: Sequence[Action]
     sums: StepSums
+    num_loads: int
     buffers: Sequence[tuple[Tensor, Tensor]]
     outcome: Outcome
 
@@ -65,10 +68,11 @@ class Unheard:
         """Wait for the sums of this step."""
         values = self.sums.read()
         size = self.sums.values.numel()
-        squared_norm, blocked, *own = values[size:]
+        end = len(values) - self.num_loads
+        squared_norm, blocked, *own = values[size:end]
         totals, counts = own[: len(own) // 2], own[len(own) // 2 :]
         losses = [total / max(count, 1.0) for total, count in zip(totals, counts, strict=True)]
-        return Heard(values[:size], bool(blocked), squared_norm, losses)
+        return Heard(values[:size], bool(blocked), squared_norm, losses, values[end:])
 
     def undo(self) -> None:
         """Give the buffers their values before the step."""
@@ -76,32 +80,38 @@ class Unheard:
 
 
 class Deferral:
-    """The decisions of one engine's device."""
+    """The decisions of one engine's device, and their way to the host."""
 
     def __init__(self, device: torch.device, clip_grad_norm: float | None) -> None:
-        self._clip = clip_grad_norm
-        self._blocked = torch.zeros((), dtype=torch.float64, device=device)
+        zero = torch.zeros((), dtype=torch.float64, device=device)
+        self._one = torch.ones_like(zero)
+        self._clip = None if clip_grad_norm is None else torch.full_like(zero, clip_grad_norm)
+        self._blocked = zero
+        self._mailbox = Mailbox(device)
 
     def decide(self, sums: StepSums) -> DeviceChange:
         """Whether a step changes anything, and the factor on its summed gradients."""
-        self._blocked = torch.maximum(self._blocked, 1.0 - sums.sound())
+        self._blocked = torch.where(sums.sound(), self._blocked, self._one)
         factor = sums.values[COUNT].reciprocal()
         if self._clip is not None:
             norm = sums.values[SQUARED_NORM].sqrt() * factor
             factor = factor * (self._clip / (norm + CLIP_EPSILON)).clamp(max=1.0)
         return DeviceChange(factor, self._blocked)
 
+    def send(self, sums: StepSums, decided: DeviceChange, loss: LossSum, *loads: Tensor) -> None:
+        """Begin to send the sums to the host, and behind them what else `Heard` has.
+
+        `loads` are those of experts, flat.
+        """
+        each = loss.each()
+        totals = [total.double() for total, _ in each]
+        counts = [count for _, count in each]
+        own = torch.stack([sums.own_norm, decided.blocked, *totals, *counts])
+        sums.send(self._mailbox, own, *loads)
+
     def reopen(self) -> None:
         """The host has heard of the step that did not count."""
         self._blocked = torch.zeros_like(self._blocked)
-
-
-def send(sums: StepSums, decided: DeviceChange, loss: LossSum) -> None:
-    """Begin to send the sums to the host, and behind them what `Heard` has of this rank alone."""
-    each = loss.each()
-    totals = [total.double() for total, _ in each]
-    counts = [count for _, count in each]
-    sums.send_to_host(torch.stack([sums.own_norm, decided.blocked, *totals, *counts]))
 
 
 def make_deferral(
@@ -112,13 +122,12 @@ def make_deferral(
     *,
     guard: Guard,
     scale: LossScale | NoLossScale,
-    experts: bool,
 ) -> Deferral | None:
     """The decisions of a device; None where the host decides on each step before its update.
 
     It does on processors, where a read costs nothing. It must where the optimizer's kernel takes no
-    flag, where ranks do not step together, and where experts are balanced. It must also where
-    float16's scale, the size of a gradient, or a mean of workers matters.
+    flag, and where ranks do not step together. It must also where float16's scale, the size of a
+    gradient, or a mean of workers matters.
     """
     device = updater.device
     wanted = device.type != "cpu" if options.defer_reads is None else options.defer_reads
@@ -128,7 +137,6 @@ def make_deferral(
         and isinstance(timing, ImmediateUpdates)
         and isinstance(scale, NoLossScale)
         and not guard.decides_by_size
-        and not experts
         and options.aggregate == "sum"
     )
     return Deferral(device, options.clip_grad_norm) if wanted and decides else None

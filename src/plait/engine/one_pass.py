@@ -69,13 +69,15 @@ class _Prepared:
 
     params: Sequence[nn.Parameter]
     kept: Sequence[AdamWTensors]
-    steps: list[Tensor]
+    steps: Tensor
     update: Kernel
 
     def is_still(self, params: Sequence[nn.Parameter], state: Mapping[Any, Any]) -> bool:
         """Whether these parameters are meant, and their state lies where it did."""
         return len(params) == len(self.params) and all(
-            one is other and state[one].get("exp_avg") is kept.mean
+            one is other
+            and state[one].get("exp_avg") is kept.mean
+            and state[one].get("step") is kept.step
             for one, other, kept in zip(params, self.params, self.kept, strict=True)
         )
 
@@ -108,7 +110,7 @@ class OnePass:
             group = self._group(index, [param for param, _ in found])
             grads = [grad.contiguous() for _, grad in found]  # a kernel reads them end to end
             decided = change.on_device
-            torch._foreach_add_(group.steps, 1 if decided is None else 1 - decided.blocked.float())
+            group.steps.add_(1 if decided is None else 1 - decided.blocked)
             group.update(grads, _rule(settings, change))
         self._copies.are_written()
         return True
@@ -116,11 +118,19 @@ class OnePass:
     def _group(self, index: int, params: Sequence[nn.Parameter]) -> _Prepared:
         group = self._groups.get(index)
         if group is None or not group.is_still(params, self._optimizer.state):
+            steps = self._joined_steps(params)
             kept = [self._kept(param) for param in params]
-            steps = [one.step for one in kept]
             group = _Prepared(params, kept, steps, self._make_kernel(kept))
             self._groups[index] = group
         return group
+
+    def _joined_steps(self, params: Sequence[nn.Parameter]) -> Tensor:
+        """The counts of steps [n] of parameters in one tensor, of which each has its element."""
+        states = [self._state(param) for param in params]
+        steps = torch.stack([state["step"] for state in states])
+        for state, step in zip(states, steps.unbind(), strict=True):
+            state["step"] = step
+        return steps
 
     def _kept(self, param: nn.Parameter) -> AdamWTensors:
         state = self._state(param)

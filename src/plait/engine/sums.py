@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from plait.parallel.data.gather_order import GatherOrder
 
 LOSS, COUNT, SQUARED_NORM, TOKENS, NUM_GRAPHS = range(5)
 NUM_TOTALS = 5
+PAGES = 2
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,43 @@ class SumsLayout:
     rounds: bool
 
     def numbers(self, num_graphs: float) -> list[float]:
-        """This rank's numbers, with zeros for the totals that its device knows."""
+        """The numbers that the host knows of this rank, behind those that its device knows."""
         marks = [mark for order in self.orders for mark in order.marks()]
-        return [0.0, 0.0, 0.0, 0.0, num_graphs, *map(float, self.used), *marks]
+        return [num_graphs, *map(float, self.used), *marks]
+
+
+class Mailbox:
+    """Pinned memory of the host, where numbers of a device arrive while it works on.
+
+    Letters are read in their order, each before the one after the next is sent.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_gpu = device.type == "cuda"
+        self._pages: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+
+    def send(self, numbers: Tensor) -> Callable[[], list[float]]:
+        """Begin to copy numbers [n] in float64; the answer waits for these alone, and reads."""
+        if not self._is_gpu:
+            return partial(_arrived, numbers)
+        if len(self._pages) < PAGES:
+            page, copied = torch.empty(0, dtype=numbers.dtype), torch.cuda.Event()
+        else:
+            page, copied = self._pages.popleft()
+        if page.shape != numbers.shape:
+            page = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        self._pages.append((page, copied))
+        page.copy_(numbers, non_blocking=True)
+        copied.record()
+        return partial(_arrived, page, copied)
+
+
+def _arrived(page: Tensor, copied: torch.cuda.Event | None = None) -> list[float]:
+    """The numbers [n] of a letter, once they are there."""
+    if copied is not None:
+        copied.synchronize()
+    numbers: list[float] = page.tolist()
+    return numbers
 
 
 class StepSums:
@@ -51,48 +88,32 @@ class StepSums:
         self.values = values
         self.layout = layout
         self.own_norm = own_norm
-        self._copy: Tensor | None = None
-        self._copied: torch.cuda.Event | None = None
+        self._arrival: Callable[[], list[float]] | None = None
 
-    def send_to_host(self, *others: Tensor) -> None:
+    def send(self, mailbox: Mailbox, *others: Tensor) -> None:
         """Begin to copy the sums to the host, with other tensors [...] of float64 behind them."""
-        if not others and self.values.device.type == "cpu":
-            self._copy = self.values
-            return
-        whole = torch.cat([self.values, *(one.reshape(-1) for one in others)])
-        if whole.device.type != "cuda":
-            self._copy = whole
-            return
-        self._copy = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
-        self._copy.copy_(whole, non_blocking=True)
-        self._copied = torch.cuda.Event()
-        self._copied.record()
+        self._arrival = mailbox.send(torch.cat([self.values, *(one.view(-1) for one in others)]))
 
     def read(self) -> list[float]:
         """All that was sent to the host, else the sums.
 
         For these the host waits until its device has done all that it was asked for.
         """
-        return self.values.tolist() if self._copy is None else self._arrived(self._copy)
-
-    def _arrived(self, copy: Tensor) -> list[float]:
-        """The copy [...], once it is there. The host waits for this step alone."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return copy.tolist()
+        return self.values.tolist() if self._arrival is None else self._arrival()
 
     def sound(self) -> Tensor:
-        """Whether a step may update: 1.0 or 0.0, 0-dim in float64, without a read.
+        """Whether a step may update: 0-dim, without a read.
 
         It may where loss and norm are finite, and something was counted. Also, a loss must have a
         gradient, and all ranks must have gathered in one order.
         """
-        finite = torch.isfinite(self.values[LOSS]) & torch.isfinite(self.values[SQUARED_NORM])
-        sound = finite & (self.values[COUNT] > 0) & (self.values[NUM_GRAPHS] > 0)
+        totals = self.values[:NUM_TOTALS]
+        counted = totals[COUNT :: NUM_GRAPHS - COUNT] > 0  # of these two
+        sound = torch.isfinite(totals).all() & counted.all()
         if self.layout.orders:
             marks = self.values[NUM_TOTALS + len(self.layout.used) :].view(-1, 3)
             sound &= (marks[:, 0] * marks[:, 2] == marks[:, 1] ** 2).all()
-        return sound.double()
+        return sound
 
 
 def totals_of(values: Sequence[float]) -> LossTotals:

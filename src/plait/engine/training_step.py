@@ -14,7 +14,8 @@ from functools import partial
 
 from plait.doctor.flight import Phase
 from plait.engine.axes import within_stage
-from plait.engine.deferral import Heard, Unheard, send
+from plait.engine.balance import Load
+from plait.engine.deferral import Heard, Unheard
 from plait.engine.explain import Explainer, explained, memory_error, token_error
 from plait.engine.graphs import StepGraphs
 from plait.engine.loss import LossFunction, LossSum, LossTotals, MetricSum, summed
@@ -87,9 +88,9 @@ class TrainingStep:
         self._unheard: deque[Unheard] = deque()
         self._defers = False
         self._sums: StepSums | None = None
+        self._num_loads = 0
         self._refused: Heard | None = None
         self._balance = parts.balance
-        self._after_update = [] if parts.balance is None else [parts.balance.after_update]
         self._updates_left = 0
         table = {
             **parts.pipeline.handlers(),
@@ -111,7 +112,7 @@ class TrainingStep:
         host may hear of the step later, where nobody looks at gradients.
         """
         self._world.recorder.flight.enter(Phase.STEPPING)
-        self._defers = may_defer and self._deferral is not None and not self._is_observed()
+        self._defers = may_defer and self._deferral is not None and not self._is_host_needed()
         if not self._defers:
             self.hear()
         self._model.train()
@@ -168,7 +169,15 @@ class TrainingStep:
             outcome.tell(self._decided())
             return outcome
         outcome = Outcome(lambda: self._looked_at(made))
-        made = Unheard(self.index, step, actions, self._sums, self._guard.buffers, outcome)
+        made = Unheard(
+            index=self.index,
+            step=step,
+            actions=actions,
+            sums=self._sums,
+            num_loads=self._num_loads,
+            buffers=self._guard.buffers,
+            outcome=outcome,
+        )
         self._sums = None
         self._unheard.append(made)
         self._advance()
@@ -178,22 +187,26 @@ class TrainingStep:
     def _looked_at(self, made: Unheard) -> StepNumbers:
         """The numbers of a step, before the host has heard of it."""
         heard = made.read()
-        return self._numbers(totals_of(heard.values), skipped=heard.blocked)
+        return self._numbers(totals_of(heard.values), self._load_of(heard), skipped=heard.blocked)
+
+    def _load_of(self, heard: Heard) -> Load | None:
+        return None if self._balance is None else self._balance.load_of(heard.loads)
 
     def _decided(self) -> StepNumbers:
         """The numbers of a step that the host has decided on. Collective."""
         self.totals = self.timing.totals(self.totals)
         skipped = self.finish()
-        return self._numbers(self.totals, skipped=skipped)
+        load = None if self._balance is None else self._balance.load
+        return self._numbers(self.totals, load, skipped=skipped)
 
-    def _numbers(self, totals: LossTotals, *, skipped: bool) -> StepNumbers:
+    def _numbers(self, totals: LossTotals, load: Load | None, *, skipped: bool) -> StepNumbers:
         report = self._driver.report(totals.loss_sum, totals.count)
         return StepNumbers(
             loss=report.loss_sum / report.count if report.count else math.nan,
             grad_norm=self._norm(totals),
             tokens=round(report.tokens * totals.tokens_per_count),
             count=report.count,
-            load=None if self._balance is None else self._balance.load,
+            load=load,
             skipped=skipped,
         )
 
@@ -216,7 +229,10 @@ class TrainingStep:
         self.totals = totals
         sizes = partial(heard.sizes, max(self._pipeline.parts))
         self._guard.judge(totals, made.index + 1, self._suspect, sizes=sizes)
-        made.outcome.tell(self._numbers(totals, skipped=False))
+        load = self._load_of(heard)
+        if self._balance is not None:
+            self._balance.load = load
+        made.outcome.tell(self._numbers(totals, load, skipped=False))
 
     def _repeat(self, refused: Heard) -> None:
         """Make the steps again from the first that did not count, and decide on each here.
@@ -330,8 +346,8 @@ class TrainingStep:
             self._observe()
             change = self._updater.change(self.totals, self.index, self.divisor() / factor)
             self._driver.apply(change)
-        for act in self._after_update:
-            act()
+        if self._balance is not None:
+            self._balance.after_update()
 
     def _of(self, batch: PyTree, call: int = 0) -> PipelineStep:
         micro_batches = self._splitter.split(batch)
@@ -369,11 +385,15 @@ class TrainingStep:
         sums = self._updater.sums(loss, ranks, self._stages, self._driver.sum_totals)
         if not all(sums.layout.used):
             own = ranks.size == 1
-            values = sums.layout.numbers(loss.num_graphs) if own else sums.read()
-            self._updater.drop_unused(values, sums.layout)
+            values = [0.0, 0.0, 0.0, 0.0, *sums.layout.numbers(loss.num_graphs)]
+            self._updater.drop_unused(values if own else sums.read(), sums.layout)
         decided = self._deferral.decide(sums)
-        send(sums, decided, loss)
         self._driver.apply(Change(self.index, 1.0, on_device=decided))
-        for act in self._after_update:
-            act()
+        loads = [] if self._balance is None else [self._balance.sum_loads()]
+        self._deferral.send(sums, decided, loss, *loads)
         self._sums = sums
+        self._num_loads = sum(one.numel() for one in loads)
+
+    def _is_host_needed(self) -> bool:
+        """Whether somebody looks at the gradients of a step, or acts on its load."""
+        return self._is_observed() or (self._balance is not None and self._balance.needs_host)

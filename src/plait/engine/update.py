@@ -19,11 +19,7 @@ from plait.engine.group_counts import GroupCounts
 from plait.engine.loss import LossSum, LossTotals
 from plait.engine.one_pass import OnePass
 from plait.engine.sums import (
-    COUNT,
-    LOSS,
     NUM_TOTALS,
-    SQUARED_NORM,
-    TOKENS,
     StepSums,
     SumsLayout,
     check_orders,
@@ -77,6 +73,7 @@ class Update:
         self.counts = GroupCounts(optimizer)
         self.clip_grad_norm = clip_grad_norm
         self._learning_rate = learning_rate
+        self._sent: tuple[list[float], Tensor] | None = None
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
         self._rate = 1.0
         self._one_pass = OnePass.of(optimizer, strategy)
@@ -108,20 +105,25 @@ class Update:
         """The sums behind the totals, on the device. Collective."""
         used = [index in state.touched for state, index in _slots(self._strategy)]
         layout = SumsLayout(used, self._strategy.gather_orders, rounds=self._rounds_sums)
-        numbers = layout.numbers(loss.num_graphs)
-        scalars = numbers_on(loss.count.device, numbers, torch.float64)
-        copies = self.loss_copies
-        scalars[LOSS] = loss.loss_sum / copies
-        scalars[COUNT] = loss.count / copies
         own_norm = self._strategy.squared_norm(self._weight)
-        scalars[SQUARED_NORM] = own_norm
-        scalars[TOKENS] = loss.tokens / copies
+        losses = torch.stack((loss.loss_sum, loss.count, loss.tokens))
+        if self.loss_copies > 1:
+            losses /= self.loss_copies
+        loss_sum, count, tokens = losses.unbind()
+        known = self._known(layout.numbers(loss.num_graphs), loss.count.device)
+        scalars = torch.cat((torch.stack((loss_sum, count, own_norm, tokens)), known))
         sum_totals(scalars, axis)
         if stages is not None and stages.size > 1:
             sums = scalars[:NUM_TOTALS].clone()
             stages.all_reduce(sums, control=True).wait()
             scalars[:NUM_TOTALS] = sums
         return StepSums(scalars, layout, own_norm)
+
+    def _known(self, numbers: list[float], device: torch.device) -> Tensor:
+        """Numbers of the host [n] on the device; the same ones are sent once."""
+        if self._sent is None or self._sent[0] != numbers:
+            self._sent = numbers, numbers_on(device, numbers, torch.float64)
+        return self._sent[1]
 
     def drop_unused(self, values: Sequence[float], layout: SumsLayout) -> None:
         """Take the gradient away from parameters that no rank used, by the sums of all ranks."""

@@ -46,8 +46,10 @@ class RouterContext:
     present: float = 1.0
     recording: bool = True
 
-    def sizes(self, num_samples: int, num_positions: int) -> tuple[float, int]:
-        """Samples of this micro-batch on all ranks, and positions of a whole sequence."""
+    def sizes(self, num_samples: int, num_positions: int) -> tuple[float | Tensor, int]:
+        """Samples of this micro-batch on all ranks (0-dim on the device, where other ranks have
+        some), and positions of a whole sequence.
+        """
         return float(num_samples), num_positions
 
     def sum_tokens(self, counts: Tensor) -> Tensor:
@@ -129,8 +131,9 @@ class Router(nn.Module):
         )
         if self.training and self.settings.z_coef:
             samples, positions = self.context.sizes(*x.shape[:2])
-            z = logits.logsumexp(-1).square().sum() * (
-                self.settings.z_coef * self.context.present / (samples * positions)
+            z = _times(
+                logits.logsumexp(-1).square().sum(),
+                self.settings.z_coef * self.context.present / (samples * positions),
             )
             self.auxiliary = z if self.auxiliary is None else self.auxiliary + z
         return routing
@@ -264,7 +267,7 @@ class Router(nn.Module):
         )
         token, expert = mask.flatten(0, 1).nonzero(as_tuple=True)
         if self.training:
-            self._count(counted(expert, scores.shape[-1]), 0, len(expert))
+            self._count(counted(expert, scores.shape[-1]), None, len(expert))
         return Routing(token, expert, scores.flatten(0, 1)[token, expert] * self.settings.scale)
 
     # -- balance -----------------------------------------------------------------------------------
@@ -296,20 +299,25 @@ class Router(nn.Module):
             * settings.num_experts
             / (settings.num_chosen * per)
         )
-        return (total * shares.sum(1)).sum() * factor
+        return _times((total * shares.sum(1)).sum(), factor)
 
     def _record(self, chosen: Tensor, kept: Tensor | None) -> None:
         counts = counted(chosen.reshape(-1), self.settings.num_experts)
-        self._count(counts, 0 if kept is None else int((~kept).sum()), chosen.numel())
+        self._count(counts, None if kept is None else (~kept).sum(), chosen.numel())
 
-    def _count(self, counts: Tensor, num_dropped: int, num_pairs: int) -> None:
+    def _count(self, counts: Tensor, num_dropped: Tensor | None, num_pairs: int) -> None:
+        """Add a forward to the load; the host reads nothing for it."""
         if not self.context.recording:
             return
-        seen = torch.cat(
-            (counts.double(), counts.new_tensor([num_dropped, num_pairs], dtype=torch.float64))
-        )
-        seen = seen * self.context.present
+        pairs = counts.new_full((1,), num_pairs)
+        dropped = torch.zeros_like(pairs) if num_dropped is None else num_dropped.reshape(1)
+        seen = torch.cat((counts, dropped, pairs)).double() * self.context.present
         self.load = seen if self.load is None else self.load + seen
+
+
+def _times(value: Tensor, factor: float | Tensor) -> Tensor:
+    """`value` (0-dim) times a factor, in the precision of `value`."""
+    return value * (factor if isinstance(factor, float) else factor.to(value.dtype))
 
 
 def best_first(scores: Tensor) -> Tensor:

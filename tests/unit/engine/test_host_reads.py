@@ -28,11 +28,7 @@ OF_THE_STEP_BEFORE = ("engine/sums.py", "_arrived", "tolist")
 COUNTS = ("parallel/expert/route.py", "_read", "tolist")
 ON_PROCESSORS_ALONE = {("parallel/tensor/vocabulary.py", "<genexpr>", "__int__")}
 """Checks of numbers that accelerators leave out."""
-BEFORE_A_STEP = {
-    ("engine/balance.py", "begin_step", "cpu"),
-    ("engine/balance.py", "begin_step", "tolist"),
-}
-AFTER_A_STEP = {("engine/balance.py", "<genexpr>", "tolist")}
+LOADS = ("engine/balance.py", "after_update", "tolist")
 DENSE = [
     *("dp1", "dp2", "dp2:ring mb2", "dp2:server", "dp2:zero1", "dp2:zero2 mb2"),
     *("dp2:zero3 remat:full", "dp4:zero3,replicate2", "dp2 precision:bf16 remat:selective"),
@@ -106,14 +102,18 @@ def test_nor_more_often_where_sequences_are_cut(
     assert most(plan, "long-gpt", later=later) == wanted
 
 
+@pytest.mark.parametrize(
+    ("later", "wanted"),
+    [(False, {TOTALS: 1, LOADS: 1}), (True, {OF_THE_STEP_BEFORE: 1})],
+    ids=["host", "device"],
+)
 @pytest.mark.parametrize(("plan", "micro_batches"), [("dp2:zero1 ep2", 1), ("dp2 ep2 mb2", 2)])
-def test_experts_read_their_counts_once_a_layer(plan: str, micro_batches: int) -> None:
-    family = family_of("mixtral-plain")
-    found = most(plan, "mixtral-plain")
-    layers = family.keys["num_hidden_layers"]
-    assert found.pop(COUNTS) == layers * micro_batches
-    assert found.pop(TOTALS) == 1
-    assert found.keys() <= BEFORE_A_STEP | AFTER_A_STEP
+@pytest.mark.parametrize("name", ["mixtral-plain", "mixtral-balanced"])
+def test_experts_read_their_counts_once_a_layer(
+    name: str, plan: str, micro_batches: int, later: bool, wanted: dict[Place, int]
+) -> None:
+    layers = family_of(name).keys["num_hidden_layers"]
+    assert most(plan, name, later=later) == {**wanted, COUNTS: layers * micro_batches}
 
 
 def test_a_read_is_seen() -> None:

@@ -69,11 +69,16 @@ class Placer:
         self._num_steps = 0
         self.placements: dict[str, ExpertPlacement] = {}
 
+    @property
+    def moves(self) -> bool:
+        """Whether experts are moved between steps at all."""
+        return bool(self._placing.every) and self._num_ranks > 1
+
     def after_step(self, loads: Mapping[str, Sequence[float]]) -> None:
         """`loads` of every router [E], of the step that has just ended, over all ranks and alike on
         all of them.
         """
-        if not self._placing.every or self._num_ranks == 1:
+        if not self.moves:
             return
         for name, load in loads.items():
             seen = self._seen.get(name)

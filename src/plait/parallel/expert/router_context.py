@@ -45,26 +45,27 @@ class RankRouterContext(RouterContext):
     def __init__(self, tokens: Axis, sequence: SequenceCut | None = None) -> None:
         self._tokens = tokens
         self._sequence = sequence
-        self._samples: list[float] = [1.0]
-        self._count = self._loss_scale = 1.0
+        self._samples = torch.ones(1, dtype=torch.float64)
+        self._weights = torch.ones(1, dtype=torch.float64)
+        self._loss_scale = 1.0
         self._index = 0
-        self.auxiliary_sum = torch.zeros((), dtype=torch.float64)
+        self.auxiliary_sum: Tensor | None = None
 
     @property
     def num_micro_batches(self) -> int:
         """The micro-batches of this step."""
         return len(self._samples)
 
-    def begin_step(self, count: float, samples: list[float], loss_scale: float = 1.0) -> None:
-        """`count`: what the loss of this step will be divided by; `samples` of each micro-batch;
-        both summed over `tokens`.
+    def begin_step(self, count: Tensor, samples: Tensor, loss_scale: float = 1.0) -> None:
+        """`count` (0-dim): what the loss of this step will be divided by; `samples` [micro-batches]
+        of each; both summed over `tokens`, in float64.
 
         Gradients are those of `loss_scale` times the loss.
         """
         self._loss_scale = loss_scale
         ranks_a_sample = 1 if self._sequence is None else self._sequence.axis.size
-        self._count = count
-        self._samples = [number / ranks_a_sample for number in samples]
+        self._samples = samples / ranks_a_sample
+        self._weights = count * self._samples / self._samples.sum().clamp(min=1.0)
 
     def enter(self, micro_batch: int, *, present: bool, recording: bool) -> None:
         """A forward (or with `recording` False a backward, which may recompute it) of a micro-batch
@@ -74,17 +75,16 @@ class RankRouterContext(RouterContext):
         self.present = float(present)
         self.recording = recording
 
-    def take_auxiliary(self) -> Tensor:
+    def take_auxiliary(self) -> Tensor | None:
         """This rank's part of the auxiliary losses since the last call, as a sum like the loss's
-        own. 0-dim, float64.
+        own: 0-dim, float64. None where there were none.
         """
-        total = self.auxiliary_sum
-        self.auxiliary_sum = torch.zeros((), dtype=torch.float64)
+        total, self.auxiliary_sum = self.auxiliary_sum, None
         return total
 
-    def sizes(self, num_samples: int, num_positions: int) -> tuple[float, int]:
+    def sizes(self, num_samples: int, num_positions: int) -> tuple[Tensor, int]:
         ranks = 1 if self._sequence is None else self._sequence.axis.size
-        return max(self._samples[self._index], 1.0), num_positions * ranks
+        return self._samples[self._index].clamp(min=1.0), num_positions * ranks
 
     def sum_tokens(self, counts: Tensor) -> Tensor:
         total = counts.detach().clone()
@@ -116,9 +116,10 @@ class RankRouterContext(RouterContext):
     def attach(self, output: Tensor, auxiliary: Tensor | None) -> Tensor:
         if auxiliary is None:
             return output
-        scale = self._count * self._samples[self._index] / max(sum(self._samples), 1.0)
+        scale = self._weights[self._index]
         if self.recording:
-            self.auxiliary_sum = self.auxiliary_sum + auxiliary.detach().double() * scale
+            part = auxiliary.detach().double() * scale
+            self.auxiliary_sum = part if self.auxiliary_sum is None else self.auxiliary_sum + part
         attached: Tensor = _Attach.apply(output, auxiliary, scale * self._loss_scale)
         return attached
 
@@ -129,11 +130,10 @@ class _Attach(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: AutogradContext, output: Tensor, auxiliary: Tensor, scale: float) -> Tensor:
-        ctx.scale = scale
-        ctx.like = auxiliary.detach()
+    def forward(ctx: AutogradContext, output: Tensor, auxiliary: Tensor, scale: Tensor) -> Tensor:
+        ctx.scale = scale.to(auxiliary.dtype)
         return output.view_as(output)
 
     @staticmethod
     def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return grads[0], torch.full_like(ctx.like, ctx.scale), None
+        return grads[0], ctx.scale, None
