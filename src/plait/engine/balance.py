@@ -198,6 +198,11 @@ class Balance(MicroBatchContext):
         """The load that the numbers of `sum_loads` tell."""
         return _load(self._by_router(values), self.placer)
 
+    def take_load(self, values: Sequence[float]) -> Load:
+        """Take the load that the numbers of `sum_loads` tell as that of the last step."""
+        self.load = self.load_of(values)
+        return self.load
+
     @property
     def _load_sizes(self) -> list[int]:
         return [router.settings.num_experts + 2 for router in self.routers.values()]

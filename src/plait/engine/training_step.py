@@ -229,9 +229,7 @@ class TrainingStep:
         self.totals = totals
         sizes = partial(heard.sizes, max(self._pipeline.parts))
         self._guard.judge(totals, made.index + 1, self._suspect, sizes=sizes)
-        load = self._load_of(heard)
-        if self._balance is not None:
-            self._balance.load = load
+        load = None if self._balance is None else self._balance.take_load(heard.loads)
         made.outcome.tell(self._numbers(totals, load, skipped=False))
 
     def _repeat(self, refused: Heard) -> None:
