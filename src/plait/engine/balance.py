@@ -174,7 +174,7 @@ class Balance(MicroBatchContext):
             self.placer.after_step({name: load[:-2] for name, load in loads.items()})
 
     def sum_loads(self) -> Tensor:
-        """The loads of all routers one after the other, [L (E + 2)] summed over all ranks.
+        """The loads of all routers one after the other, [numbers] summed over all ranks.
 
         The routers of this rank's stages balance by them. The host reads nothing. Collective.
         """

@@ -20,7 +20,7 @@ from plait.engine.precision import LossScale, NoLossScale
 from plait.engine.stages.pipeline import PipelineStep
 from plait.engine.stages.timing import ImmediateUpdates, UpdateTiming
 from plait.engine.step import Outcome
-from plait.engine.sums import COUNT, SQUARED_NORM, Mailbox, StepSums
+from plait.engine.sums import COUNT, SQUARED_NORM, HostPages, StepSums
 from plait.engine.suspect import StepSizes
 from plait.engine.update import CLIP_EPSILON, Update
 from plait.outer import DeviceChange, Driver
@@ -87,7 +87,7 @@ class Deferral:
         self._one = torch.ones_like(zero)
         self._clip = None if clip_grad_norm is None else torch.full_like(zero, clip_grad_norm)
         self._blocked = zero
-        self._mailbox = Mailbox(device)
+        self._pages = HostPages(device)
 
     def decide(self, sums: StepSums) -> DeviceChange:
         """Whether a step changes anything, and the factor on its summed gradients."""
@@ -107,7 +107,7 @@ class Deferral:
         totals = [total.double() for total, _ in each]
         counts = [count for _, count in each]
         own = torch.stack([sums.own_norm, decided.blocked, *totals, *counts])
-        sums.send(self._mailbox, own, *loads)
+        sums.send(self._pages, own, *loads)
 
     def reopen(self) -> None:
         """The host has heard of the step that did not count."""

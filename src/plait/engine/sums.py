@@ -38,10 +38,10 @@ class SumsLayout:
         return [num_graphs, *map(float, self.used), *marks]
 
 
-class Mailbox:
+class HostPages:
     """Pinned memory of the host, where numbers of a device arrive while it works on.
 
-    Letters are read in their order, each before the one after the next is sent.
+    Numbers are read in the order in which they were sent, each before the one after the next is.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -65,7 +65,7 @@ class Mailbox:
 
 
 def _arrived(page: Tensor, copied: torch.cuda.Event | None = None) -> list[float]:
-    """The numbers [n] of a letter, once they are there."""
+    """The numbers [n] of a page, once they are there."""
     if copied is not None:
         copied.synchronize()
     numbers: list[float] = page.tolist()
@@ -90,9 +90,9 @@ class StepSums:
         self.own_norm = own_norm
         self._arrival: Callable[[], list[float]] | None = None
 
-    def send(self, mailbox: Mailbox, *others: Tensor) -> None:
+    def send(self, pages: HostPages, *others: Tensor) -> None:
         """Begin to copy the sums to the host, with other tensors [...] of float64 behind them."""
-        self._arrival = mailbox.send(torch.cat([self.values, *(one.view(-1) for one in others)]))
+        self._arrival = pages.send(torch.cat([self.values, *(one.view(-1) for one in others)]))
 
     def read(self) -> list[float]:
         """All that was sent to the host, else the sums.

@@ -47,8 +47,9 @@ class RouterContext:
     recording: bool = True
 
     def sizes(self, num_samples: int, num_positions: int) -> tuple[float | Tensor, int]:
-        """Samples of this micro-batch on all ranks (0-dim on the device, where other ranks have
-        some), and positions of a whole sequence.
+        """Samples of this micro-batch on all ranks, and positions of a whole sequence.
+
+        Samples are 0-dim on the device, where other ranks have some.
         """
         return float(num_samples), num_positions
 
