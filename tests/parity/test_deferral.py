@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import World
+from plait.datasets.loader import Loader
 from plait.engine.build import Options, build
 from plait.engine.engine import Engine
 from plait.engine.step import StepResult
@@ -18,8 +20,11 @@ from plait.errors import DataError, ModelError, NonFiniteLoss
 from plait.models.losses import cross_entropy
 from plait.models.parameters import Parameters
 from plait.plan import Plan
+from plait.run.checkpoints import Checkpoints
 from plait.run.hooks import Hook, StepDone
 from plait.run.loop import fit
+from plait.run.rollback import Rollback
+from plait.run.rundir import RunFolder
 from tests.helpers.threaded import threaded
 from tests.parity.families import family_of
 
@@ -32,7 +37,8 @@ CELLS = [
     *(("dp2 ep2", "mixtral-balanced"), ("dp2:zero1 mb2", "mixtral-balanced")),
     *(("pp2:1f1b mb2", "gpt"), ("pp2:zb-h1 dp2:zero1 mb2", "gpt"), ("pp2:zbv mb4", "gpt-deep")),
 ]
-NET = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
+SAMPLES = [(torch.randn(4), torch.randn(4)) for _ in range(20)]
+NET = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 4))
 
 
 def adamw(params: Parameters) -> torch.optim.Optimizer:
@@ -100,21 +106,22 @@ def batch_of(world: World, index: int, *, bad: bool = False) -> tuple[Tensor, Te
 
 
 def values_of(engine: Engine) -> list[Tensor]:
-    return [one.detach().clone() for one in engine.model.parameters()]
+    """Parameters, and what batch norm keeps."""
+    return [one.detach().clone() for one in engine.model.state_dict().values()]
 
 
 def after_a_bad_step(world: World) -> tuple[list[Tensor], list[Tensor], int, StepResult]:
     engine = engine_of(world)
     engine.step(batch_of(world, 0))
     engine.settle()
-    before = values_of(engine)
+    before = [one.detach().clone() for one in engine.model.parameters()]
     result = engine.step(batch_of(world, 1, bad=True))
     if world.rank == 0:  # a look of one rank asks no other
         assert math.isnan(result.grad_norm)
         assert result.skipped
     with pytest.raises(NonFiniteLoss, match=r"step 2: .* the parameters are still those of step 1"):
         engine.step(batch_of(world, 2))
-    return before, values_of(engine), engine.step_index, result
+    return before, list(engine.model.parameters()), engine.step_index, result
 
 
 def test_the_next_step_raises_and_nothing_has_changed() -> None:
@@ -201,6 +208,33 @@ def told_in_a_loop(world: World, every: int) -> list[tuple[int, int]]:
 def test_a_loop_tells_numbers_a_step_later() -> None:
     for steps in threaded(2, told_in_a_loop, 0):
         assert steps == [(1, 2), (2, 3), (3, 4), (4, 5), (5, 5)]
+
+
+def rolling_back(world: World, folder: Path) -> tuple[list[Any], list[Tensor], list[int]]:
+    """A run whose last step is no number, once."""
+    engine = engine_of(world, on_nan="back")
+    left = [1]
+
+    def damage(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        is_bad = engine.step_index == 4 and left[0] and world.rank == 1
+        left[0] -= is_bad
+        return output * math.nan if is_bad else output
+
+    engine.model.register_forward_hook(damage)
+    loader = Loader(SAMPLES, 4, dp_size=world.size, dp_rank=world.rank)
+    hook = Told(engine, 0)
+    checkpoints = Checkpoints(RunFolder(folder), every=3, saves_start=True)
+    rollback = Rollback(folder, None)
+    fit(engine, loader, 5, [hook, checkpoints, rollback], rollback=rollback)
+    return rollback.recoveries, values_of(engine), [step for step, _ in hook.steps]
+
+
+def test_a_last_step_that_is_no_number_is_made_again(tmp_path: Path) -> None:
+    for recoveries, values, steps in threaded(2, rolling_back, tmp_path):
+        (recovery,) = recoveries
+        assert (recovery["step"], recovery["steps_repeated"]) == (4, 1)
+        assert steps == [1, 2, 3, 4, 4, 5]
+        assert all(torch.isfinite(one).all() for one in values)
 
 
 def test_a_hook_that_looks_at_the_state_is_told_at_once() -> None:

@@ -7,7 +7,8 @@ those steps again, and decides on each by itself (`plait.engine.training_step`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,6 +78,50 @@ class Unheard:
     def undo(self) -> None:
         """Give the buffers their values before the step."""
         put_back(self.buffers)
+
+
+class Backlog:
+    """The steps of which the host has not heard, oldest first: two at most."""
+
+    def __init__(
+        self,
+        take: Callable[[Unheard, Heard], None],
+        again: Callable[[Unheard, Heard | None], None],
+    ) -> None:
+        """`take` is told of a step that counts. `again` makes one again while the host decides, and
+        gets what was heard of it where it is the first that did not count.
+        """
+        self._take = take
+        self._again = again
+        self._steps: deque[Unheard] = deque()
+
+    def add(self, made: Unheard) -> None:
+        """A step was made."""
+        self._steps.append(made)
+
+    @property
+    def newest(self) -> Unheard | None:
+        """The last step; None where the host has heard of all."""
+        return self._steps[-1] if self._steps else None
+
+    def hear(self, left: int) -> None:
+        """Hear of all steps but the `left` newest. Those from the first that did not count are made
+        again. Collective there, as the sums of these steps are equal on all ranks.
+        """
+        while len(self._steps) > left:
+            heard = self._steps[0].read()
+            if heard.blocked:
+                self._repeat(heard)
+            else:
+                self._take(self._steps.popleft(), heard)
+
+    def _repeat(self, refused: Heard) -> None:
+        steps = list(self._steps)
+        self._steps.clear()
+        for made in reversed(steps):
+            made.undo()
+        for made in steps:
+            self._again(made, refused if made is steps[0] else None)
 
 
 class Deferral:

@@ -107,9 +107,8 @@ class StepSums:
         It may where loss and norm are finite, and something was counted. Also, a loss must have a
         gradient, and all ranks must have gathered in one order.
         """
-        totals = self.values[:NUM_TOTALS]
-        counted = totals[COUNT :: NUM_GRAPHS - COUNT] > 0  # of these two
-        sound = torch.isfinite(totals).all() & counted.all()
+        nothing = self.values[:NUM_TOTALS].sum() * 0.0  # no number, where a total is none
+        sound = torch.addcmul(nothing, self.values[COUNT], self.values[NUM_GRAPHS]) > 0
         if self.layout.orders:
             marks = self.values[NUM_TOTALS + len(self.layout.used) :].view(-1, 3)
             sound &= (marks[:, 0] * marks[:, 2] == marks[:, 1] ** 2).all()

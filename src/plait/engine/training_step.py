@@ -8,14 +8,13 @@ it in one call, `OpenStep` one part after the other.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from plait.doctor.flight import Phase
 from plait.engine.axes import within_stage
 from plait.engine.balance import Load
-from plait.engine.deferral import Heard, Unheard
+from plait.engine.deferral import Backlog, Heard, Unheard
 from plait.engine.explain import Explainer, explained, memory_error, token_error
 from plait.engine.graphs import StepGraphs
 from plait.engine.loss import LossFunction, LossSum, LossTotals, MetricSum, summed
@@ -85,7 +84,7 @@ class TrainingStep:
         self._observe = observe
         self._is_observed = is_observed
         self._deferral = parts.deferral
-        self._unheard: deque[Unheard] = deque()
+        self._backlog = Backlog(self._take, self._make_again)
         self._defers = False
         self._sums: StepSums | None = None
         self._num_loads = 0
@@ -179,7 +178,7 @@ class TrainingStep:
             outcome=outcome,
         )
         self._sums = None
-        self._unheard.append(made)
+        self._backlog.add(made)
         self._advance()
         self.hear(left=1)
         return outcome
@@ -215,12 +214,7 @@ class TrainingStep:
 
         Errors: those of `update`, for a step that the device has left out.
         """
-        while len(self._unheard) > left:
-            heard = self._unheard[0].read()
-            if heard.blocked:
-                self._repeat(heard)
-                return
-            self._take(self._unheard.popleft(), heard)
+        self._backlog.hear(left)
 
     def _take(self, made: Unheard, heard: Heard) -> None:
         """Take what the device has said of a step that counts."""
@@ -232,29 +226,25 @@ class TrainingStep:
         load = None if self._balance is None else self._balance.take_load(heard.loads)
         made.outcome.tell(self._numbers(totals, load, skipped=False))
 
-    def _repeat(self, refused: Heard) -> None:
-        """Make the steps again from the first that did not count, and decide on each here.
+    def _make_again(self, made: Unheard, refused: Heard | None) -> None:
+        """Make a step again while the host decides. Collective.
 
-        Collective, as the sums of these steps are equal on all ranks.
+        `refused`: what was heard of it, if it did not count. Nothing is made where the run goes
+        back to an earlier state.
         """
-        self._refused = refused
         assert self._deferral is not None
-        unheard = list(self._unheard)
-        self._unheard.clear()
         self._deferral.reopen()
-        for made in reversed(unheard):
-            made.undo()
-        for made in unheard:
-            if self._guard.rolls_back:
-                return
-            self.index = made.index
-            self._guard.begin(self._model)
-            self._driver.before_step()
-            self._pipeline.begin(made.step)
-            self._defers = False
-            self.execute(made.actions, Timeline(self._world.rank, enabled=False), made.step)
-            self._refused = None
-            made.outcome.tell(self._decided())
+        if self._guard.rolls_back:
+            return
+        self.index = made.index
+        self._guard.begin(self._model)
+        self._driver.before_step()
+        self._pipeline.begin(made.step)
+        self._defers = False
+        self._refused = refused
+        self.execute(made.actions, Timeline(self._world.rank, enabled=False), made.step)
+        self._refused = None
+        made.outcome.tell(self._decided())
 
     def finish(self) -> bool:
         """The step is made; whether its update was left out."""
@@ -308,7 +298,8 @@ class TrainingStep:
 
     def _newest(self) -> LossTotals:
         """The totals of the last step, also where the host has not heard of it."""
-        return totals_of(self._unheard[-1].read().values) if self._unheard else self.totals
+        newest = self._backlog.newest
+        return self.totals if newest is None else totals_of(newest.read().values)
 
     def _divisor(self, totals: LossTotals) -> float:
         return (1.0 if self._mean_of_workers else totals.count) * self._loss_scale

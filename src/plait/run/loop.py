@@ -56,52 +56,68 @@ def fit(
     batches = iter(loader)
     news = News(hooks)
     result: StepResult | None = None
-    while engine.step_index < steps and not ends_before(engine.step_index):
-        began = time.perf_counter()
-        flight.enter(Phase.LOADING)
-        was_ready = bool(getattr(loader, "is_ready", False))
-        batch = next(batches)
-        wait = BatchWait(began, time.perf_counter() - began, was_ready)
-        result = engine.step(batch)
-        if not result.outcome.is_told and news.are_needed(engine.step_index):
-            engine.settle()
+    while True:
+        if engine.step_index >= steps or ends_before(engine.step_index):
+            news.settle(engine)
+            if rollback is None or not engine.guard.rolls_back:
+                break
+        else:
+            began = time.perf_counter()
+            flight.enter(Phase.LOADING)
+            was_ready = bool(getattr(loader, "is_ready", False))
+            batch = next(batches)
+            wait = BatchWait(began, time.perf_counter() - began, was_ready)
+            result = engine.step(batch)
+            news.hear(engine, result)
+            seconds = time.perf_counter() - began
+            learning_rate = None if rate is None else rate(engine.step_index - 1)
+            memory = held_memory_bytes(engine.world.device)
+            news.add(StepDone(engine.step_index, seconds, result, learning_rate, memory, wait))
         if rollback is not None and engine.guard.rolls_back:
             news.forget()
-            for hook in hooks:
-                hook.before_rollback()
-            step = rollback.go_back()
-            for hook in hooks:
-                hook.on_rollback(step)
+            _go_back(rollback, hooks)
             batches = iter(loader)
-            continue
-        seconds = time.perf_counter() - began
-        learning_rate = None if rate is None else rate(engine.step_index - 1)
-        memory = held_memory_bytes(engine.world.device)
-        news.add(StepDone(engine.step_index, seconds, result, learning_rate, memory, wait))
-        news.tell()
+        else:
+            news.tell()
+    news.tell()
     flight.enter(Phase.ENDING)
     engine.flush()
-    news.tell()
     engine.driver.synchronize()
     for hook in hooks:
         hook.on_end()
     return result
 
 
+def _go_back(rollback: Rollback, hooks: Sequence[Hook]) -> None:
+    """Load the state that was kept last. Collective."""
+    for hook in hooks:
+        hook.before_rollback()
+    step = rollback.go_back()
+    for hook in hooks:
+        hook.on_rollback(step)
+
+
 class News:
-    """Steps that hooks have not been told of: at most one, of which the host has not heard."""
+    """Steps that hooks have not been told of: at most two, of which the host may not have heard."""
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._hooks = hooks
         self._done: deque[StepDone] = deque()
 
-    def are_needed(self, step: int) -> bool:
-        """Whether a hook looks at the state after a step, and so must be told before the next."""
-        return any(hook.needs_state(step) for hook in self._hooks)
+    def hear(self, engine: Engine, result: StepResult) -> None:
+        """Have the host hear of a step now, where a hook looks at the state after it."""
+        is_told = result.outcome.is_told
+        if not is_told and any(hook.needs_state(engine.step_index) for hook in self._hooks):
+            engine.settle()
 
     def add(self, done: StepDone) -> None:
         """A step is made."""
         self._done.append(done)
+
+    def settle(self, engine: Engine) -> None:
+        """Have the host hear of all steps. Collective."""
+        if not all(done.result.outcome.is_told for done in self._done):
+            engine.settle()
 
     def tell(self) -> None:
         """Tell all hooks of the steps that the host has heard of."""
