@@ -88,8 +88,9 @@ class Backlog:
         take: Callable[[Unheard, Heard], None],
         again: Callable[[Unheard, Heard | None], None],
     ) -> None:
-        """`take` is told of a step that counts. `again` makes one again while the host decides, and
-        gets what was heard of it where it is the first that did not count.
+        """`take` learns of a step that counts, `again` makes one again while the host decides.
+
+        `again` also gets what was heard of the first step that did not count.
         """
         self._take = take
         self._again = again

@@ -52,7 +52,7 @@ class TrainingStep:
         """Take the parts of an engine.
 
         `wait_for_copies` returns when no copy of the state is under way any more, and comes before
-        the sums over ranks. `observe` comes before each update; `is_observed` says whether somebody
+        the sums over ranks. `observe` comes before each update; `is_observed` says whether a caller
         looks at gradients there.
         """
         self.index = parts.driver.first_step
@@ -108,7 +108,7 @@ class TrainingStep:
         """Take this rank's share of a batch; the micro-batches and actions of the step. Collective.
 
         `call` counts the batches whose gradients are added up before one update. `may_defer`: the
-        host may hear of the step later, where nobody looks at gradients.
+        host may hear of the step later, where no caller looks at gradients.
         """
         self._world.recorder.flight.enter(Phase.STEPPING)
         self._defers = may_defer and self._deferral is not None and not self._is_host_needed()
@@ -384,5 +384,5 @@ class TrainingStep:
         self._num_loads = sum(one.numel() for one in loads)
 
     def _is_host_needed(self) -> bool:
-        """Whether somebody looks at the gradients of a step, or acts on its load."""
+        """Whether a caller looks at the gradients of a step, or the host acts on its load."""
         return self._is_observed() or (self._balance is not None and self._balance.needs_host)
