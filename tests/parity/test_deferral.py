@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,34 @@ def told_in_a_loop(world: World, every: int) -> list[tuple[int, int]]:
 def test_a_loop_tells_numbers_a_step_later() -> None:
     for steps in threaded(2, told_in_a_loop, 0):
         assert steps == [(1, 2), (2, 3), (3, 4), (4, 5), (5, 5)]
+
+
+class Seconds(Hook):
+    """The seconds of the steps of which it is told."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def needs_state(self, step: int) -> bool:
+        return step == 3
+
+    def on_step(self, done: StepDone) -> None:
+        self.seconds.append(done.seconds)
+
+
+def timed(world: World) -> tuple[list[float], float]:
+    engine = engine_of(world)
+    hook = Seconds()
+    batches = [batch_of(world, index) for index in range(5)]
+    began = time.perf_counter()
+    fit(engine, batches, 5, [hook])
+    return hook.seconds, time.perf_counter() - began
+
+
+def test_the_seconds_of_steps_are_those_of_the_loop() -> None:
+    for seconds, whole in threaded(2, timed):
+        assert len(seconds) == 5 and all(one > 0.0 for one in seconds)
+        assert sum(seconds) <= whole
 
 
 def rolling_back(world: World, folder: Path) -> tuple[list[Any], list[Tensor], list[int]]:

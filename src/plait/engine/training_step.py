@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from plait.doctor.flight import Phase
@@ -235,6 +236,7 @@ class TrainingStep:
         assert self._deferral is not None
         self._deferral.reopen()
         if self._guard.rolls_back:
+            made.outcome.tell(replace(self._looked_at(made), skipped=True))
             return
         self.index = made.index
         self._guard.begin(self._model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from plait.doctor.flight import Phase
@@ -68,11 +69,11 @@ def fit(
             batch = next(batches)
             wait = BatchWait(began, time.perf_counter() - began, was_ready)
             result = engine.step(batch)
-            news.hear(engine, result)
             seconds = time.perf_counter() - began
             learning_rate = None if rate is None else rate(engine.step_index - 1)
             memory = held_memory_bytes(engine.world.device)
             news.add(StepDone(engine.step_index, seconds, result, learning_rate, memory, wait))
+            news.hear(engine)
         if rollback is not None and engine.guard.rolls_back:
             news.forget()
             _go_back(rollback, hooks)
@@ -98,34 +99,46 @@ def _go_back(rollback: Rollback, hooks: Sequence[Hook]) -> None:
 
 
 class News:
-    """Steps that hooks have not been told of: at most two, of which the host may not have heard."""
+    """Steps that hooks have not been told of: at most two, of which the host may not have heard.
+
+    The seconds of a step begin when the host heard of the one before, and end when it hears of it.
+    """
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._hooks = hooks
         self._done: deque[StepDone] = deque()
-
-    def hear(self, engine: Engine, result: StepResult) -> None:
-        """Have the host hear of a step now, where a hook looks at the state after it."""
-        is_told = result.outcome.is_told
-        if not is_told and any(hook.needs_state(engine.step_index) for hook in self._hooks):
-            engine.settle()
+        self._seconds = 0.0
 
     def add(self, done: StepDone) -> None:
-        """A step is made."""
+        """A step is made, in the seconds that `done` has."""
         self._done.append(done)
+        self._seconds += done.seconds
+
+    def hear(self, engine: Engine) -> None:
+        """Have the host hear of the newest step, where a hook looks at the state after it."""
+        newest = self._done[-1]
+        if newest.result.outcome.is_told or engine.guard.rolls_back:
+            return
+        if any(hook.needs_state(newest.step) for hook in self._hooks):
+            self.tell()
+            self.settle(engine)
 
     def settle(self, engine: Engine) -> None:
         """Have the host hear of all steps. Collective."""
-        if not all(done.result.outcome.is_told for done in self._done):
+        if self._done and not self._done[-1].result.outcome.is_told:
+            began = time.perf_counter()
             engine.settle()
+            self._seconds += time.perf_counter() - began
 
     def tell(self) -> None:
         """Tell all hooks of the steps that the host has heard of."""
         while self._done and self._done[0].result.outcome.is_told:
-            done = self._done.popleft()
+            done = replace(self._done.popleft(), seconds=self._seconds)
+            self._seconds = 0.0
             for hook in self._hooks:
                 hook.on_step(done)
 
     def forget(self) -> None:
         """An earlier state was loaded: the steps since are done again."""
         self._done.clear()
+        self._seconds = 0.0

@@ -157,7 +157,7 @@ def step_seconds(
         text,
         loss=cross_entropy,
         optimizer=lambda p: torch.optim.AdamW(p, fused=True),
-        options=Options(linear_product=table),
+        options=Options(linear_product=table, defer_reads=False),
         world=world,
     )
     batch = _batch(tiny, samples)
