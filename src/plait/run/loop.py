@@ -101,7 +101,7 @@ def _go_back(rollback: Rollback, hooks: Sequence[Hook]) -> None:
 class News:
     """Steps that hooks have not been told of: at most two, of which the host may not have heard.
 
-    The seconds of a step begin when the host heard of the one before, and end when it hears of it.
+    The seconds of a step last from hearing of the one before until hearing of it.
     """
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
