@@ -78,6 +78,16 @@ def numbers_on(device: torch.device, numbers: Sequence[float], dtype: torch.dtyp
     return on_host.pin_memory().to(device, non_blocking=True)
 
 
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor [...] on a device. The host does not wait for what a GPU was asked before.
+
+    A tensor in pinned memory is read later: it must not be written meanwhile.
+    """
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def place_state(value: Tensor, param: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
     """A tensor [...] of an optimizer's state, where the optimizer keeps it.
 

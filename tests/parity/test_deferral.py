@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +196,74 @@ def test_a_loss_without_a_gradient_is_named() -> None:
     threaded(2, without_a_gradient)
 
 
+def evaluating_after_a_bad_step(world: World) -> list[bool]:
+    engine = engine_of(world, on_nan="skip")
+    results = [engine.step(batch_of(world, index, bad=index == 1)) for index in range(2)]
+    assert math.isfinite(engine.evaluate(batch_of(world, 5)))
+    with torch.no_grad():
+        engine.local_parameters()
+    return [one.skipped for one in results]
+
+
+def test_an_evaluation_makes_a_bad_step_again_with_gradients() -> None:
+    assert threaded(2, evaluating_after_a_bad_step) == [[False, True], [False, True]]
+
+
+def results_kept(world: World) -> int:
+    engine = engine_of(world)
+    batches = [batch_of(world, index) for index in range(4)]
+    alive = [weakref.ref(one) for one, _ in batches]
+    results = [engine.step(batches.pop(0)) for _ in range(4)]
+    engine.settle()
+    engine.step(batch_of(world, 9))
+    engine.settle()
+    gc.collect()
+    assert all(math.isfinite(one.loss) for one in results)
+    return sum(one() is not None for one in alive)
+
+
+def test_a_result_holds_no_batch() -> None:
+    assert sum(threaded(2, results_kept)) == 0
+
+
+def of_one_server(world: World) -> tuple[list[bool], list[Tensor]]:
+    """A rank without pieces of the optimizer abstains, and all decide alike."""
+    engine = build(
+        copy.deepcopy(NET),
+        "dp2:server",
+        loss=lambda output, target: (output - target).square().mean(),
+        optimizer=adamw,
+        world=world,
+        options=Options(defer_reads=True, on_nan="skip", num_servers=1),
+    )
+    results = [engine.step(batch_of(world, index, bad=index == 1)) for index in range(3)]
+    engine.settle()
+    return [one.skipped for one in results], values_of(engine)
+
+
+def test_ranks_that_own_nothing_decide_with_the_others() -> None:
+    (one, _), (other, _) = threaded(2, of_one_server, plan="dp2:server")
+    assert one == other == [False, True, False]
+
+
+def with_momentum(world: World) -> bool:
+    engine = build(
+        copy.deepcopy(NET),
+        "dp2",
+        loss=lambda output, target: (output - target).square().mean(),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, fused=True),
+        world=world,
+        options=Options(defer_reads=True, on_nan="skip"),
+    )
+    results = [engine.step(batch_of(world, index, bad=index == 0)) for index in range(3)]
+    assert [one.skipped for one in results] == [True, False, False]
+    return all(torch.isfinite(one).all() for one in values_of(engine))
+
+
+def test_a_momentum_that_a_bad_first_step_would_leave_undefined_is_not_made() -> None:
+    assert all(threaded(2, with_momentum))
+
+
 # -- a loop
 # ------------------------------------------------------------------------------------------
 
@@ -279,6 +349,27 @@ def test_a_last_step_that_is_no_number_is_made_again(tmp_path: Path) -> None:
         assert (recovery["step"], recovery["steps_repeated"]) == (4, 1)
         assert steps == [1, 2, 3, 4, 4, 5]
         assert all(torch.isfinite(one).all() for one in values)
+
+
+class Counted(Hook):
+    """A hook of a user, which may look at anything."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def on_step(self, done: StepDone) -> None:
+        self.steps.append(done.step)
+
+
+def with_a_hook_of_one_rank(world: World) -> list[int]:
+    engine = engine_of(world, on_nan="skip")
+    hooks = [Counted()] if world.rank == 0 else []
+    fit(engine, [batch_of(world, index, bad=index == 2) for index in range(5)], 5, hooks)
+    return hooks[0].steps if hooks else []
+
+
+def test_a_hook_of_one_rank_alone_holds_up_no_other() -> None:
+    assert threaded(2, with_a_hook_of_one_rank) == [[1, 2, 3, 4, 5], []]
 
 
 def test_a_hook_that_looks_at_the_state_is_told_at_once() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from plait.errors import DataError
+from plait.torch_internals import on_device
 from plait.values import JsonMapping, PyTree
 
 
@@ -140,7 +141,7 @@ class BatchSplitter:
         if not isinstance(leaf, Tensor):
             return leaf
         dtype = self._dtype if leaf.is_floating_point() else leaf.dtype
-        return leaf.to(self._device, dtype)
+        return on_device(leaf, self._device).to(dtype)
 
 
 def accepted(model: nn.Module, inputs: PyTree) -> PyTree:

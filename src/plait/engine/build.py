@@ -219,7 +219,9 @@ def compose(
     ]
     timing = make_timing(schedule, pipeline, updater, reductions, world)
     scale = precision.loss_scale()
-    deferral = make_deferral(options, updater, driver, timing, guard=guard, scale=scale)
+    deferral = make_deferral(
+        options, updater, driver, timing, guard=guard, scale=scale, world=world
+    )
     return EngineParts(
         plan=plan,
         world=world,

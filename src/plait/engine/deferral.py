@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from plait.comm import World
 from plait.engine.guard import Guard, put_back
 from plait.engine.loss import LossSum
 from plait.engine.options import Options
@@ -119,6 +120,8 @@ class Backlog:
     def _repeat(self, refused: Heard) -> None:
         steps = list(self._steps)
         self._steps.clear()
+        for made in steps:  # what is known of them, should the first end the training
+            made.outcome.tell(replace(made.outcome.numbers, skipped=True))
         for made in reversed(steps):
             made.undo()
         for made in steps:
@@ -168,21 +171,25 @@ def make_deferral(
     *,
     guard: Guard,
     scale: LossScale | NoLossScale,
+    world: World,
 ) -> Deferral | None:
     """The decisions of a device; None where the host decides on each step before its update.
 
     It does on processors, where a read costs nothing. It must where the optimizer's kernel takes no
     flag, and where ranks do not step together. It must also where float16's scale, the size of a
-    gradient, or a mean of workers matters.
+    gradient, or a mean of workers matters. Collective, as all ranks decide alike.
     """
     device = updater.device
     wanted = device.type != "cpu" if options.defer_reads is None else options.defer_reads
-    decides = (
-        updater.decides_on_device
+    alike = (
+        wanted
         and driver.is_synchronous
         and isinstance(timing, ImmediateUpdates)
         and isinstance(scale, NoLossScale)
         and not guard.decides_by_size
         and options.aggregate == "sum"
     )
-    return Deferral(device, options.clip_grad_norm) if wanted and decides else None
+    if not alike:
+        return None
+    told: list[bool] = world.axis("world").gather_objects(updater.decides_on_device)
+    return Deferral(device, options.clip_grad_norm) if all(told) else None

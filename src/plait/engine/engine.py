@@ -20,7 +20,7 @@ from plait.engine.prepare import example_of, first_batch, share
 from plait.engine.state.copies import CopiesBeside
 from plait.engine.state.memory import live_bytes
 from plait.engine.state.shards import gradient_shards, with_decoded
-from plait.engine.step import StepResult
+from plait.engine.step import StepResult, void_result
 from plait.engine.training_step import TrainingStep
 from plait.errors import ModelError
 from plait.mesh import Shard
@@ -34,7 +34,7 @@ class Engine:
     ranks.
 
     Attributes:
-        before_update: called with the engine in each step, before its update.
+        before_update: called with the engine in each step, before its update; alike on every rank.
         copies: copies of the state that end before the sums of the next step.
     """
 
@@ -109,10 +109,15 @@ class Engine:
         """
         training_step = self.training_step(batch)
         began = time.perf_counter()
+        rolled_back = self.guard.rolls_back
         world = self.world
         timeline = Timeline(world.rank, enabled=trace)
         world.begin_timeline(timeline)
         earlier = world.ledger.copy()
+        if not training_step.may_defer:
+            training_step.hear()
+        if self.guard.rolls_back and not rolled_back:
+            return void_result(timeline, time.perf_counter() - began)
         step, actions = training_step.begin(batch, may_defer=True)
         reported_scale = training_step.scale.reported
         training_step.execute(actions, timeline, step)
@@ -234,6 +239,11 @@ class Engine:
     def resume(self, meta: JsonMapping) -> None:
         """Go on from the step, and the scale of the loss, that a checkpoint's meta data has."""
         self._training_step.resume(meta)
+
+    @property
+    def may_defer(self) -> bool:
+        """Whether the device may decide on the next step, so that its results are read later."""
+        return self.is_cut and self._training_step.may_defer
 
     @property
     def is_cut(self) -> bool:

@@ -55,8 +55,9 @@ class Guard:
         self._tried: set[int] = set()
         self._open: dict[int, Symptom] = {}
 
-    def begin(self, model: nn.Module) -> None:
-        """A step begins; buffers that a dropped step would change are kept.
+    def begin(self, model: nn.Module, *, keeps: bool = False) -> None:
+        """A step begins; buffers that a dropped step would change are kept, under `stop` where
+        `keeps` asks for it.
 
         Raises:
             NotAvailable: an earlier state was to be loaded first.
@@ -67,7 +68,7 @@ class Guard:
                 "engine.guard.rolled_back(step) before the next one, or take on_nan 'skip'"
             )
         self.skipped = False
-        if self._answer != "stop":
+        if keeps or self._answer != "stop":
             with torch.no_grad():
                 self._buffers = [(one, one.clone()) for one in model.buffers()]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -33,6 +34,7 @@ class Outcome:
     def tell(self, numbers: StepNumbers) -> None:
         """The numbers become known."""
         self._numbers = numbers
+        self._look = None  # it holds the batch
 
     @property
     def is_told(self) -> bool:
@@ -106,3 +108,10 @@ class StepResult:
     def skipped(self) -> bool:
         """Whether nothing was updated: float16's scale was too much, or `on_nan` dropped it."""
         return self.outcome.numbers.skipped
+
+
+def void_result(timeline: Timeline, seconds: float) -> StepResult:
+    """The result of a step that is not made, as an earlier state is to be loaded first."""
+    outcome = Outcome()
+    outcome.tell(StepNumbers(math.nan, math.nan, 0, 0.0, skipped=True))
+    return StepResult(outcome, seconds, timeline, Ledger())

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
+
+import torch
 
 from plait.doctor.flight import Phase
 from plait.engine.axes import within_stage
@@ -112,12 +113,13 @@ class TrainingStep:
         host may hear of the step later, where no caller looks at gradients.
         """
         self._world.recorder.flight.enter(Phase.STEPPING)
-        self._defers = may_defer and self._deferral is not None and not self._is_host_needed()
+        self._sums = None
+        self._defers = may_defer and self.may_defer
         if not self._defers:
             self.hear()
         self._model.train()
         if not call:
-            self._guard.begin(self._model)
+            self._guard.begin(self._model, keeps=self._defers and self._balance is not None)
             self._loss_scale = self.scale.value
         step, actions = self.timing.begin(self._of(batch, call), self.index)
         if not call:
@@ -180,8 +182,9 @@ class TrainingStep:
         )
         self._sums = None
         self._backlog.add(made)
-        self._advance()
-        self.hear(left=1)
+        self.hear(left=1)  # before the step is done for the doctor: the host waits for a device
+        if not outcome.is_told:  # else it was made again, and is done
+            self._advance()
         return outcome
 
     def _looked_at(self, made: Unheard) -> StepNumbers:
@@ -236,15 +239,16 @@ class TrainingStep:
         assert self._deferral is not None
         self._deferral.reopen()
         if self._guard.rolls_back:
-            made.outcome.tell(replace(self._looked_at(made), skipped=True))
             return
         self.index = made.index
-        self._guard.begin(self._model)
+        self._model.train()
+        self._guard.begin(self._model, keeps=self._balance is not None)
         self._driver.before_step()
         self._pipeline.begin(made.step)
         self._defers = False
         self._refused = refused
-        self.execute(made.actions, Timeline(self._world.rank, enabled=False), made.step)
+        with torch.inference_mode(False), torch.enable_grad():
+            self.execute(made.actions, Timeline(self._world.rank, enabled=False), made.step)
         self._refused = None
         made.outcome.tell(self._decided())
 
@@ -385,6 +389,11 @@ class TrainingStep:
         self._sums = sums
         self._num_loads = sum(one.numel() for one in loads)
 
-    def _is_host_needed(self) -> bool:
-        """Whether a caller looks at the gradients of a step, or the host acts on its load."""
-        return self._is_observed() or (self._balance is not None and self._balance.needs_host)
+    @property
+    def may_defer(self) -> bool:
+        """Whether the device may decide on the next step.
+
+        It may not where a caller looks at gradients, or the host acts on the load of experts.
+        """
+        acts = self._balance is not None and self._balance.needs_host
+        return self._deferral is not None and not self._is_observed() and not acts

@@ -113,6 +113,7 @@ class Update:
         known = self._known(layout.numbers(loss.num_graphs), loss.count.device)
         scalars = torch.cat((torch.stack((loss_sum, count, own_norm, tokens)), known))
         sum_totals(scalars, axis)
+        layout.note_orders(scalars)
         if stages is not None and stages.size > 1:
             sums = scalars[:NUM_TOTALS].clone()
             stages.all_reduce(sums, control=True).wait()
@@ -168,7 +169,7 @@ class Update:
         if self._strategy.copies is not None:
             widen_gradients(pieces)
         if self._takes_scale:
-            device = pieces[0].value.device if pieces else torch.device("cpu")
+            device = pieces[0].value.device if pieces else self.device
             optimizer.grad_scale, optimizer.found_inf = _scale_and_flag(change, device)
         else:
             grads: list[Tensor] = [
@@ -185,9 +186,17 @@ class Update:
 
     @property
     def decides_on_device(self) -> bool:
-        """Whether the optimizer's kernel takes factor and flag from the device, for all pieces."""
+        """Whether the optimizer's kernel takes factor and flag from the device, for all pieces.
+
+        A rank without pieces does not mind. torch's fused SGD leaves a momentum undefined in a
+        first step that changes nothing.
+        """
         pieces = self._strategy.pieces
-        return self._takes_scale and all(one.value.device == self.device for one in pieces)
+        if not pieces:
+            return True
+        has_momentum = any(group.get("momentum") for group in self.optimizer.param_groups)
+        here = all(one.value.device == self.device for one in pieces)
+        return self._takes_scale and here and not has_momentum
 
 
 def _scale_and_flag(change: Change, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -132,10 +132,8 @@ class Router(nn.Module):
         )
         if self.training and self.settings.z_coef:
             samples, positions = self.context.sizes(*x.shape[:2])
-            z = _times(
-                logits.logsumexp(-1).square().sum(),
-                self.settings.z_coef * self.context.present / (samples * positions),
-            )
+            factor = _quotient(self.settings.z_coef * self.context.present, samples * positions)
+            z = _times(logits.logsumexp(-1).square().sum(), factor)
             self.auxiliary = z if self.auxiliary is None else self.auxiliary + z
         return routing
 
@@ -294,11 +292,9 @@ class Router(nn.Module):
         else:
             total = around.sum_tokens(counts.sum(0))
             per = (samples * positions) ** 2
-        factor = (
-            settings.balance_coef
-            * around.present
-            * settings.num_experts
-            / (settings.num_chosen * per)
+        factor = _quotient(
+            settings.balance_coef * around.present * settings.num_experts,
+            settings.num_chosen * per,
         )
         return _times((total * shares.sum(1)).sum(), factor)
 
@@ -314,6 +310,13 @@ class Router(nn.Module):
         dropped = torch.zeros_like(pairs) if num_dropped is None else num_dropped.reshape(1)
         seen = torch.cat((counts, dropped, pairs)).double() * self.context.present
         self.load = seen if self.load is None else self.load + seen
+
+
+def _quotient(number: float, divisor: float | Tensor) -> float | Tensor:
+    """`number` over `divisor` (0-dim), rounded once; torch's own division rounds 1 / divisor."""
+    if isinstance(divisor, Tensor):
+        return torch.full_like(divisor, number) / divisor
+    return number / divisor
 
 
 def _times(value: Tensor, factor: float | Tensor) -> Tensor:

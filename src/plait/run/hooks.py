@@ -63,7 +63,8 @@ class Hook:
     def needs_state(self, step: int) -> bool:
         """Whether `on_step` looks at more than the numbers of a step, as a checkpoint does.
 
-        On a GPU, steps of which only numbers are wanted are told when the next one is under way.
+        On a GPU, steps of which only numbers are wanted are told when the next one is under way. A
+        hook that answers by itself does so alike on every rank.
         """
         return True
 

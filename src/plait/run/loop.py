@@ -11,6 +11,7 @@ from typing import Protocol
 from plait.doctor.flight import Phase
 from plait.engine.engine import Engine
 from plait.engine.step import StepResult
+from plait.errors import PlaitError
 from plait.run.hooks import BatchWait, Hook, RunStart, StepDone
 from plait.run.memory import held_memory_bytes
 from plait.run.rollback import Rollback
@@ -55,10 +56,10 @@ def fit(
         hook.on_start(RunStart(engine, loader, engine.step_index + 1, steps))
     flight = engine.world.recorder.flight
     batches = iter(loader)
-    news = News(hooks)
+    news = News(hooks, engine)
     result: StepResult | None = None
     while True:
-        if engine.step_index >= steps or ends_before(engine.step_index):
+        if engine.step_index >= steps or news.ends(engine, ends_before):
             news.settle(engine)
             if rollback is None or not engine.guard.rolls_back:
                 break
@@ -104,10 +105,17 @@ class News:
     The seconds of a step last from hearing of the one before until hearing of it.
     """
 
-    def __init__(self, hooks: Sequence[Hook]) -> None:
+    def __init__(self, hooks: Sequence[Hook], engine: Engine) -> None:
+        """Learn whether a hook of any rank must be told at once. Collective where steps are
+        deferred.
+        """
         self._hooks = hooks
         self._done: deque[StepDone] = deque()
         self._seconds = 0.0
+        own = any(type(hook).needs_state is Hook.needs_state for hook in hooks)
+        self._at_once = not engine.is_cut
+        if engine.may_defer:
+            self._at_once = any(engine.world.axis("world").gather_objects(own))
 
     def add(self, done: StepDone) -> None:
         """A step is made, in the seconds that `done` has."""
@@ -119,9 +127,20 @@ class News:
         newest = self._done[-1]
         if newest.result.outcome.is_told or engine.guard.rolls_back:
             return
-        if any(hook.needs_state(newest.step) for hook in self._hooks):
+        if self._at_once or any(hook.needs_state(newest.step) for hook in self._hooks):
             self.tell()
             self.settle(engine)
+
+    def ends(self, engine: Engine, ends_before: Callable[[int], bool]) -> bool:
+        """Whether training ends before the next step. Hooks learn of all steps where that raises an
+        error.
+        """
+        try:
+            return ends_before(engine.step_index)
+        except PlaitError:
+            self.settle(engine)
+            self.tell()
+            raise
 
     def settle(self, engine: Engine) -> None:
         """Have the host hear of all steps. Collective."""
@@ -131,12 +150,16 @@ class News:
             self._seconds += time.perf_counter() - began
 
     def tell(self) -> None:
-        """Tell all hooks of the steps that the host has heard of."""
+        """Tell all hooks of the steps that the host has heard of; several share the seconds."""
+        known: list[StepDone] = []
         while self._done and self._done[0].result.outcome.is_told:
-            done = replace(self._done.popleft(), seconds=self._seconds)
-            self._seconds = 0.0
+            known.append(self._done.popleft())
+        if not known:
+            return
+        each, self._seconds = self._seconds / len(known), 0.0
+        for done in known:
             for hook in self._hooks:
-                hook.on_step(done)
+                hook.on_step(replace(done, seconds=each))
 
     def forget(self) -> None:
         """An earlier state was loaded: the steps since are done again."""

@@ -157,6 +157,7 @@ class RankProgress(Hook):
         self.signal = self._seat.reason_of_end()
         if self.signal or not self._every:
             return True
+        self._engine.settle()
         if step % self._every:
             self._take(step)
         self._wait_for_copy()

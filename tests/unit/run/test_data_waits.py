@@ -58,6 +58,8 @@ class LongSteps:
         )
         self.driver = SimpleNamespace(synchronize=lambda: None)
         self.step_index = 0
+        self.is_cut = True
+        self.may_defer = False
         self._loader = loader
 
     def step(self, batch: Any) -> Any:
