@@ -126,7 +126,7 @@ def mean_of_micro_batches() -> list[Any]:
 
         return add
 
-    def divisor(self: Any) -> float:
+    def divisor(self: Any, totals: Any = None) -> float:
         return float(self._splitter.num_micro_batches)
 
     step = training_step.TrainingStep
@@ -145,7 +145,9 @@ def mean_of_ranks() -> list[Any]:
 
 def local_divisor() -> list[Any]:
     return [
-        patch.object(training_step.TrainingStep, "divisor", lambda self: float(self.loss.count))
+        patch.object(
+            training_step.TrainingStep, "divisor", lambda self, totals=None: float(self.loss.count)
+        )
     ]
 
 
@@ -154,7 +156,7 @@ def micro_batches_too_large() -> list[Any]:
         patch.object(
             training_step.TrainingStep,
             "divisor",
-            lambda self: self.totals.count / self._splitter.num_micro_batches,
+            lambda self, totals=None: self.totals.count / self._splitter.num_micro_batches,
         )
     ]
 

@@ -294,9 +294,13 @@ class TrainingStep:
         copies = self._updater.loss_copies
         return summed(sums, copies, (self._within_stage, self._stages))
 
-    def divisor(self) -> float:
-        """The number by which summed gradients become those of the mean loss."""
-        return self._divisor(self._newest())
+    def divisor(self, totals: LossTotals | None = None) -> float:
+        """The number by which summed gradients become those of the mean loss.
+
+        `totals` are those of the step; without them, of the last one.
+        """
+        count = (totals or self._newest()).count
+        return (1.0 if self._mean_of_workers else count) * self._loss_scale
 
     def grad_norm(self) -> float:
         """The global norm of the gradient of the mean loss."""
@@ -307,11 +311,8 @@ class TrainingStep:
         newest = self._backlog.newest
         return self.totals if newest is None else totals_of(newest.read().values)
 
-    def _divisor(self, totals: LossTotals) -> float:
-        return (1.0 if self._mean_of_workers else totals.count) * self._loss_scale
-
     def _norm(self, totals: LossTotals) -> float:
-        return float(totals.squared_norm**0.5) / (self._divisor(totals) or 1.0)
+        return float(totals.squared_norm**0.5) / (self.divisor(totals) or 1.0)
 
     def sum_gradients(self) -> None:
         """Sum gradients and scalars over the ranks, before an update. Collective."""
