@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from torch import Tensor
 from plait.engine.loss import LossTotals
 from plait.parallel.data.gather_order import GatherOrder
 
-LOSS, COUNT, SQUARED_NORM, TOKENS, NUM_GRAPHS, UNEQUAL = range(6)
-NUM_TOTALS = 6
+LOSS, COUNT, SQUARED_NORM, TOKENS, NUM_GRAPHS = range(5)
+NUM_TOTALS = 5
 PAGES = 2
 
 
@@ -35,13 +36,17 @@ class SumsLayout:
     def numbers(self, num_graphs: float) -> list[float]:
         """The numbers that the host knows of this rank, behind those that its device knows."""
         marks = [mark for order in self.orders for mark in order.marks()]
-        return [num_graphs, 0.0, *map(float, self.used), *marks]
+        return [num_graphs, *map(float, self.used), *marks]
 
     def note_orders(self, sums: Tensor) -> None:
-        """Note in sums [n] over the ranks of a stage whether these gathered in other orders."""
+        """Have a total of sums [n] be no number where ranks of a stage gathered in other orders.
+
+        So it is none on all stages, once they have added theirs.
+        """
         if self.orders:
             marks = sums[NUM_TOTALS + len(self.used) :].view(-1, 3)
-            sums[UNEQUAL] = (marks[:, 0] * marks[:, 2] != marks[:, 1] ** 2).any()
+            differ = (marks[:, 0] * marks[:, 2] != marks[:, 1] ** 2).any()
+            sums[NUM_GRAPHS].masked_fill_(differ, math.nan)
 
 
 class HostPages:
@@ -114,13 +119,12 @@ class StepSums:
         gradient, and all ranks must have gathered in one order.
         """
         nothing = self.values[:NUM_TOTALS].sum() * 0.0  # no number, where a total is none
-        sound = torch.addcmul(nothing, self.values[COUNT], self.values[NUM_GRAPHS]) > 0
-        return sound & (self.values[UNEQUAL] == 0) if self.layout.orders else sound
+        return torch.addcmul(nothing, self.values[COUNT], self.values[NUM_GRAPHS]) > 0
 
 
 def totals_of(values: Sequence[float]) -> LossTotals:
     """The totals that sums begin with."""
-    loss_sum, count, squared_norm, tokens, num_graphs = values[:UNEQUAL]
+    loss_sum, count, squared_norm, tokens, num_graphs = values[:NUM_TOTALS]
     return LossTotals(loss_sum, count, squared_norm, tokens / count if count else 1.0, num_graphs)
 
 
