@@ -1,7 +1,7 @@
-"""Steps that a device decides on, so that the host need not wait: it hears a step later.
+"""Steps that a device decides on, so that the host need not wait: it reads them a step later.
 
 Whether a step counts, and the factor on its gradients, follow from sums that the device has. Once a
-step does not count, no later one changes anything, until the host has heard of it. It then makes
+step does not count, no later one changes anything, until the host has read its sums. It then makes
 those steps again, and decides on each by itself (`plait.engine.training_step`).
 """
 
@@ -30,7 +30,7 @@ from plait.parallel.pipeline.actions import Action
 
 
 @dataclass(frozen=True)
-class Heard:
+class StepReadout:
     """The sums of a step, and what this rank has sent behind them, on the host."""
 
     values: Sequence[float]
@@ -45,8 +45,8 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Unheard:
-    """A step that was made, of which the host has not heard.
+class PendingStep:
+    """A step that was made, and whose sums the host has not read.
 
     Attributes:
         index: of the step, from 0.
@@ -66,7 +66,7 @@ class Unheard:
     buffers: Sequence[tuple[Tensor, Tensor]]
     outcome: Outcome
 
-    def read(self) -> Heard:
+    def read(self) -> StepReadout:
         """Wait for the sums of this step."""
         values = self.sums.read()
         size = self.sums.values.numel()
@@ -74,50 +74,50 @@ class Unheard:
         squared_norm, blocked, *own = values[size:end]
         totals, counts = own[: len(own) // 2], own[len(own) // 2 :]
         losses = [total / max(count, 1.0) for total, count in zip(totals, counts, strict=True)]
-        return Heard(values[:size], bool(blocked), squared_norm, losses, values[end:])
+        return StepReadout(values[:size], bool(blocked), squared_norm, losses, values[end:])
 
     def undo(self) -> None:
         """Give the buffers their values before the step."""
         put_back(self.buffers)
 
 
-class Backlog:
-    """The steps of which the host has not heard, oldest first: two at most."""
+class PendingSteps:
+    """The steps whose sums the host has not read, oldest first: two at most."""
 
     def __init__(
         self,
-        take: Callable[[Unheard, Heard], None],
-        again: Callable[[Unheard, Heard | None], None],
+        take: Callable[[PendingStep, StepReadout], None],
+        again: Callable[[PendingStep, StepReadout | None], None],
     ) -> None:
         """`take` learns of a step that counts, `again` makes one again while the host decides.
 
-        `again` also gets what was heard of the first step that did not count.
+        `again` also gets the readout of the first step that did not count.
         """
         self._take = take
         self._again = again
-        self._steps: deque[Unheard] = deque()
+        self._steps: deque[PendingStep] = deque()
 
-    def add(self, made: Unheard) -> None:
+    def add(self, made: PendingStep) -> None:
         """A step was made."""
         self._steps.append(made)
 
     @property
-    def newest(self) -> Unheard | None:
-        """The last step; None where the host has heard of all."""
+    def newest(self) -> PendingStep | None:
+        """The last step; None where the host has read all."""
         return self._steps[-1] if self._steps else None
 
-    def hear(self, left: int) -> None:
-        """Hear of all steps but the `left` newest. Those from the first that did not count are made
+    def resolve(self, left: int) -> None:
+        """Read all steps but the `left` newest. Those from the first that did not count are made
         again. Collective there, as the sums of these steps are equal on all ranks.
         """
         while len(self._steps) > left:
-            heard = self._steps[0].read()
-            if heard.blocked:
-                self._repeat(heard)
+            readout = self._steps[0].read()
+            if readout.blocked:
+                self._repeat(readout)
             else:
-                self._take(self._steps.popleft(), heard)
+                self._take(self._steps.popleft(), readout)
 
-    def _repeat(self, refused: Heard) -> None:
+    def _repeat(self, refused: StepReadout) -> None:
         steps = list(self._steps)
         self._steps.clear()
         for made in steps:  # what is known of them, should the first end the training
@@ -148,7 +148,7 @@ class Deferral:
         return DeviceChange(factor, self._blocked)
 
     def send(self, sums: StepSums, decided: DeviceChange, loss: LossSum, *loads: Tensor) -> None:
-        """Begin to send the sums to the host, and behind them what else `Heard` has.
+        """Begin to send the sums to the host, and behind them what else `StepReadout` has.
 
         `loads` are those of experts, flat.
         """
@@ -159,7 +159,7 @@ class Deferral:
         sums.send(self._pages, own, *loads)
 
     def reopen(self) -> None:
-        """The host has heard of the step that did not count."""
+        """The host has read of the step that did not count."""
         self._blocked = torch.zeros_like(self._blocked)
 
 

@@ -115,7 +115,7 @@ class Engine:
         world.begin_timeline(timeline)
         earlier = world.ledger.copy()
         if not training_step.may_defer:
-            training_step.hear()
+            training_step.read_pending()
         if self.guard.rolls_back and not rolled_back:
             return void_result(timeline, time.perf_counter() - began)
         step, actions = training_step.begin(batch, may_defer=True)
@@ -153,12 +153,12 @@ class Engine:
         self._training_step.flush()
 
     def settle(self) -> None:
-        """Hear of the last step, where a GPU has decided on it by itself. Collective.
+        """Read the sums of the last step, where a GPU has decided on it by itself. Collective.
 
         Whatever reads or writes the state through the engine does it. Errors: those of `step`.
         """
         if self.is_cut:
-            self._training_step.hear()
+            self._training_step.read_pending()
 
     @torch.no_grad()
     def evaluate(self, batch: object) -> float:
@@ -178,7 +178,7 @@ class Engine:
         does. It sees whole outputs (samples, ...). Nothing is updated. Collective.
         """
         training_step = self.training_step(batch)
-        training_step.hear()
+        training_step.read_pending()
         return training_step.measure(batch, [self._measured(one) for one in functions])
 
     def save(self, path: str | Path, **meta: object) -> None:

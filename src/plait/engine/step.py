@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def is_told(self) -> bool:
-        """Whether the host has decided on the step, or heard of the decision."""
+        """Whether the host has decided on the step, or read the decision."""
         return self._numbers is not None
 
     @property

@@ -16,7 +16,7 @@ import torch
 from plait.doctor.flight import Phase
 from plait.engine.axes import within_stage
 from plait.engine.balance import Load
-from plait.engine.deferral import Backlog, Heard, Unheard
+from plait.engine.deferral import PendingStep, PendingSteps, StepReadout
 from plait.engine.explain import Explainer, explained, memory_error, token_error
 from plait.engine.graphs import StepGraphs
 from plait.engine.loss import LossFunction, LossSum, LossTotals, MetricSum, summed
@@ -86,11 +86,11 @@ class TrainingStep:
         self._observe = observe
         self._is_observed = is_observed
         self._deferral = parts.deferral
-        self._backlog = Backlog(self._take, self._make_again)
+        self._pending = PendingSteps(self._take, self._make_again)
         self._defers = False
         self._sums: StepSums | None = None
         self._num_loads = 0
-        self._refused: Heard | None = None
+        self._refused: StepReadout | None = None
         self._balance = parts.balance
         self._updates_left = 0
         table = {
@@ -110,13 +110,13 @@ class TrainingStep:
         """Take this rank's share of a batch; the micro-batches and actions of the step. Collective.
 
         `call` counts the batches whose gradients are added up before one update. `may_defer`: the
-        host may hear of the step later, where no caller looks at gradients.
+        host may read the step later, where no caller looks at gradients.
         """
         self._world.recorder.flight.enter(Phase.STEPPING)
         self._sums = None
         self._defers = may_defer and self.may_defer
         if not self._defers:
-            self.hear()
+            self.read_pending()
         self._model.train()
         if not call:
             self._guard.begin(self._model, keeps=self._defers and self._balance is not None)
@@ -171,29 +171,23 @@ class TrainingStep:
             outcome.tell(self._decided())
             return outcome
         outcome = Outcome(lambda: self._looked_at(made))
-        made = Unheard(
-            index=self.index,
-            step=step,
-            actions=actions,
-            sums=self._sums,
-            num_loads=self._num_loads,
-            buffers=self._guard.buffers,
-            outcome=outcome,
-        )
+        kept = self._sums, self._num_loads, self._guard.buffers, outcome
+        made = PendingStep(self.index, step, actions, *kept)
         self._sums = None
-        self._backlog.add(made)
-        self.hear(left=1)  # before the step is done for the doctor: the host waits for a device
+        self._pending.add(made)
+        self.read_pending(left=1)  # the doctor sees this wait inside the step
         if not outcome.is_told:  # else it was made again, and is done
             self._advance()
         return outcome
 
-    def _looked_at(self, made: Unheard) -> StepNumbers:
-        """The numbers of a step, before the host has heard of it."""
-        heard = made.read()
-        return self._numbers(totals_of(heard.values), self._load_of(heard), skipped=heard.blocked)
+    def _looked_at(self, made: PendingStep) -> StepNumbers:
+        """The numbers of a step, before the host has decided."""
+        readout = made.read()
+        totals = totals_of(readout.values)
+        return self._numbers(totals, self._load_of(readout), skipped=readout.blocked)
 
-    def _load_of(self, heard: Heard) -> Load | None:
-        return None if self._balance is None else self._balance.load_of(heard.loads)
+    def _load_of(self, readout: StepReadout) -> Load | None:
+        return None if self._balance is None else self._balance.load_of(readout.loads)
 
     def _decided(self) -> StepNumbers:
         """The numbers of a step that the host has decided on. Collective."""
@@ -213,27 +207,26 @@ class TrainingStep:
             skipped=skipped,
         )
 
-    def hear(self, left: int = 0) -> None:
-        """Hear of all steps but the `left` newest. Collective.
+    def read_pending(self, left: int = 0) -> None:
+        """Read the sums of all steps but the `left` newest. Collective.
 
         Errors: those of `update`, for a step that the device has left out.
         """
-        self._backlog.hear(left)
+        self._pending.resolve(left)
 
-    def _take(self, made: Unheard, heard: Heard) -> None:
+    def _take(self, made: PendingStep, readout: StepReadout) -> None:
         """Take what the device has said of a step that counts."""
-        check_orders(heard.values, made.sums.layout)
-        totals = totals_of(heard.values)
-        self.totals = totals
-        sizes = partial(heard.sizes, max(self._pipeline.parts))
+        check_orders(readout.values, made.sums.layout)
+        self.totals = totals = totals_of(readout.values)
+        sizes = partial(readout.sizes, max(self._pipeline.parts))
         self._guard.judge(totals, made.index + 1, self._suspect, sizes=sizes)
-        load = None if self._balance is None else self._balance.take_load(heard.loads)
+        load = None if self._balance is None else self._balance.take_load(readout.loads)
         made.outcome.tell(self._numbers(totals, load, skipped=False))
 
-    def _make_again(self, made: Unheard, refused: Heard | None) -> None:
+    def _make_again(self, made: PendingStep, refused: StepReadout | None) -> None:
         """Make a step again while the host decides. Collective.
 
-        `refused`: what was heard of it, if it did not count. Nothing is made where the run goes
+        `refused`: its readout, if it did not count. Nothing is made where the run goes
         back to an earlier state.
         """
         assert self._deferral is not None
@@ -247,9 +240,11 @@ class TrainingStep:
         self._pipeline.begin(made.step)
         self._defers = False
         self._refused = refused
-        with torch.inference_mode(False), torch.enable_grad():
-            self.execute(made.actions, Timeline(self._world.rank, enabled=False), made.step)
-        self._refused = None
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                self.execute(made.actions, Timeline(self._world.rank, enabled=False), made.step)
+        finally:
+            self._refused = None
         made.outcome.tell(self._decided())
 
     def finish(self) -> bool:
@@ -307,8 +302,8 @@ class TrainingStep:
         return self._norm(self._newest())
 
     def _newest(self) -> LossTotals:
-        """The totals of the last step, also where the host has not heard of it."""
-        newest = self._backlog.newest
+        """The totals of the last step, also where the host has not read them."""
+        newest = self._pending.newest
         return self.totals if newest is None else totals_of(newest.read().values)
 
     def _norm(self, totals: LossTotals) -> float:

@@ -74,7 +74,7 @@ def fit(
             learning_rate = None if rate is None else rate(engine.step_index - 1)
             memory = held_memory_bytes(engine.world.device)
             news.add(StepDone(engine.step_index, seconds, result, learning_rate, memory, wait))
-            news.hear(engine)
+            news.settle_newest(engine)
         if rollback is not None and engine.guard.rolls_back:
             news.forget()
             _go_back(rollback, hooks)
@@ -100,9 +100,9 @@ def _go_back(rollback: Rollback, hooks: Sequence[Hook]) -> None:
 
 
 class News:
-    """Steps that hooks have not been told of: at most two, of which the host may not have heard.
+    """Steps that hooks have not been told of: at most two, which the host may not have read.
 
-    The seconds of a step last from hearing of the one before until hearing of it.
+    The seconds of a step last from the reading of the one before until its own.
     """
 
     def __init__(self, hooks: Sequence[Hook], engine: Engine) -> None:
@@ -122,8 +122,8 @@ class News:
         self._done.append(done)
         self._seconds += done.seconds
 
-    def hear(self, engine: Engine) -> None:
-        """Have the host hear of the newest step, where a hook looks at the state after it."""
+    def settle_newest(self, engine: Engine) -> None:
+        """Have the host read the newest step, where a hook looks at the state after it."""
         newest = self._done[-1]
         if newest.result.outcome.is_told or engine.guard.rolls_back:
             return
@@ -143,14 +143,14 @@ class News:
             raise
 
     def settle(self, engine: Engine) -> None:
-        """Have the host hear of all steps. Collective."""
+        """Have the host read all steps. Collective."""
         if self._done and not self._done[-1].result.outcome.is_told:
             began = time.perf_counter()
             engine.settle()
             self._seconds += time.perf_counter() - began
 
     def tell(self) -> None:
-        """Tell all hooks of the steps that the host has heard of; several share the seconds."""
+        """Tell all hooks of the steps that the host has read; several share the seconds."""
         known: list[StepDone] = []
         while self._done and self._done[0].result.outcome.is_told:
             known.append(self._done.popleft())
