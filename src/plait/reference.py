@@ -11,6 +11,7 @@ import glob
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -21,6 +22,8 @@ from plait.values import JsonMapping, JsonObject
 
 KEYS = (("model", "python"), ("data", "python"), ("train", "loss"))
 """Where a config may name a function: section and key."""
+
+_FORGETTING = threading.Lock()
 
 
 def look_beside(config: str | Path, tables: JsonMapping) -> None:
@@ -117,16 +120,30 @@ def _forget_namesake(name: str) -> None:
     """Drop a module that was loaded from beside another config and has the name of one that comes
     first now.
     """
-    loaded = sys.modules.get(name)
-    origin = getattr(loaded, "__file__", None)
-    if origin is None:
-        return
-    importlib.invalidate_caches()
-    spec = PathFinder.find_spec(name)
-    if spec is None or spec.origin is None or Path(spec.origin).samefile(origin):
-        return
-    for known in [known for known in sys.modules if known.partition(".")[0] == name]:
-        del sys.modules[known]
+    with _FORGETTING:
+        loaded = sys.modules.get(name)
+        origin = getattr(loaded, "__file__", None)
+        if origin is None:
+            return
+        _see_new_files()
+        spec = PathFinder.find_spec(name)
+        if spec is None or spec.origin is None or Path(spec.origin).samefile(origin):
+            return
+        for known in list(sys.modules):
+            if known.partition(".")[0] == name:
+                del sys.modules[known]
+
+
+def _see_new_files() -> None:
+    """Let the folders of `sys.path` be read anew.
+
+    `importlib.invalidate_caches` goes through all finders of the process. An import in another
+    thread may add one meanwhile, which is an error there. Ranks may be threads.
+    """
+    for folder in list(sys.path):
+        finder = sys.path_importer_cache.get(folder)
+        if finder is not None and hasattr(finder, "invalidate_caches"):
+            finder.invalidate_caches()
 
 
 def _folders() -> str:
