@@ -25,6 +25,7 @@ from benchmarks.page.measure import (
 from benchmarks.page.systems import (
     CASES,
     FOOTPRINT_CASES,
+    FSDP2_WHOLE,
     LINK_CASES,
     counterpart,
     micro_batches,
@@ -38,8 +39,17 @@ from plait.errors import RankFailed
 from plait.launcher import launch
 
 FOOTPRINTS = (
-    *("torch DDP", "torch FSDP2", "torch DTensor", "torch 1F1B", "torch ZBV"),
-    *("dp2", "dp2:zero1", "dp2:zero2", "dp2:zero3", "tp2", "pp2:1f1b mb{m}", "pp2:zbv mb{m}"),
+    *("torch DDP", FSDP2_WHOLE, "torch FSDP2", "torch DTensor", "torch 1F1B", "torch ZBV"),
+    *(
+        "dp2",
+        "dp2:ring",
+        "dp2:zero1",
+        "dp2:zero2",
+        "dp2:zero3",
+        "tp2",
+        "pp2:1f1b mb{m}",
+        "pp2:zbv mb{m}",
+    ),
 )
 PART_OF_FOOTPRINTS = 0.25
 PART_OF_MEMORY = 0.5

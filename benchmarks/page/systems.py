@@ -50,6 +50,8 @@ PLANS = {
 KEPT = ", blocks kept"
 """Behind a plan with zero3: every block stays whole until the step ends (`keep_gathered`)."""
 DDP = "torch DDP"
+FSDP2_WHOLE = "torch FSDP2, weights kept"
+"""FSDP2 with `reshard_after_forward=False`: what ZeRO-2 is beside. On the table of memory alone."""
 DTENSOR_SEQUENCE = "torch DTensor, sequence parallel"
 PEERS = {
     "data": (DDP, "torch FSDP2"),
@@ -219,7 +221,7 @@ def _peer(name: str, case: Case, size: int) -> Step:
         placement = tuple(range(size)) if straight else vee(size)
         sized = Case(**{**vars(case), "num_micro_batches": micro_batches(case)})
         return torch_pipeline(kind, placement)(sized, world)
-    make = ddp if name == DDP else fsdp2(reshard=True)
+    make = ddp if name == DDP else fsdp2(reshard=name != FSDP2_WHOLE)
     step = make(case, world)
     index = world.rank
     inputs, targets = (part.tensor_split(size)[index] for part in case.batch())

@@ -39,6 +39,20 @@ def heap_given_back() -> int:
     return max(0, end - int(library.sbrk(0)))
 
 
+def freed_neighbours_are_one_piece() -> bool:
+    """Whether 12 MB for a tensor take the memory of two freed pieces of 8 MB that lay side by
+    side.
+    """
+    library = ctypes.CDLL(None)
+    library.aligned_alloc.restype = ctypes.c_void_p
+    library.aligned_alloc.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
+    library.free.argtypes = [ctypes.c_void_p]
+    pieces = [library.aligned_alloc(64, 8 << 20) for _ in range(4)]
+    library.free(pieces[1])
+    library.free(pieces[2])
+    return bool(library.aligned_alloc(64, 12 << 20) == pieces[1])
+
+
 def own_threads() -> int:
     import torch
 

@@ -18,7 +18,7 @@ import pytest
 
 from plait import errors, launch
 from plait.launcher import supervisor
-from plait.launcher.allocator import CHOICES
+from plait.launcher.allocator import CHOICES, TUNABLES
 from tests.fault import jobs
 from tests.fault.processes import children, wait_until_gone
 
@@ -50,6 +50,14 @@ def test_a_rank_keeps_the_memory_that_it_frees(monkeypatch: pytest.MonkeyPatch) 
     for name in CHOICES:
         monkeypatch.delenv(name, raising=False)
     assert launch(jobs.heap_given_back, nproc=1) == [0]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to")
+def test_a_rank_uses_the_memory_of_freed_tensors_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in CHOICES:
+        monkeypatch.delenv(name, raising=False)
+    assert launch(jobs.freed_neighbours_are_one_piece, nproc=1) == [True]
+    assert launch(jobs.variable, TUNABLES, nproc=1) == [None]
 
 
 TYPED = """

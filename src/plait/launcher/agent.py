@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from plait.comm.network import LOOPBACK, loopback_interface, variables_of
+from plait.launcher.allocator import no_small_lists
 from plait.launcher.failure import died_silently, read_failures
 from plait.launcher.leftovers import leftovers
 from plait.launcher.rank import RankSettings, run_rank
@@ -150,7 +151,8 @@ def start_server(*more: str) -> str:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return "spawn"
     multiprocessing.set_forkserver_preload([*_PRELOADED, *more])
-    multiprocessing.forkserver.ensure_running()
+    with no_small_lists():
+        multiprocessing.forkserver.ensure_running()
     return "forkserver"
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from plait.errors import PlaitError, RankFailed
-from plait.launcher.allocator import keep_freed_memory
+from plait.launcher.allocator import forget_tunables, keep_freed_memory
 from plait.launcher.failure import Failure
 
 T = TypeVar("T")
@@ -52,6 +52,7 @@ def run_rank(settings: RankSettings, main: Callable[..., T], args: tuple[object,
     signal.signal(
         signal.SIGINT, signal.SIG_DFL
     )  # Ctrl-C reaches every rank: end at once, the launcher speaks for all
+    forget_tunables()
     os.environ.update(
         settings.environment
     )  # the fork server keeps the variables of the moment it was started

@@ -23,16 +23,23 @@ Loss = Callable[..., Any]
 
 IGNORE = -100
 """The target that counts for nothing, in the sum and in the count."""
-LARGE_NUMEL = 1 << 24
-"""Logits beyond which cross-entropy goes by groups of rows."""
-GROUP_NUMEL = 1 << 22
+LARGE_NUMEL = 1 << 19
+"""Logits beyond which cross-entropy goes by groups of rows, on processors."""
+GROUP_NUMEL = 1 << 18
 """Logits of such a group on processors, whose caches hold it."""
+GPU_LARGE_NUMEL = 1 << 24
+"""Logits beyond which it goes by groups on a GPU."""
 GPU_GROUP_NUMEL = 1 << 26
 """Logits of such a group on a GPU, where smaller ones cost more to start than to compute."""
 
 
+def large_numel(device: torch.device) -> int:
+    """The most logits that go through a loss whole."""
+    return LARGE_NUMEL if device.type == "cpu" else GPU_LARGE_NUMEL
+
+
 def group_numel(device: torch.device) -> int:
-    """The number of logits that go through a loss at once."""
+    """The number of logits that go through a loss at once, where they do not go whole."""
     return GROUP_NUMEL if device.type == "cpu" else GPU_GROUP_NUMEL
 
 
@@ -47,7 +54,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         ModelError: other shapes, or targets that are no integers.
     """
     rows, flat, count = _rows(logits, targets)
-    if rows.numel() > LARGE_NUMEL:
+    if rows.numel() > large_numel(rows.device):
         total: Tensor = _CrossEntropyByRows.apply(rows, flat, group_numel(rows.device))
         return total, count
     return F.cross_entropy(widen(rows), flat, ignore_index=IGNORE, reduction="sum"), count
@@ -60,7 +67,7 @@ def cross_entropy_compiled(logits: Tensor, targets: Tensor) -> tuple[Tensor, Ten
     few, or on a processor, go as in `cross_entropy`.
     """
     rows, flat, count = _rows(logits, targets)
-    if rows.numel() <= LARGE_NUMEL or rows.device.type == "cpu":
+    if rows.device.type == "cpu" or rows.numel() <= large_numel(rows.device):
         return cross_entropy(logits, targets)
     total: Tensor = _CrossEntropyCompiled.apply(rows, flat)
     return total, count

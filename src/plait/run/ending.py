@@ -1,6 +1,7 @@
 """The end of a run that a signal asks for: all ranks end before one step, and save.
 
-A rank of torchrun agrees with its peers alone, so each step begins with a sum of one number.
+A rank of torchrun agrees with its peers alone, so each step begins with a sum of one number. The
+host of a GPU reads that sum before the next step. So nobody waits, and all ranks end a step later.
 Ranks of plait's own launcher agree in shared memory instead (`plait.launcher.seat`), also those
 that come and go.
 """
@@ -19,6 +20,7 @@ import torch
 
 from plait.comm import World
 from plait.comm.network import on_one_machine
+from plait.engine.sums import HostPages
 from plait.launcher.board import GONE, Page
 from plait.launcher.hearing import SIGNALS, Echoes
 from plait.launcher.seat import POLITE_SECONDS
@@ -50,8 +52,11 @@ class EndByPeers:
     may be earlier. So the word of a peer is no signal of this rank's own.
     """
 
-    def __init__(self, deadline_seconds: float) -> None:
+    def __init__(self, deadline_seconds: float, *, reads_later: bool | None = None) -> None:
+        """`reads_later`: a sum is read when the next is asked for; None: but on processors."""
         self.signal = 0
+        self._reads_later = reads_later
+        self._earlier: Callable[[], list[float]] | None = None
         self._is_heard = False
         self._echoes = Echoes()
         self._deadline_seconds = deadline_seconds
@@ -62,15 +67,31 @@ class EndByPeers:
     def of(self, world: World) -> EndByPeers:
         """The ending of the ranks of a world."""
         self._world = world
+        self._pages = HostPages(world.device)
         return self
 
     def ends_before(self, step: int, leave: Callable[[], None]) -> bool:
         assert self._world is not None
-        asked = torch.tensor([float(self.signal)], device=self._world.device)
+        later = self._reads_later
+        if later is None:
+            later = self._world.device.type != "cpu"
+        newest = self._ask()
+        word, self._earlier = (self._earlier, newest) if later else (newest, None)
+        return word is not None and self._is_asked(word)
+
+    def _ask(self) -> Callable[[], list[float]]:
+        """The sum [1] of the signals of all ranks, on its way to the host. Collective."""
+        assert self._world is not None
+        asked = torch.full((1,), float(self.signal), device=self._world.device)
         self._world.axis("world").all_reduce(asked, control=True).wait()
-        if float(asked) and not self.signal:
+        return self._pages.send(asked)
+
+    def _is_asked(self, word: Callable[[], list[float]]) -> bool:
+        """Whether a sum has a signal. One of a peer alone gives this run its time to end."""
+        is_asked = any(word())
+        if is_asked and not self.signal:
             self._begin(signal.SIGTERM)
-        return bool(float(asked))
+        return is_asked
 
     def starts_again(self) -> bool:
         """Whether an agent has signalled its ranks since the last step. Collective.
@@ -78,7 +99,7 @@ class EndByPeers:
         A machine has come meanwhile. An agent whose ranks ended well would wait five minutes for
         one that starts its own again. On one machine no other can come.
         """
-        return not on_one_machine(os.environ) and self.ends_before(0, _stay)
+        return not on_one_machine(os.environ) and self._is_asked(self._ask())
 
     def linger(self) -> None:
         """Wait a moment for this rank's signal, where a peer's has ended the run.
@@ -165,7 +186,3 @@ class EndOfMembers:
 
     def _hear(self, number: int, frame: object) -> None:
         self._board.ask_to_end(number)
-
-
-def _stay() -> None:
-    """The way of a rank that no other waits for, as its steps are done: no effect."""

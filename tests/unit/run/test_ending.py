@@ -76,3 +76,22 @@ def test_ranks_that_nobody_has_signalled_end_well(
     endings = [ending, EndByPeers(1000.0)]
     ends = simulate(Mesh(dp=2), lambda world: endings[world.rank].of(world).starts_again())
     assert ends == [False, False]
+
+
+@pytest.mark.parametrize(("later", "ends"), [(False, 3), (True, 4)])
+def test_ranks_end_before_one_step_whoever_has_the_signal(
+    later: bool, ends: int, ending: EndByPeers
+) -> None:
+    """The second rank hears it before its step 3. A sum that is read later has it a step later."""
+    endings = [EndByPeers(1000.0, reads_later=later) for _ in range(2)]
+
+    def end(world: World) -> tuple[int, int]:
+        own = endings[world.rank].of(world)
+        for step in range(6):
+            if step == 3 and world.rank == 1:
+                own._begin(signal.SIGUSR1)
+            if own.ends_before(step, lambda: None):
+                return step, own.signal
+        return -1, own.signal
+
+    assert simulate(Mesh(dp=2), end) == [(ends, signal.SIGTERM), (ends, signal.SIGUSR1)]

@@ -32,6 +32,9 @@ from plait.parallel.data.strategy import (
 from plait.parallel.data.units import Unit
 from plait.torch_internals import allow_any_grad_dtype
 
+RINGS_AT_ONCE = 2
+"""Rings under way beside one that begins, where each holds copies of its messages."""
+
 
 class AllReduce(Protocol):
     """Sums `flat` (padded_numel,) over the axis in place; `padding` of its last elements belong to
@@ -53,9 +56,15 @@ class ReplicatedParameters(DataStrategy):
     """
 
     def __init__(
-        self, units: Sequence[Unit], group: DataGroup, all_reduce: AllReduce | None
+        self,
+        units: Sequence[Unit],
+        group: DataGroup,
+        all_reduce: AllReduce | None,
+        most_at_once: int | None = None,
     ) -> None:
+        """`most_at_once`: buckets whose sums are under way beside one that begins; None for all."""
         super().__init__(group)
+        self._most_at_once = most_at_once
         self.states = make_states(units, group.axis.size)
         self._all_reduce = fixed_order_all_reduce if group.fixed_order else all_reduce
         self._works: list[Waitable] = []
@@ -154,6 +163,8 @@ class ReplicatedParameters(DataStrategy):
             assert state.grad is not None
             work = self._all_reduce(self.group.axis, state.grad, state.bucket.padding)
             self._works.append(work)
+            if self._most_at_once is not None and len(self._works) > self._most_at_once:
+                self._works[-1 - self._most_at_once].wait()
 
     def reduce(self) -> None:
         wait_all(self._works)
@@ -224,8 +235,13 @@ def all_reduce_strategy(units: Sequence[Unit], group: DataGroup) -> ReplicatedPa
 
 
 def ring_strategy(units: Sequence[Unit], group: DataGroup) -> ReplicatedParameters:
-    """`dpN:ring`: reduce-scatter and all-gather around a ring, over point-to-point messages."""
-    return ReplicatedParameters(units, group, ring_all_reduce)
+    """`dpN:ring`: reduce-scatter and all-gather around a ring, over point-to-point messages.
+
+    Where ranks read each other's memory, a message lies in a copy until it is read. There a new
+    ring waits for an earlier one, so that the copies of few are there at once.
+    """
+    most = RINGS_AT_ONCE if group.axis.reads_peers else None
+    return ReplicatedParameters(units, group, ring_all_reduce, most)
 
 
 def unreduced(units: Sequence[Unit], group: DataGroup) -> ReplicatedParameters:

@@ -19,8 +19,8 @@ from plait.mesh.layouts import PARTIAL, REPLICATED, Sharded
 from plait.parallel.tensor.mode import EmbeddingRule
 from plait.values import AutogradContext
 
-GROUP_NUMEL = 1 << 22
-"""Logits that are taken at once: their probabilities are computed again in backward."""
+GROUP_NUMEL = 1 << 18
+"""Logits that a processor takes at once: its caches hold their probabilities."""
 GPU_GROUP_NUMEL = 1 << 26
 """Logits that a GPU takes at once: smaller groups cost more to start than to compute."""
 

@@ -178,7 +178,8 @@ def block_activations(
     loss = saved.logits * (
         4.0 * copies if PRECISION[precision].has_masters else width * (copies - 1.0)
     )
-    if any(isinstance(op, Loss) and op.is_lean(tokens / shard.tp) for op in block.operations):
+    losses = (op for op in block.operations if isinstance(op, Loss))
+    if any(op.is_lean(tokens / shard.tp, rules.large_logits) for op in losses):
         loss = saved.logits * width  # their gradient
     tensor = (numbers * width + saved.tensor_masks + 4.0 * saved.statistics + loss) / shard.tp
     scores = (

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from plait.plan import Plan
+from plait.predict.cost.model.operations import LARGE_LOGITS, LARGE_LOGITS_OF_PROCESSORS
 
 PROCESS_BYTES = 1.5e9
 """Context, kernels and library workspaces of a process on an accelerator, outside the allocator."""
@@ -44,9 +45,11 @@ class MemoryRules(ABC):
     keeps_block_gradients: ClassVar[bool]
     """Whether gradients of the block at work count beside its activations."""
     keeps_expert_products: ClassVar[bool]
+    """Whether selective recomputation keeps the products of experts."""
     is_host: ClassVar[bool]
     """Whether it is the host's own memory, so that nothing can be moved there."""
-    """Whether selective recomputation keeps the products of experts."""
+    large_logits: ClassVar[int]
+    """Logits beyond which plait's loss makes no float32 copy of them."""
 
     def usable_bytes(self, plan: Plan) -> float:
         """The part of a rank's room that a model may take."""
@@ -69,6 +72,7 @@ class DeviceMemory(MemoryRules):
     keeps_block_gradients = False
     keeps_expert_products = False
     is_host = False
+    large_logits = LARGE_LOGITS
 
     def room_bytes(self, plan: Plan) -> float:
         """All but the process and the buffers of each axis."""
@@ -94,6 +98,7 @@ class ProcessMemory(MemoryRules):
     keeps_block_gradients = True
     keeps_expert_products = True
     is_host = True
+    large_logits = LARGE_LOGITS_OF_PROCESSORS
 
     def room_bytes(self, plan: Plan) -> float:
         """Share of a rank, less where more ranks than cores share the memory."""

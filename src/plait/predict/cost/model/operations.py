@@ -122,7 +122,9 @@ class Elementwise:
 LARGE = "large"
 """A value of `fused_cross_entropy`: the loss makes no float32 copy of large logits."""
 LARGE_LOGITS = 1 << 24
-"""Logits beyond which plait's loss makes no float32 copy of them."""
+"""Logits beyond which plait's loss makes no float32 copy of them, on an accelerator."""
+LARGE_LOGITS_OF_PROCESSORS = 1 << 19
+"""Logits beyond which plait's loss makes no float32 copy of them, on a processor."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +137,11 @@ class Loss(Elementwise):
     one reads the logits, the other reads them again and writes their gradient.
     """
 
-    def is_lean(self, tokens: float) -> bool:
-        """Whether the loss of so many tokens makes no float32 copy."""
-        return self.by_rows and tokens * self.vocab > LARGE_LOGITS
+    def is_lean(self, tokens: float, large: int = LARGE_LOGITS) -> bool:
+        """Whether the loss of so many tokens makes no float32 copy. `large`: the most logits that
+        have one.
+        """
+        return self.by_rows and tokens * self.vocab > large
 
 
 @dataclass(frozen=True)
