@@ -32,7 +32,7 @@ from plait.parallel.data.strategy import (
 from plait.parallel.data.units import Unit
 from plait.torch_internals import allow_any_grad_dtype
 
-RINGS_AT_ONCE = 2
+RINGS_AT_ONCE = 1
 """Rings under way beside one that begins, where each holds copies of its messages."""
 
 
