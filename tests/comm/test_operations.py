@@ -51,6 +51,18 @@ def test_each_operation_of_gloo_by_the_ways_of_large_tensors(ranks, n):
     ranks(n, _by_the_ways_of_large_tensors, 5, backend="gloo")
 
 
+def _between_machines(world, is_local):
+    backend = world.axis("dp")._backend
+    backend._is_local = is_local
+    _each(world, 70_000)
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+@pytest.mark.parametrize("n", [2, 3])
+def test_each_operation_of_gloo_on_one_machine_and_between_several(ranks, n, is_local):
+    ranks(n, _between_machines, is_local, backend="gloo")
+
+
 @pytest.mark.parametrize("backend", ["gloo", "shared"])
 @pytest.mark.parametrize("n", [2, 4])
 def test_random_sequences_in_any_order_of_waits(ranks, n, backend):

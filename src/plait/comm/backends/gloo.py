@@ -10,6 +10,9 @@ timing.
 Two ranks send each other all that they add up, in one step and with the bytes of a ring. Beyond
 8 MB a ring's two steps cost little, and it needs no second tensor.
 
+Gloo's all-to-all fills a link in one direction, and then in the other. That costs nothing on one
+machine, and twice the time between two. There larger tensors are sent directly.
+
 Gloo's own ring would round halves at every step. So two ranks exchange halves of any size and add
 them up in float32. More ranks send parts to those that sum them, and gather the sums. Gathering
 begins when summing has ended, so all ranks have to wait for it at once. A sum that goes on beside
@@ -18,6 +21,7 @@ other operations sends float32 there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -27,21 +31,34 @@ from torch import Tensor
 from plait.comm.backends.base import Handle, Then
 from plait.comm.backends.native import Native
 from plait.comm.backends.sums import HALVES
+from plait.comm.network import VARIABLES, loopback_interface
 
 _ALL_GATHER_TAG = 1  # tags of the user are shifted beyond these
 _EXCHANGE_TAG = 2
 _REDUCE_SCATTER_TAG = 3
-_USER_TAG = 4
+_EXCHANGED_SUM_TAG = 4
+_USER_TAG = 5
 
 
 # All ranks' tensors together: up to here an all-reduce waits for latency, not for bytes.
 SMALL_BYTES = 1 << 20
 COPIED_BYTES = 4 << 20  # up to here the copies of an all-to-all are cheap
 EXCHANGED_BYTES = 8 << 20  # up to here two ranks exchange what they add up
+LINK_BYTES = 256 << 10  # up to here an all-to-all is quick between machines
 
 
 class Gloo(Native):
     """Native, but for reduce_scatter, all_gather, and the sums of halves or of two ranks."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group)
+        interface = os.environ.get(VARIABLES[0])
+        self._is_local = interface is not None and interface == loopback_interface()
+
+    @property
+    def _copied_bytes(self) -> int:
+        """All ranks' tensors together: up to here an all-to-all moves them."""
+        return COPIED_BYTES if self._is_local else LINK_BYTES
 
     def all_reduce(self, tensor: Tensor) -> Handle:
         """Two ranks exchange a small tensor, or halves. More: everyone sums a small one. Else
@@ -95,12 +112,18 @@ class Gloo(Native):
     def _exchange_and_sum(self, out: Tensor, source: Tensor) -> Handle:
         """`out` (n,) becomes the sum of both ranks' `source` (n,); they may be one tensor."""
         other = torch.empty_like(source)
-        lengths = [0, source.numel()] if self.rank == 0 else [source.numel(), 0]
-        work = dist.all_to_all_single(
-            other, source, lengths, lengths, group=self.group, async_op=True
-        )
         rows = (source, other) if self.rank == 0 else (other, source)
-        return Then([work], lambda: self.sum_into(out, rows))
+        works: list[dist.Work | None]
+        if self._is_local or source.nbytes <= LINK_BYTES:
+            lengths = [0, source.numel()] if self.rank == 0 else [source.numel(), 0]
+            works = [
+                dist.all_to_all_single(
+                    other, source, lengths, lengths, group=self.group, async_op=True
+                )
+            ]
+        else:
+            works = self._trade([other, other], [source, source], _EXCHANGED_SUM_TAG)
+        return Then(works, lambda: self.sum_into(out, rows))
 
     def _is_large_sum(self, tensor: Tensor) -> bool:
         num_bytes = tensor.numel() * tensor.element_size() * self.size
@@ -109,7 +132,7 @@ class Gloo(Native):
     def reduce_scatter(self, out: Tensor, full: Tensor) -> Handle:
         """Everyone sends to everyone the part that it sums, then the sum of what arrived."""
         num_bytes = full.numel() * full.element_size()
-        if not self.paths.beyond("gloo_reduce_scatter_bytes", num_bytes, COPIED_BYTES):
+        if not self.paths.beyond("gloo_reduce_scatter_bytes", num_bytes, self._copied_bytes):
             arrived = torch.empty_like(full)
             work = dist.all_to_all_single(arrived, full, group=self.group, async_op=True)
             return Then([work], lambda: self.sum_into(out, arrived.view(self.size, -1).unbind()))
@@ -122,7 +145,7 @@ class Gloo(Native):
     def all_gather(self, full: Tensor, shard: Tensor) -> Handle:
         """Everyone sends its shard to everyone, each receiving in place."""
         num_bytes = full.numel() * full.element_size()
-        if not self.paths.beyond("gloo_all_gather_bytes", num_bytes, COPIED_BYTES):
+        if not self.paths.beyond("gloo_all_gather_bytes", num_bytes, self._copied_bytes):
             return Then([self._spread(shard, full)[1]])
         parts = full.view(self.size, -1).unbind()
         own_part = parts[self.rank]
