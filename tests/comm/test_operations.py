@@ -15,6 +15,7 @@ from tests.helpers.threaded import threaded
 WAYS = (
     "gloo_all_gather_bytes",
     "gloo_all_reduce_bytes",
+    "gloo_direct_bytes",
     "gloo_exchange_bytes",
     "gloo_reduce_scatter_bytes",
 )

@@ -5,10 +5,11 @@ end of its heap to the system and gets it again page by page. Each page is zeroe
 own: 3 to 35 % of a step on a processor. The peak is the same: what is kept was needed, and is taken
 again.
 
-A tensor begins at a multiple of 64 bytes, so glibc cuts it out of a larger piece. It keeps the rest
-in its lists of small pieces (`tcache` and fast bins). A rest that lies there parts two freed
-tensors, whose memory together would do for a larger one. Without the lists it joins them. glibc
-reads `NO_SMALL_LISTS` when a process starts, so the server that ranks are forked from is told.
+A tensor begins at a multiple of 64 bytes, so glibc cuts it out of a larger block. The remainder,
+48 to 96 bytes, goes into a list of small blocks (`tcache` or a fast bin). While it is there, glibc
+does not join the freed tensors on both sides of it. So a larger tensor needs new memory. Without
+the lists glibc joins them. It reads `NO_SMALL_LISTS` when a process starts, so the server gets it
+from which ranks are forked.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ NO_SMALL_LISTS = "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0"
 
 
 def keep_freed_memory(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether this process does so from here on: under glibc, unless the environment (of this
-    process) chooses otherwise.
+    """Have this process keep the memory that it frees; the result is whether it does.
+
+    It does under glibc, unless the environment (of this process) chooses otherwise.
     """
     chosen = os.environ if environment is None else environment
     if not sys.platform.startswith("linux") or any(name in chosen for name in CHOICES):
@@ -59,6 +61,6 @@ def no_small_lists() -> Iterator[None]:
 
 
 def forget_tunables() -> None:
-    """Take plait's own word out of the environment, so that only a user's counts as one."""
+    """Remove `NO_SMALL_LISTS` from the environment. What is left there is a user's own choice."""
     if os.environ.get(TUNABLES) == NO_SMALL_LISTS:
         del os.environ[TUNABLES]

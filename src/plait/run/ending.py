@@ -53,7 +53,7 @@ class EndByPeers:
     """
 
     def __init__(self, deadline_seconds: float, *, reads_later: bool | None = None) -> None:
-        """`reads_later`: a sum is read when the next is asked for; None: but on processors."""
+        """`reads_later`: the host reads each sum one step later. None: where it is no processor."""
         self.signal = 0
         self._reads_later = reads_later
         self._earlier: Callable[[], list[float]] | None = None
@@ -76,8 +76,8 @@ class EndByPeers:
         if later is None:
             later = self._world.device.type != "cpu"
         newest = self._ask()
-        word, self._earlier = (self._earlier, newest) if later else (newest, None)
-        return word is not None and self._is_asked(word)
+        total, self._earlier = (self._earlier, newest) if later else (newest, None)
+        return total is not None and self._is_asked(total)
 
     def _ask(self) -> Callable[[], list[float]]:
         """The sum [1] of the signals of all ranks, on its way to the host. Collective."""
@@ -86,9 +86,9 @@ class EndByPeers:
         self._world.axis("world").all_reduce(asked, control=True).wait()
         return self._pages.send(asked)
 
-    def _is_asked(self, word: Callable[[], list[float]]) -> bool:
-        """Whether a sum has a signal. One of a peer alone gives this run its time to end."""
-        is_asked = any(word())
+    def _is_asked(self, total: Callable[[], list[float]]) -> bool:
+        """Whether any rank has a signal, by a sum [1]. The time to save begins on this rank too."""
+        is_asked = any(total())
         if is_asked and not self.signal:
             self._begin(signal.SIGTERM)
         return is_asked

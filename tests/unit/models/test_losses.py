@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from plait.errors import ModelError
 from plait.models import losses
 from plait.models.losses import IGNORE, cross_entropy, mse
+from plait.predict.cost.model import operations
 
 
 def test_cross_entropy_of_uneven_parts_adds_up_to_the_mean_of_the_whole() -> None:
@@ -173,3 +174,8 @@ def test_a_compiled_plan_takes_the_compiled_form_of_the_loss() -> None:
     expected, _ = losses.cross_entropy(logits, torch.tensor([0, 1, 2, -100]))
     assert torch.equal(found, expected)
     assert int(count) == 3
+
+
+def test_the_planner_knows_which_logits_are_large() -> None:
+    assert losses.large_numel(torch.device("cpu")) == operations.LARGE_LOGITS_OF_PROCESSORS
+    assert losses.large_numel(torch.device("cuda")) == operations.LARGE_LOGITS

@@ -22,6 +22,7 @@ other operations sends float32 there.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -57,8 +58,13 @@ class Gloo(Native):
 
     @property
     def _copied_bytes(self) -> int:
-        """All ranks' tensors together: up to here an all-to-all moves them."""
+        """The most bytes of all ranks together that an all-to-all gathers or scatters."""
         return COPIED_BYTES if self._is_local else LINK_BYTES
+
+    @property
+    def _swapped_bytes(self) -> int:
+        """The most bytes of a tensor that two ranks exchange by an all-to-all."""
+        return sys.maxsize if self._is_local else LINK_BYTES
 
     def all_reduce(self, tensor: Tensor) -> Handle:
         """Two ranks exchange a small tensor, or halves. More: everyone sums a small one. Else
@@ -113,17 +119,14 @@ class Gloo(Native):
         """`out` (n,) becomes the sum of both ranks' `source` (n,); they may be one tensor."""
         other = torch.empty_like(source)
         rows = (source, other) if self.rank == 0 else (other, source)
-        works: list[dist.Work | None]
-        if self._is_local or source.nbytes <= LINK_BYTES:
-            lengths = [0, source.numel()] if self.rank == 0 else [source.numel(), 0]
-            works = [
-                dist.all_to_all_single(
-                    other, source, lengths, lengths, group=self.group, async_op=True
-                )
-            ]
-        else:
+        if self.paths.beyond("gloo_direct_bytes", source.nbytes, self._swapped_bytes):
             works = self._trade([other, other], [source, source], _EXCHANGED_SUM_TAG)
-        return Then(works, lambda: self.sum_into(out, rows))
+            return Then(works, lambda: self.sum_into(out, rows))
+        lengths = [0, source.numel()] if self.rank == 0 else [source.numel(), 0]
+        work = dist.all_to_all_single(
+            other, source, lengths, lengths, group=self.group, async_op=True
+        )
+        return Then([work], lambda: self.sum_into(out, rows))
 
     def _is_large_sum(self, tensor: Tensor) -> bool:
         num_bytes = tensor.numel() * tensor.element_size() * self.size
