@@ -16,6 +16,7 @@ WAYS = (
     "gloo_all_gather_bytes",
     "gloo_all_reduce_bytes",
     "gloo_direct_bytes",
+    "gloo_direct_parts",
     "gloo_exchange_bytes",
     "gloo_reduce_scatter_bytes",
 )

@@ -17,6 +17,7 @@ SCALED: Mapping[str, int] = {
     "gloo_all_gather_bytes": 0,
     "gloo_all_reduce_bytes": 0,
     "gloo_direct_bytes": 0,
+    "gloo_direct_parts": 0,
     "gloo_exchange_bytes": 0,
     "gloo_reduce_scatter_bytes": 0,
     "gradient_piece_bytes": 256,

@@ -11,7 +11,8 @@ Two ranks send each other all that they add up, in one step and with the bytes o
 8 MB a ring's two steps cost little, and it needs no second tensor.
 
 Gloo's all-to-all fills a link in one direction, and then in the other. That costs nothing on one
-machine, and twice the time between two. There larger tensors are sent directly.
+machine, and twice the time between two. There larger tensors are sent directly. So are the parts of
+an all-to-all, of any size: they differ by rank, so ranks cannot choose by it.
 
 Gloo's own ring would round halves at every step. So two ranks exchange halves of any size and add
 them up in float32. More ranks send parts to those that sum them, and gather the sums. Gathering
@@ -38,7 +39,8 @@ _ALL_GATHER_TAG = 1  # tags of the user are shifted beyond these
 _EXCHANGE_TAG = 2
 _REDUCE_SCATTER_TAG = 3
 _EXCHANGED_SUM_TAG = 4
-_USER_TAG = 5
+_ALL_TO_ALL_TAG = 5
+_USER_TAG = 6
 
 
 # All ranks' tensors together: up to here an all-reduce waits for latency, not for bytes.
@@ -156,19 +158,32 @@ class Gloo(Native):
             own_part.copy_(shard.view(-1))
         return Then(self._trade(parts, [own_part] * self.size, _ALL_GATHER_TAG))
 
+    def all_to_all(
+        self, out: Tensor, source: Tensor, out_splits: list[int], source_splits: list[int]
+    ) -> Handle:
+        """Gloo's own on one machine; between machines each part goes by itself."""
+        if not self.paths.beyond("gloo_direct_parts", 1, 1 if self._is_local else 0):
+            return super().all_to_all(out, source, out_splits, source_splits)
+        into, sent = out.split(out_splits), source.split(source_splits)
+        into[self.rank].copy_(sent[self.rank])
+        return Then(self._trade(into, sent, _ALL_TO_ALL_TAG))
+
     def _trade(
         self, into: Sequence[Tensor], sent: Sequence[Tensor], tag: int
     ) -> list[dist.Work | None]:
         """Send `sent[r]` to every other rank r, and receive from it into `into[r]`.
 
-        Each rank begins with another peer. A receive is posted before the data can come.
+        Each rank begins with another peer. A receive is posted before the data can come. Nothing is
+        sent for an empty part.
         """
         works: list[dist.Work | None] = []
         for step in range(1, self.size):
             to = (self.rank + step) % self.size
             source = (self.rank - step) % self.size
-            works.append(dist.irecv(into[source], group_src=source, group=self.group, tag=tag))
-            works.append(dist.isend(sent[to], group_dst=to, group=self.group, tag=tag))
+            if into[source].numel():
+                works.append(dist.irecv(into[source], group_src=source, group=self.group, tag=tag))
+            if sent[to].numel():
+                works.append(dist.isend(sent[to], group_dst=to, group=self.group, tag=tag))
         return works
 
     def _spread(self, flat: Tensor, full: Tensor | None = None) -> tuple[Tensor, dist.Work]:
