@@ -1,7 +1,7 @@
 """plait: every way to parallelise training, woven into one run.
 
-The door. Each name is imported when it is first used. So `import plait` and the planner take
-milliseconds, and only computing loads torch.
+The door. Each name is imported when it is first used. So `import plait` takes milliseconds, and
+only computing loads torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The private functions of torch that plait uses: all of them, with a test each, in one place.
+"""The private functions of torch that a new version may rename, with a test each, in one place.
 
-A new version of torch may rename them; then this file and its test are where to look.
+Where one is gone, this file and its test are where to look.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ from tests.architecture.source import classes, each_room, nodes, tree
 
 SECTION = re.compile(r"^(?:Args|Attributes):\n((?:    .*\n?)+)", re.MULTILINE)
 ENTRY = re.compile(r"    (\w+(?:, \w+)*): ")
+LISTED = re.compile(r"^(?:Args|Attributes|Raises):\n((?:    .*\n?)+)", re.MULTILINE)
+BEGINS = re.compile(r"    [`*\w.,/ ]+:(?: |$)")
 INSIDE = re.compile(r"[.;]\s+(\w+(?:, \w+)*): ")
 Owner = ast.ClassDef | ast.FunctionDef
 
@@ -61,6 +63,27 @@ def wrong_entries(root: ast.Module, every: dict[str, ast.ClassDef]) -> Iterator[
                     yield f"{node.lineno}: {node.name} has no '{name}'"
                 elif not leads and name in known:
                     yield f"{node.lineno}: {node.name}: begin a line for '{name}'"
+
+
+def unindented(root: ast.Module) -> Iterator[str]:
+    """Lines of a list that begin no entry and do not stand below one."""
+    for node in nodes(root):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            for section in LISTED.findall(ast.get_docstring(node) or ""):
+                for line in section.splitlines():
+                    if line.strip() and not line.startswith("     ") and not BEGINS.match(line):
+                        yield f"{node.lineno}: {node.name}: indent '{line.strip()}'"
+
+
+@each_room
+def test_what_continues_an_entry_stands_below_it(path: Path) -> None:
+    wrong = list(unindented(tree(path)))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_line_that_is_not_below_its_entry_is_seen() -> None:
+    text = 'def call(one):\n    """Sum.\n\n    Args:\n        one: of\n        things.\n    """\n'
+    assert list(unindented(ast.parse(text))) == ["1: call: indent 'things.'"]
 
 
 @each_room

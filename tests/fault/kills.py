@@ -123,9 +123,9 @@ def trained(
     killer = threading.Thread(target=_kill_all, args=(kills, folder, ended), daemon=True)
     killer.start()
     try:
-        layout = LaunchPlan(str(plan), plan.world_size)
+        launched = LaunchPlan(str(plan), plan.world_size)
         result: dict[str, Any] = keep(
-            main, (job,), layout, replanning.policy(config, plan)
+            main, (job,), launched, replanning.policy(config, plan)
         ).results[0]
     finally:
         ended.set()

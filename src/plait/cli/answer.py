@@ -1,4 +1,6 @@
-"""The answer of a verb: the data, a view of it for people, and whether the answer is yes."""
+"""The answer of a verb: the data, a view of it for people, and whether the answer is yes. Also the
+file that a verb writes.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,10 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from plait.cli.parser import UsageError
 from plait.values import JsonObject, JsonValue
 
 if TYPE_CHECKING:
@@ -50,3 +54,12 @@ def _finite(value: JsonValue) -> JsonValue:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return value
+
+
+def write_text(out: Path, text: str) -> None:
+    """Write a file, and its folder. Raises `UsageError` where that cannot be."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror or error}") from None

@@ -2,6 +2,7 @@
 result or an error.
 
 Exit codes: 0 done, 1 the answer is no or the run failed, 2 bad input, 130 interrupted by a user.
+143 and 138 say that SIGTERM or SIGUSR1 ended a training after a save.
 With `--json` there is one object on stdout, and everything else goes to stderr. The object is
 `{"error": ..., "kind": ...}` after a failure. A verb that serves prints
 `{"url": ...}` first.

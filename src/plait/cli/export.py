@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.cli.answer import Answer, Json
+from plait.cli.answer import Answer, Json, write_text
 from plait.cli.parser import UsageError
 from plait.toml import is_file
 from plait.values import JsonMapping
@@ -126,7 +126,7 @@ def _plan(arguments: argparse.Namespace) -> Answer:
     exported = with_section(export_plan(plan, arguments.to, batch), plan, tables)
     text = exported.text if exported.text.endswith("\n") else f"{exported.text}\n"
     if arguments.out is not None:
-        _write(arguments.out, text)
+        write_text(arguments.out, text)
     out = None if arguments.out is None else str(arguments.out)
     data = {"plan": str(plan), "out": out, **exported.as_dict()}
     return Answer(data, partial(_plan_view, data), ok=not exported.other_ranks)
@@ -340,11 +340,3 @@ def _plan_view(data: Json) -> RenderableType:
     lines = [f"# {data['framework']} cannot express: {line}" for line in data["missing"]]
     body = data["text"].rstrip("\n") if data["out"] is None else f"written to {data['out']}"
     return Text("\n".join([body, *lines]))
-
-
-def _write(out: Path, text: str) -> None:
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{out} cannot be written: {error.strerror or error}") from None

@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.cli.answer import Answer
+from plait.cli.answer import Answer, write_text
 from plait.cli.parser import UsageError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     imported = import_file(arguments.file, arguments.framework, arguments.gpus)
     text = write_toml(imported.config)
     if arguments.out is not None:
-        _write(arguments.out, text)
+        write_text(arguments.out, text)
     data = imported.as_dict()
     data["out"] = None if arguments.out is None else str(arguments.out)
     return Answer(data, view(imported, text, arguments.out))
@@ -104,11 +104,3 @@ def view(imported: Imported, text: str, out: Path | None) -> RenderableType:
     for item in imported.unmapped:
         lines.append(f"# {item.kind}: {item.key} = {item.value!r}: {item.reason}")
     return Text("\n".join(lines))
-
-
-def _write(out: Path, text: str) -> None:
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{out} cannot be written: {error.strerror or error}") from None

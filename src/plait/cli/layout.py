@@ -31,9 +31,8 @@ def wrapped(text: str, width: int) -> str:
     """Each line broken between words, what follows standing below what follows the line's label.
 
     >>> print(wrapped("note   the plan dp2 tp2 is one word", 24))
-    note   the plan
-           dp2 tp2 is one
-           word
+    note   the plan dp2 tp2
+           is one word
     """
     return "\n".join(_wrapped_line(line, width) for line in text.split("\n"))
 

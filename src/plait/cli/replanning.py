@@ -102,7 +102,7 @@ def policy(config: Config, plan: Plan) -> Policy:
     recovery = config.recovery
 
     def choose(num_ranks: int) -> LaunchPlan | None:
-        return _layout(config, plan, num_ranks)
+        return _launch_plan(config, plan, num_ranks)
 
     return Policy(
         restarts=recovery.restarts,
@@ -113,7 +113,7 @@ def policy(config: Config, plan: Plan) -> Policy:
     )
 
 
-def _layout(config: Config, first: Plan, num_ranks: int) -> LaunchPlan | None:
+def _launch_plan(config: Config, first: Plan, num_ranks: int) -> LaunchPlan | None:
     """The plan for so many ranks or fewer, most ranks first; None where there is none."""
     from plait.launcher.seat import LaunchPlan
 

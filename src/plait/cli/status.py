@@ -27,7 +27,8 @@ def view(result: Json) -> str:
     seconds = result["step_seconds"]
     speed = "-"
     if seconds is not None:
-        speed = f"{result['tokens_per_second']:,.0f} tokens/s, {seconds * 1e3:,.1f} ms a step"
+        rate = result["tokens_per_second"]
+        speed = f"{rate:,.0f} tokens/s (mean), {seconds * 1e3:,.1f} ms a step (median)"
     saved = result["last_checkpoint"]
     loss = result["loss"]
     lines = [

@@ -229,12 +229,12 @@ class Axis:
             "shift", MessageSize.of(tensor), lambda b: b.exchange(out, tensor, to, source)
         )
 
-    def _shift_and_add(self, out: Tensor, parts: Tensor, by: Sequence[int]) -> Work:
-        """Several shifts at once: send `parts[i]` to coordinate `rank + by[i]`, and add to `out`
-        the parts that come.
+    def shift_and_add(self, out: Tensor, parts: Tensor, by: Sequence[int]) -> Work:
+        """Several shifts at once: `parts[i]` goes to coordinate `rank + by[i]`, and what comes is
+        added to `out` [...]. `parts` (len(by), *out.shape) and `by` are alike on all ranks.
 
-        Each part has the shape of `out`, and `by` is alike on all ranks. Counted as the shifts
-        that it is.
+        Counted as the shifts that it is. Raises `PlanError` for a distance that leads back to this
+        rank.
         """
         out = contiguous(self, out)
         parts = contiguous(self, parts)
@@ -266,7 +266,7 @@ class Axis:
             # A shift gives borrowed memory back, so what is passed on has memory of its own.
             yield from self._pass_on(torch.stack(parts))
             return
-        tensor = torch.stack(parts, out=self._borrow((len(parts), *parts[0].shape), parts[0]))
+        tensor = torch.stack(parts, out=self.borrow((len(parts), *parts[0].shape), parts[0]))
         work, exposed = self._expose(tensor)
         try:
             yield tensor
@@ -328,10 +328,10 @@ class Axis:
             return torch.empty(numel, dtype=dtype, device=device)
         return self._backend.empty(numel, dtype, device)
 
-    def _borrow(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """A staging buffer, uninitialised, for the operand of one operation, which gives it back.
+    def borrow(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """A staging buffer [*shape], uninitialised, for one operation, which gives it back.
 
-        Peers read the operand there without a copy. A local call; type and device of `like`.
+        Peers read the operand there without a copy. A local call; type and device of `like` [...].
         """
         numel = math.prod(shape)
         if self._backend is None:
@@ -340,7 +340,7 @@ class Axis:
             buffer = self._backend.borrow(numel, like.dtype, like.device)
             return buffer[:numel].view(tuple(shape))
 
-    def _regroup(self, ranks: tuple[int, ...], rank: int, backend: Backend | None) -> None:
+    def regroup(self, ranks: tuple[int, ...], rank: int, backend: Backend | None) -> None:
         """Replace the ranks of the axis, where ranks come and go."""
         self.ranks = ranks
         self.rank = rank

@@ -192,7 +192,7 @@ def compute_and_reduce(
         compute: writes the operand, into a contiguous tensor of that shape.
     """
     rounds = wire_of(like.dtype, axis) is not None
-    buffer = like.new_empty(tuple(shape)) if rounds else axis._borrow(shape, like)
+    buffer = like.new_empty(tuple(shape)) if rounds else axis.borrow(shape, like)
     compute(buffer)
     return reduced(buffer, axis, target)
 
@@ -206,6 +206,6 @@ def compute_and_shift(axis: Axis, out: Tensor, by: Sequence[int], compute: Compu
     Raises:
         PlanError: a distance that leads back to this rank.
     """
-    buffer = axis._borrow((len(by), *out.shape), out)
+    buffer = axis.borrow((len(by), *out.shape), out)
     compute(buffer)
-    return axis._shift_and_add(out, buffer, by)
+    return axis.shift_and_add(out, buffer, by)

@@ -151,7 +151,7 @@ class World:
         self._connect = connect
         for name, axis in self._axes.items():
             line = mesh.line(rank, name)
-            axis._regroup(line, line.index(rank), self._connected(name) if len(line) > 1 else None)
+            axis.regroup(line, line.index(rank), self._connected(name) if len(line) > 1 else None)
 
     def _connected(self, name: AxisName) -> Backend:
         backend = self._connect(name)
@@ -174,7 +174,7 @@ class World:
         """Have `before` called when this rank begins to close, and `after` when all ranks have."""
         self._closings.append((before, after))
 
-    def equals(self, shares: Sequence[int] = ()) -> tuple[int, ...]:
+    def equal_ranks(self, shares: Sequence[int] = ()) -> tuple[int, ...]:
         """The ranks that do as much of the same work, this one included.
 
         `shares`: of the data ranks in a batch, in their order; equal by default.
@@ -191,7 +191,7 @@ class World:
 
         `shares`: as for `equals`, with which a slow rank is compared.
         """
-        flight = FlightRecorder(self.rank, self.mesh.size, folder, self.equals(shares))
+        flight = FlightRecorder(self.rank, self.mesh.size, folder, self.equal_ranks(shares))
         self.recorder.flight = flight
         answer_signals(folder, self.rank)
         on_compile(partial(flight.compiling, 1), partial(flight.compiling, -1))

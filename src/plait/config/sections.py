@@ -92,7 +92,7 @@ class MixturePart(DataSource):
 
 
 class Data(DataSource):
-    """The source of samples, or several, and the processes that read them."""
+    """The source of samples, or several, and the threads that read them."""
 
     mixture: Annotated[tuple[MixturePart, ...], BeforeValidator(as_tuple)] | None = None
     """Sources, each a table [[data.mixture]] with keys as these and a `weight`."""

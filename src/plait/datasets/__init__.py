@@ -30,6 +30,8 @@ TOKEN_DATA = files.NAMES
 DOCUMENTS = (*BYTE_DATA, *TOKEN_DATA)
 """Data that have documents."""
 NAMES = ("stdlib", "text", "files", "hf", "digits", "random")
+TAKE_DOCUMENTS = ("gpt", "llama")
+"""Families whose forward takes the document of each token."""
 INHERITED = ("seq_len", "tokenizer", "end_token", "samples", "cache", "skip_bad", "seed", "packing")
 """Keys of `[data]` that hold for each source of its mixture."""
 SEQ_LEN = 128
@@ -74,9 +76,10 @@ def _source(data: SectionKeys, model: SectionKeys, seed: int) -> SampleSet:
         return files.load_sequences(data, model, seq_len)
     _check_bytes(name, model)
     packed = bool(key(data, "packed", False))
-    if packed and key(model, "name") != "llama":
+    if packed and key(model, "name") not in TAKE_DOCUMENTS:
         raise DataError(
-            f"packed data needs a model that takes documents: llama, not {key(model, 'name')!r}"
+            "packed data needs a model that takes documents: "
+            f"{' or '.join(TAKE_DOCUMENTS)}, not {key(model, 'name')!r}"
         )
     return (
         stdlib(seq_len, packed=packed)

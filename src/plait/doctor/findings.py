@@ -17,7 +17,7 @@ FILE: Final = "findings.jsonl"
 
 
 @dataclass(frozen=True)
-class Symptom:
+class RunFinding:
     """One fault: whose it is, where it is, why.
 
     Attributes:
@@ -64,7 +64,7 @@ def text_of(finding: JsonMapping) -> str:
     return "; ".join(parts)
 
 
-def add(folder: Path, finding: Symptom) -> None:
+def add(folder: Path, finding: RunFinding) -> None:
     """Leave a finding; a line is written whole, so that several processes may do so."""
     folder.mkdir(parents=True, exist_ok=True)
     line = json.dumps(finding.as_dict(), default=str) + "\n"
@@ -75,7 +75,7 @@ def add(folder: Path, finding: Symptom) -> None:
         os.close(descriptor)
 
 
-def report(folder: Path, finding: Symptom) -> None:
+def report(folder: Path, finding: RunFinding) -> None:
     """Leave a finding, and say it on stderr."""
     add(folder, finding)
     say(finding.text())
@@ -102,7 +102,7 @@ def read(folder: Path) -> list[JsonObject]:
         except ValueError:
             continue
         if isinstance(one, dict) and one.get("kind") in KINDS:
-            entries.append({**asdict(Symptom("", None, None, "", "")), **one})
+            entries.append({**asdict(RunFinding("", None, None, "", "")), **one})
     for one in entries:
         one.pop("details", None)
     return entries

@@ -107,6 +107,8 @@ class FlightRecorder:
         # The header comes last: it makes the record one that a reader believes.
         HEADER.pack_into(self._map, 0, MAGIC, os.getpid(), start_ticks(os.getpid()), rank, size)
         if folder is not None:
+            if rank == 0:
+                forget_beyond(folder, size)
             names_path(folder, rank).write_text("")
             about = {"pid": os.getpid(), "host": socket.gethostname(), "equals": list(equals)}
             self._say(about)
@@ -298,6 +300,14 @@ class FlightRecorder:
 def record_path(folder: Path, rank: int) -> Path:
     """The record of a rank."""
     return folder / f"rank-{rank}.flight"
+
+
+def forget_beyond(folder: Path, size: int) -> None:
+    """Remove the records of an earlier start with more than `size` ranks, of those beyond."""
+    for path in folder.glob("rank-*.*"):
+        rank = path.stem.removeprefix("rank-")
+        if rank.isdecimal() and int(rank) >= size:
+            path.unlink(missing_ok=True)
 
 
 def names_path(folder: Path, rank: int) -> Path:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from plait.doctor import process
-from plait.doctor.findings import Symptom
+from plait.doctor.findings import RunFinding
 from plait.doctor.record import RankSnapshot, StepTimes, now
 
 STEPS: Final = 12
@@ -57,7 +57,7 @@ class Stragglers:
         self._looked = 0.0
         self._delays: dict[int, deque[tuple[float, float]]] = {}
 
-    def look(self, views: Mapping[int, RankSnapshot]) -> list[Symptom]:
+    def look(self, views: Mapping[int, RankSnapshot]) -> list[RunFinding]:
         """The stragglers that are new."""
         moment = now()
         if moment - self._looked < WINDOW_SECONDS or len(views) < 2:
@@ -108,7 +108,7 @@ def slowness(
     views: Mapping[int, RankSnapshot],
     own_share: float = 0.0,
     most_share: float = 0.0,
-) -> Symptom | None:
+) -> RunFinding | None:
     """The finding for a rank that is slower than its equals; None for one that is not.
 
     `own_share` is the part of the time in which its threads had no processor. `most_share` is the
@@ -132,7 +132,7 @@ def slowness(
     cause = "memory" if worst.name == "computing" and _pages(own_steps, theirs) else worst.name
     figures = f"{worst.own * 1e3:.1f} ms a step against {worst.others * 1e3:.1f} ms"
     where = {"loader": "loading the batch", "link": "communication"}.get(cause, "its actions")
-    return Symptom(
+    return RunFinding(
         "straggler",
         view.rank,
         view.last_step,

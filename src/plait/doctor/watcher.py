@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from plait.doctor import findings, hangs, process
-from plait.doctor.findings import Symptom
+from plait.doctor.findings import RunFinding
 from plait.doctor.flight import Phase
 from plait.doctor.lines import line_of, stack_of
 from plait.doctor.record import RankSnapshot, Records, now
@@ -41,7 +41,7 @@ BUSY_BYTES: Final = 1 << 14
 STARVED: Final = 0.5
 SLOW_PHASES: Final = (Phase.STARTING, Phase.EVALUATING, Phase.SAVING, Phase.ENDING)
 
-End = Callable[[RankSnapshot, Symptom], None]
+End = Callable[[RankSnapshot, RunFinding], None]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class HangLimits:
         return max(LEAST_SECONDS, STEPS_OF_A_HANG * middle, STEPS_OF_A_HANG / 2 * longest)
 
 
-def kill(view: RankSnapshot, finding: Symptom) -> None:
+def kill(view: RankSnapshot, finding: RunFinding) -> None:
     """End the process of the rank of `view` at once; one that has gone already is no error."""
     with contextlib.suppress(OSError):
         os.kill(view.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
@@ -77,9 +77,9 @@ class Watcher:
     """
 
     def __init__(self, folder: Path, limits: HangLimits, end: End = kill) -> None:
-        self.hang: Symptom | None = None
+        self.hang: RunFinding | None = None
         self._hung_at = 0.0
-        self._ended: dict[int, Symptom] = {}
+        self._ended: dict[int, RunFinding] = {}
         self._folder = folder
         self._limits = limits
         self._end = end
@@ -119,7 +119,7 @@ class Watcher:
             view = views[fault.rank]
             awaits = hangs.awaited(view, views)
             where = view.doing() if fault.place is None else fault.place.text()
-            words = Symptom("hang", view.rank, view.last_step + 1, where, str(fault.why), awaits)
+            words = RunFinding("hang", view.rank, view.last_step + 1, where, str(fault.why), awaits)
             self.hang = words
             self._report(words)
 
@@ -197,7 +197,7 @@ class Watcher:
             return False
         return True
 
-    def _report(self, finding: Symptom) -> None:
+    def _report(self, finding: RunFinding) -> None:
         findings.report(self._folder, finding)
 
 
@@ -230,14 +230,14 @@ def is_frozen(view: RankSnapshot) -> bool:
 
 def finding_of(
     view: RankSnapshot, fault: hangs.Fault, views: dict[int, RankSnapshot], limit: float
-) -> Symptom:
+) -> RunFinding:
     """The words for a rank that hangs."""
     where = view.doing()
     if fault.place is not None and fault.waiting:
         others = ", ".join(map(str, fault.waiting))
         where = f"{where}, while {fault.place.text()} waits for it on rank {others}"
     silent = f"rank {view.rank} (process {view.pid}) was silent for {limit:g} s"
-    return Symptom(
+    return RunFinding(
         "hang",
         view.rank,
         view.last_step + 1,

@@ -92,15 +92,15 @@ def build(
         options: the settings that a plan does not have.
         world: the ranks' own if they have one, else torchrun's.
 
-    Where only a batch shows how to cut the model, `engine.prepare` or the first step cuts it into
-    stages. The checks that follow the cut come then, too.
+    Errors are raised before anything is allocated. Where only a batch shows how to cut the model,
+    `engine.prepare` or the first step cuts it into stages. The checks that follow the cut come
+    then.
 
     Raises:
         PlanError: the plan is wrong, or cannot be run.
         WorldSizeError: the plan has another number of ranks than the world.
         ModelError: the model or its sizes do not fit the plan.
-        OptimizerError: the optimizer cannot update shards. All are raised before anything is
-            allocated.
+        OptimizerError: the optimizer cannot update shards.
     """
     options = options or Options()
     plan = _checked(plan)
@@ -199,7 +199,7 @@ def compose(
     matrices = whole_matrices(plan, world, [one for _, one in optimizer_shards(strategy, holding)])
     updater = Update(
         strategy,
-        update.make(optimizer, strategy, holding.shapes, matrices),
+        update.made_optimizer(optimizer, strategy, holding.shapes, matrices),
         clip_grad_norm=options.clip_grad_norm,
         learning_rate=options.learning_rate,
         split=split.layers,

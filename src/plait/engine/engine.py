@@ -34,6 +34,10 @@ class Engine:
     ranks.
 
     Attributes:
+        plan: what the ranks run.
+        world: the ranks and their axes.
+        model: this rank's part of the model.
+        guard: what happens to a step whose numbers are none.
         before_update: called with the engine in each step, before its update; alike on every rank.
         copies: copies of the state that end before the sums of the next step.
     """

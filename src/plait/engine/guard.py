@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import World
-from plait.doctor.findings import Symptom
+from plait.doctor.findings import RunFinding
 from plait.engine.loss import LossTotals
 from plait.engine.options import Options
 from plait.engine.suspect import SPIKE_FACTOR, Origin, StepSizes, Suspect, loudest, origin_of
@@ -29,7 +29,7 @@ from plait.values import JsonObject
 HISTORY: Final = 32
 LEAST_HISTORY: Final = 3
 
-Tell = Callable[[Symptom], None]
+Tell = Callable[[RunFinding], None]
 
 
 class Guard:
@@ -53,7 +53,7 @@ class Guard:
         self._buffers: list[tuple[Tensor, Tensor]] = []
         self._replayed_from = 0
         self._tried: set[int] = set()
-        self._open: dict[int, Symptom] = {}
+        self._open: dict[int, RunFinding] = {}
 
     def begin(self, model: nn.Module, *, keeps: bool = False) -> None:
         """A step begins; buffers that a dropped step would change are kept, under `stop` where
@@ -158,7 +158,7 @@ class Guard:
         )
         return self._refuse(finding, complaint)
 
-    def _refuse(self, finding: Symptom, complaint: str) -> bool:
+    def _refuse(self, finding: RunFinding, complaint: str) -> bool:
         """Answer a step that is not to count. A step that is replayed is never so again.
 
         Errors: `NonFiniteLoss`, where the run is to end.
@@ -179,7 +179,7 @@ class Guard:
             return False
         raise NonFiniteLoss(complaint + _sentence(finding))
 
-    def _judged(self, finding: Symptom, kind: str, told: str) -> Symptom:
+    def _judged(self, finding: RunFinding, kind: str, told: str) -> RunFinding:
         """The finding, with the word of the replay."""
         first = finding.cause.removeprefix("passing: ")
         cause = f"{kind}: a replay from step {self._replayed_from} {told}; {first}"
@@ -190,7 +190,7 @@ class Guard:
         self.skipped = True
         put_back(self._buffers)
 
-    def _report(self, finding: Symptom) -> None:
+    def _report(self, finding: RunFinding) -> None:
         for listener in self.listeners:
             listener(finding)
 
@@ -202,14 +202,14 @@ def put_back(buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
             buffer.copy_(before)
 
 
-def _finding(kind: str, step: int, found: tuple[int, Origin]) -> Symptom:
+def _finding(kind: str, step: int, found: tuple[int, Origin]) -> RunFinding:
     rank, origin = found
     details: JsonObject = {"module": origin.module, "micro_batch": origin.micro_batch}
     details["samples"] = list(origin.samples)
-    return Symptom(kind, rank, step, origin.where, origin.cause, details=details)
+    return RunFinding(kind, rank, step, origin.where, origin.cause, details=details)
 
 
-def _sentence(finding: Symptom) -> str:
+def _sentence(finding: RunFinding) -> str:
     return f"It began on rank {finding.rank}, in {finding.where}: {finding.cause}"
 
 

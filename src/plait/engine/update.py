@@ -233,7 +233,7 @@ def _slots(strategy: DataStrategy) -> list[tuple[BucketState, int]]:
     return [(state, index) for state in strategy.states for index in range(len(state.bucket.slots))]
 
 
-def make(
+def made_optimizer(
     make_optimizer: Callable[[Parameters], torch.optim.Optimizer],
     strategy: DataStrategy,
     shapes: Mapping[str, Sequence[int]] | None = None,

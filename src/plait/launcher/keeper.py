@@ -30,7 +30,7 @@ from plait.launcher.hearing import SIGNALS, heard
 from plait.launcher.kept_process import KeptProcess, RunFacts, start_process
 from plait.launcher.leftovers import leftovers
 from plait.launcher.main_process import say
-from plait.launcher.policy import Layouts, Policy, deadline_passed
+from plait.launcher.policy import PlanChoices, Policy, deadline_passed
 from plait.launcher.seat import Assignment, LaunchPlan, Note, RankLoss
 from plait.launcher.snapshot_files import SnapshotFiles
 from plait.launcher.stalled import Stalled
@@ -51,14 +51,14 @@ class RunResults:
     signal: int = 0
 
 
-def keep(main: Main, args: tuple[object, ...], layout: LaunchPlan, policy: Policy) -> RunResults:
-    """Run `main(seat, *args)` in the ranks of a layout, until all of them are done.
+def keep(main: Main, args: tuple[object, ...], plan: LaunchPlan, policy: Policy) -> RunResults:
+    """Run `main(seat, *args)` in the ranks of a plan, until all of them are done.
 
     Errors: what no restart cures, as with `launch`. `RunError` when a signal asks for the end and
     the ranks have not saved by the deadline.
     """
     with leftovers() as folder:
-        run = _Run(main, args, layout, policy, folder)
+        run = _Run(main, args, plan, policy, folder)
         with heard(run.hear):
             try:
                 return run.until_done()
@@ -70,24 +70,24 @@ class _Run:
     """The processes of a run, their seats, and the meetings."""
 
     def __init__(
-        self, main: Main, args: tuple[object, ...], layout: LaunchPlan, policy: Policy, folder: Path
+        self, main: Main, args: tuple[object, ...], plan: LaunchPlan, policy: Policy, folder: Path
     ) -> None:
-        self._layout = layout
+        self._plan = plan
         self._policy = policy
         self._failures = folder
         self._files = Files(folder)
-        self._num_seats = layout.size
+        self._num_seats = plan.size
         board = self._files.make()
-        self._board = Board(board, layout.size)
-        start = RunFacts(folder, board, layout.size, policy.goes_on)
+        self._board = Board(board, plan.size)
+        start = RunFacts(folder, board, plan.size, policy.goes_on)
         self._start_process = partial(start_process, start, main, args)
         self._ranks: dict[int, KeptProcess] = {}
         self._notes: dict[int, Note] = {}
-        self._members: tuple[int, ...] = tuple(range(layout.size))
+        self._members: tuple[int, ...] = tuple(range(plan.size))
         self._generation = -1
         self._restarts = policy.restarts
-        self._layouts = Layouts(layout, policy.choose)
-        self._snapshots = SnapshotFiles(self._files, layout.size)
+        self._plans = PlanChoices(plan, policy.choose)
+        self._snapshots = SnapshotFiles(self._files, plan.size)
         self._retries: dict[int, float] = {}
         self._failed_starts: Counter[int] = Counter()
         self._met: set[int] = set()
@@ -277,8 +277,8 @@ class _Run:
         if self._is_recalled or not is_settled or self._board.signal:
             return
         num_back = len(self._notes.keys() - self._met)
-        layout = self._layouts.of(len(self._members) + len(self._notes)) if num_back else None
-        if layout is None or layout.size <= self._layout.size:
+        plan = self._plans.of(len(self._members) + len(self._notes)) if num_back else None
+        if plan is None or plan.size <= self._plan.size:
             return
         self._is_recalled = True
         self._cause = "a rank is back" if num_back == 1 else f"{num_back} ranks are back"
@@ -306,7 +306,7 @@ class _Run:
             return True
         if self._generation < 0 or time.monotonic() < self._lost_at + self._policy.wait_seconds:
             return False
-        return bool(self._notes) and self._layouts.of(len(self._notes)) is not None
+        return bool(self._notes) and self._plans.of(len(self._notes)) is not None
 
     def _results(self) -> list[Any]:
         """Let every process end, and give the results by rank."""
@@ -328,7 +328,7 @@ class _Run:
         self._cause = ""
         self._is_recalled = False
         self._met = set(self._notes)
-        self._members = tuple(sorted(self._notes)[: self._layout.size])
+        self._members = tuple(sorted(self._notes)[: self._plan.size])
         self._board.clear()
         port = self._notes[self._members[0]].port
         for rank, seat in enumerate(self._members):
@@ -337,11 +337,11 @@ class _Run:
                 self._ranks[seat].line.send(self._assignment(rank, port))
 
     def _recover(self) -> None:
-        """Choose the layout for the ranks that are left, and what they go on from."""
-        before = self._layout
+        """Choose the plan for the ranks that are left, and what they go on from."""
+        before = self._plan
         self._complete_last_loss()
         self._count_failure()
-        self._choose_layout()
+        self._choose_plan()
         self._snapshots.find()
         loss = RankLoss(
             max(0, self._steps_done),
@@ -349,13 +349,13 @@ class _Run:
             self._cause,
             self._lost_at,
             before.text,
-            self._layout.text,
+            self._plan.text,
             has_snapshot=bool(self._snapshots.newest),
         )
         self._losses.append(loss)
-        if self._layout != before:
-            self._snapshots.change(self._layout.size)
-        new = "" if self._layout == before else f" under {self._layout.text}"
+        if self._plan != before:
+            self._snapshots.change(self._plan.size)
+        new = "" if self._plan == before else f" under {self._plan.text}"
         say(f"plait: {self._cause}; {len(self._notes)} ranks go on{new}")
 
     def _complete_last_loss(self) -> None:
@@ -376,20 +376,20 @@ class _Run:
         self._cause = reason
         self._lost_at = time.monotonic()
 
-    def _choose_layout(self) -> None:
-        chosen = self._layouts.of(len(self._notes))
+    def _choose_plan(self) -> None:
+        chosen = self._plans.of(len(self._notes))
         if chosen is None:
             raise RankFailed(
                 f"{self._cause}; no plan of [recovery] replan fits the {len(self._notes)} ranks "
                 "that are left"
             )
-        self._layout = chosen
+        self._plan = chosen
 
     def _assignment(self, rank: int, port: int) -> Assignment:
         return Assignment(
             self._generation,
             rank,
-            self._layout,
+            self._plan,
             self._members,
             (LOOPBACK, port),
             self._snapshots.parts,

@@ -21,7 +21,7 @@ class Policy:
 
     Attributes:
         restarts: lost ranks that are started again, in all.
-        choose: the layout for so many ranks, None where there is none; None ends the run.
+        choose: the plan for so many ranks, None where there is none; None ends the run.
         wait_seconds: for a rank that is started again, before the others go on without it.
         deadline_seconds: to end after a signal.
         hang_seconds: after which a process that is stopped is lost; None for the least.
@@ -41,8 +41,8 @@ class Policy:
         return self.restarts > 0 or self.choose is not None
 
 
-class Layouts:
-    """The layouts of a run: its own where it has the ranks for it, else what the policy chooses."""
+class PlanChoices:
+    """The plans of a run: its own where it has the ranks for it, else what the policy chooses."""
 
     def __init__(self, own: LaunchPlan, choose: Callable[[int], LaunchPlan | None] | None) -> None:
         self._own = own
@@ -50,7 +50,7 @@ class Layouts:
         self._chosen: dict[int, LaunchPlan | None] = {}
 
     def of(self, num_ranks: int) -> LaunchPlan | None:
-        """The layout for so many ranks, chosen once; None where there is none."""
+        """The plan for so many ranks, chosen once; None where there is none."""
         if num_ranks >= self._own.size:
             return self._own
         if self._choose is None:

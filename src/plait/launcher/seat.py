@@ -95,7 +95,7 @@ class Assignment:
 
     generation: int
     rank: int
-    layout: LaunchPlan
+    plan: LaunchPlan
     members: tuple[int, ...]
     store: tuple[str, int]
     parts: tuple[tuple[Path, ...], ...]
@@ -224,7 +224,7 @@ class Seat:
 def _variables(assignment: Assignment) -> dict[str, str]:
     """The variables by which torchrun would tell a rank of its world."""
     host, port = assignment.store
-    size = str(assignment.layout.size)
+    size = str(assignment.plan.size)
     return {
         "RANK": str(assignment.rank),
         "LOCAL_RANK": str(assignment.rank),

@@ -11,11 +11,11 @@ FILES_A_RANK = 2
 
 
 class SnapshotFiles:
-    """The files of one layout after the other.
+    """The files of one plan after the other.
 
     Attributes:
-        parts: by rank of the present layout, its files.
-        newest: by rank of the layout that wrote it, the files of the newest whole snapshot.
+        parts: by rank of the present plan, its files.
+        newest: by rank of the plan that wrote it, the files of the newest whole snapshot.
     """
 
     def __init__(self, files: Files, num_ranks: int) -> None:
@@ -34,7 +34,7 @@ class SnapshotFiles:
         self.newest = newest
 
     def change(self, num_ranks: int) -> None:
-        """Make the files of another layout; the newest snapshot stays."""
+        """Make the files of another plan; the newest snapshot stays."""
         for path in self._all() - set(self.newest):
             self._files.drop(path)
         self.parts = self._make(num_ranks)

@@ -52,7 +52,7 @@ def make(name: str, **keys: object) -> nn.Module:
     given = {key: value for key, value in keys.items() if value is not None}
     if name == "hf":
         return _call(importlib.import_module("plait.models.hf").make, name, given)
-    return _call(getattr(_module(name), CLASSES[name]), name, given)
+    return _call(getattr(module_of(name), CLASSES[name]), name, given)
 
 
 def hf_vocabulary(config: Any) -> int | None:
@@ -65,7 +65,7 @@ def roles_of(name: str) -> dict[str, str]:
     """From module pattern to role, for a model of this project; empty for a model that has no
     table.
     """
-    return dict(_module(name).ROLES) if name in CLASSES else {}
+    return dict(module_of(name).ROLES) if name in CLASSES else {}
 
 
 def roles_for(model: nn.Module, size: int = 2, *, is_grid: bool = False) -> dict[str, str]:
@@ -107,14 +107,14 @@ def _derives(home: ModuleType) -> bool:
 
 def blocks_of(name: str) -> str | None:
     """The pattern of the repeated blocks; None for a model that has no table."""
-    return str(_module(name).BLOCKS) if name in CLASSES else None
+    return str(module_of(name).BLOCKS) if name in CLASSES else None
 
 
 def chain_of(name: str) -> tuple[str, ...]:
     """The patterns whose modules, in this order, compose to the forward; empty for a model that has
     no table.
     """
-    return tuple(_module(name).CHAIN) if name in CLASSES else ()
+    return tuple(module_of(name).CHAIN) if name in CLASSES else ()
 
 
 def match(pattern: str, name: str) -> bool:
@@ -137,7 +137,8 @@ def links(model: nn.Module, chain: tuple[str, ...]) -> list[str]:
     return [name for pattern in chain for name in names if match(pattern, name)]
 
 
-def _module(name: str) -> ModuleType:
+def module_of(name: str) -> ModuleType:
+    """The module that has the family of that name. Raises `ModelError` for one that is unknown."""
     if name not in CLASSES:
         raise ModelError(f"there is no model {name!r}; {nearest(name, [*CLASSES, *SPECIAL])}")
     return importlib.import_module(f"plait.models.{name}")

@@ -44,7 +44,6 @@ class Change:
 
     Attributes:
         step: number of the step, from 0.
-        step: number of the step, from 0.
         factor: factor on the summed gradients.
         rate: factor on the learning rate.
         on_device: takes the place of the factor where the host does not know it yet.

@@ -375,8 +375,6 @@ def _check_alphabet(config: ConfigSource) -> None:
 
 def set_torch(train: Train) -> None:
     """Have torch compute as `[train]` asks for."""
-    import torch
-
     if train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

@@ -108,7 +108,7 @@ def _watched(
         newest = newest_of_run(world, folder, job.began)
         job = job if newest is None else replace(job, checkpoint=newest)
     if folder is not None:
-        shares = shares_between(job.config.plan, len(world.equals()))
+        shares = shares_between(job.config.plan, len(world.equal_ranks()))
         world.record_into(folder.doctor, shares)
     log = contextlib.nullcontext() if folder is None else logged(folder.log(world.rank))
     memory = None

@@ -53,7 +53,7 @@ def _live_through(seat: Seat, assignment: Assignment, job: jobs.TrainingRun) -> 
 
     severance = Severance()
     place = RankContext(seat, assignment, severance)
-    own = replace(job, plan=assignment.layout.text)
+    own = replace(job, plan=assignment.plan.text)
     with seat.watching(severance.cut):
         try:
             result = jobs.run(own, place)

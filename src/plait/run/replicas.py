@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from plait.doctor.findings import Symptom
+from plait.doctor.findings import RunFinding
 from plait.engine.engine import Engine
 from plait.errors import NotAvailable, RunError
 from plait.run.bit_sums import Marks, Place, marks_of
@@ -31,13 +31,13 @@ class ReplicaSums:
 class CompareReplicas(Hook):
     """Compares every `every` steps, and ends the run where a replica is damaged. For all ranks."""
 
-    def __init__(self, every: int, report: Callable[[Symptom], None]) -> None:
+    def __init__(self, every: int, report: Callable[[RunFinding], None]) -> None:
         self._every = every
         self._report = report
         self._last: Marks = {}
         self._changed: set[Place] = set()
         self._replay: ReplicaReplay | None = None
-        self._unclear: Symptom | None = None
+        self._unclear: RunFinding | None = None
         self._is_over = False
 
     def on_start(self, start: RunStart) -> None:
@@ -94,13 +94,13 @@ class CompareReplicas(Hook):
         else:
             self._end(finding)
 
-    def _end(self, finding: Symptom) -> None:
+    def _end(self, finding: RunFinding) -> None:
         """End the run with a finding, on every rank."""
         if self._engine.world.rank == 0:
             self._report(finding)
         raise RunError(f"{finding.text()}; continue from a checkpoint that was saved before")
 
-    def _explained(self, finding: Symptom) -> Symptom:
+    def _explained(self, finding: RunFinding) -> RunFinding:
         """The finding with the word of a replay, where one can be made. Collective."""
         assert self._replay is not None
         self._is_over = True
@@ -108,7 +108,7 @@ class CompareReplicas(Hook):
         return finding if verdict is None else _with_verdict(finding, verdict)
 
 
-def damaged(reports: list[ReplicaSums], step: int) -> Symptom | None:
+def damaged(reports: list[ReplicaSums], step: int) -> RunFinding | None:
     """The finding for the first place whose replicas differ; None where all are equal."""
     places = dict.fromkeys(place for report in reports for place in report.marks)
     for place in places:
@@ -120,7 +120,7 @@ def damaged(reports: list[ReplicaSums], step: int) -> Symptom | None:
 
 def _finding(
     place: Place, marks: Mapping[int, int], reports: list[ReplicaSums], step: int
-) -> Symptom:
+) -> RunFinding:
     counts = Counter(marks.values())
     usual, most = counts.most_common(1)[0]
     changed = [rank for rank in marks if place in reports[rank].changed]
@@ -132,10 +132,10 @@ def _finding(
     else:
         rank, how = None, f"the replicas of ranks {sorted(marks)} differ, and none is the odd one"
     cause = f"silent corruption: bits of its replica are wrong, as {how}"
-    return Symptom("corruption", rank, step, f"parameter {place[0]}", cause)
+    return RunFinding("corruption", rank, step, f"parameter {place[0]}", cause)
 
 
-def _with_verdict(finding: Symptom, verdict: Verdict) -> Symptom:
+def _with_verdict(finding: RunFinding, verdict: Verdict) -> RunFinding:
     """A finding, with the rank and the step that a replay has told."""
     found = verdict.difference
     cause = f"silent corruption: bits of its replica are wrong, as {verdict.how}"

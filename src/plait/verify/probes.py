@@ -176,7 +176,7 @@ def _keys(problem: Problem) -> JsonMapping:
     name = problem.model.get("name")
     if name not in models.CLASSES:
         return {}
-    return inspect.signature(getattr(models._module(name), models.CLASSES[name])).parameters
+    return inspect.signature(getattr(models.module_of(name), models.CLASSES[name])).parameters
 
 
 PROBES: dict[str, Probe] = {

@@ -12,7 +12,7 @@ import pytest
 
 from plait.cli import explain_page, schedule_page
 from plait.cli.explore import beginning, opening_of
-from plait.doctor.findings import Symptom
+from plait.doctor.findings import RunFinding
 from plait.explain.explanation import explain
 from plait.explore.html import LIVE, TAB, drawing
 from plait.explore.html import page as explore_page
@@ -61,7 +61,7 @@ def report(word: str, folder: Path) -> str:
     changed = {**summary, "recoveries": [lost], "state_memory": state, "traffic": {word: 1e6}}
     (run / "summary.json").write_text(json.dumps(changed))
     (run / "doctor").mkdir()
-    finding = asdict(Symptom("nan", 1, 2, word, word, line=word, details={word: word}))
+    finding = asdict(RunFinding("nan", 1, 2, word, word, line=word, details={word: word}))
     (run / "doctor" / "findings.jsonl").write_text(f"{json.dumps(finding)}\n")
     data = read_run(run)
     return report_page(data, Drawing(*drawing(pictures_of(data))), [word])

@@ -22,4 +22,4 @@ def test_equals_have_equal_shares(
     plan: str, shares: tuple[int, ...], expected: list[tuple[int, ...]]
 ) -> None:
     mesh = Mesh.of(Plan.parse(plan))
-    assert simulate(mesh, lambda world: world.equals(shares)) == expected
+    assert simulate(mesh, lambda world: world.equal_ranks(shares)) == expected

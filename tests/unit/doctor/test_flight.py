@@ -54,6 +54,15 @@ def test_damaged_records_are_left_out(tmp_path: Path) -> None:
     assert list(Records(tmp_path).views()) == [0]
 
 
+def test_a_start_with_fewer_ranks_leaves_no_record_of_those_beyond(tmp_path: Path) -> None:
+    for rank in range(4):
+        FlightRecorder(rank, 4, tmp_path)
+    for rank in (1, 0):
+        FlightRecorder(rank, 2, tmp_path)
+    assert list(Records(tmp_path).views()) == [0, 1]
+    assert not list(tmp_path.glob("rank-[23].*"))
+
+
 def test_a_record_that_has_just_begun_has_just_moved(tmp_path: Path) -> None:
     before = now()
     FlightRecorder(0, 2, tmp_path)

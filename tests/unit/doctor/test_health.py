@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plait.doctor import findings
-from plait.doctor.findings import Symptom
+from plait.doctor.findings import RunFinding
 from plait.doctor.flight import FlightRecorder, Phase
 from plait.errors import ConfigError
 from plait.run.health import findings_of, status_of
@@ -46,7 +46,7 @@ def test_a_run_that_has_ended(tmp_path: Path) -> None:
 
 def test_findings_are_read_back_beside_damaged_lines(tmp_path: Path) -> None:
     folder = a_run(tmp_path)
-    finding = Symptom("hang", 1, 4, "action 0F1", "lock", (0,), "a.py:3 in f", {"pid": 7})
+    finding = RunFinding("hang", 1, 4, "action 0F1", "lock", (0,), "a.py:3 in f", {"pid": 7})
     findings.add(folder.doctor, finding)
     with (folder.doctor / findings.FILE).open("a") as file:
         file.write('{"kind": "ha')
@@ -67,7 +67,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_a_run_that_hangs_before_its_first_step_keeps_its_findings(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.doctor.mkdir(parents=True)
-    findings.add(folder.doctor, Symptom("hang", 0, 1, "starting", "disk"))
+    findings.add(folder.doctor, RunFinding("hang", 0, 1, "starting", "disk"))
     folder.remove_if_empty()
     assert findings.read(folder.doctor)
     (folder.doctor / findings.FILE).unlink()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import World
-from plait.doctor.findings import Symptom
+from plait.doctor.findings import RunFinding
 from plait.engine.build import build
 from plait.engine.state import snapshots
 from plait.errors import RunError
@@ -42,7 +42,7 @@ def train(world: World, plan: str, flips: bool) -> Any:
         optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
         world=world,
     )
-    said: list[Symptom] = []
+    said: list[RunFinding] = []
 
     def flip(module: nn.Module, args: Any) -> None:
         if engine.step_index == 2 and flips and world.rank == 1:
@@ -93,7 +93,7 @@ class Batches:
 
 def train_with_a_wrong_update(
     world: World, plan: str, wrong: dict[int, set[int]], every: int, device: str = "cpu"
-) -> tuple[list[Symptom], str]:
+) -> tuple[list[RunFinding], str]:
     """The updates of these steps get a bit wrong on a rank, once; with 0 among them, each time."""
     net: nn.Module = copy.deepcopy(NET)
     if "pp" in plan:
@@ -118,7 +118,7 @@ def train_with_a_wrong_update(
         optimizer=lambda params: WrongAdam(params, lr=0.1),
         world=world,
     )
-    said: list[Symptom] = []
+    said: list[RunFinding] = []
     with pytest.raises(RunError, match="corruption") as caught:
         fit(engine, Batches(device), 6, [CompareReplicas(every, said.append)])
     return said, str(caught.value)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plait.doctor.findings import Symptom
+from plait.doctor.findings import RunFinding
 from plait.doctor.flight import FlightRecorder
 from plait.doctor.process import Usage
 from plait.doctor.record import Records, now
@@ -36,7 +36,7 @@ def test_a_rank_without_a_processor_is_no_hang_until_it_has_computed_for_the_lim
 
 def test_a_hang_that_the_run_has_survived_is_no_cause_of_a_later_end(tmp_path: Path) -> None:
     watcher = Watcher(tmp_path, HangLimits(LIMIT))
-    hang = Symptom("hang", 1, 4, "its actions", "stopped process")
+    hang = RunFinding("hang", 1, 4, "its actions", "stopped process")
     watcher.hang = hang
     watcher._hung_at = 50.0
     for ended, kept in ((49.0, hang), (51.0, None)):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import World
-from plait.doctor.findings import Symptom
+from plait.doctor.findings import RunFinding
 from plait.engine.build import Options, build
 from plait.engine.engine import Engine
 from plait.errors import NonFiniteLoss, NotAvailable
@@ -44,7 +44,7 @@ def squared(output: Tensor, target: Tensor) -> Tensor:
 
 def engine_of(
     world: World, plan: str, net: nn.Module = NET, *, later: bool, **options: Any
-) -> tuple[Engine, list[Symptom]]:
+) -> tuple[Engine, list[RunFinding]]:
     """An engine whose device decides on steps (`later`), or whose host does."""
     engine = build(
         copy.deepcopy(net),
@@ -54,7 +54,7 @@ def engine_of(
         world=world,
         options=Options(defer_reads=later, **options),
     )
-    said: list[Symptom] = []
+    said: list[RunFinding] = []
     engine.guard.listeners.append(said.append)
     return engine, said
 
@@ -123,7 +123,7 @@ def test_a_weight_that_is_no_number_is_named_with_its_rank(later: bool) -> None:
 
 def with_a_bad_shard(
     world: World, plan: str, is_stored: bool, is_frozen: bool, later: bool
-) -> list[Symptom]:
+) -> list[RunFinding]:
     """The last rank damages what it keeps of the second layer's weight."""
     net = copy.deepcopy(NET)
     net.layers[1].requires_grad_(not is_frozen)
@@ -228,7 +228,7 @@ def test_a_spike_is_named_and_dropped_where_that_is_asked_for(
         assert finding.details["micro_batch"] == 1
 
 
-def with_a_loud_head(world: World, schedule: str, later: bool) -> list[Symptom]:
+def with_a_loud_head(world: World, schedule: str, later: bool) -> list[RunFinding]:
     engine, said = engine_of(world, f"pp2:{schedule} mb2", later=later)
     for _ in range(4):
         engine.step(batch_of(world))

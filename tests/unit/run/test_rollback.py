@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from plait.comm import World
 from plait.config.sections import Recovery
 from plait.datasets.loader import Loader
-from plait.doctor.findings import Symptom
+from plait.doctor.findings import RunFinding
 from plait.engine.build import Options, build
 from plait.engine.engine import Engine
 from plait.engine.state.snapshots import Snapshots
@@ -88,7 +88,7 @@ def damage(engine: Engine, rank: int, step: int, times: int) -> None:
 
 def trained(
     world: World, plan: str, folder: Path, where: str, times: int, later: bool = False
-) -> tuple[list[Tensor], list[Symptom], list[dict[str, Any]], Tally]:
+) -> tuple[list[Tensor], list[RunFinding], list[dict[str, Any]], Tally]:
     engine = build(
         copy.deepcopy(NET),
         plan,
@@ -97,7 +97,7 @@ def trained(
         world=world,
         options=Options(on_nan="back", defer_reads=later),
     )
-    said: list[Symptom] = []
+    said: list[RunFinding] = []
     engine.guard.listeners.append(said.append)
     damage(engine, world.size - 1, 4, times)
     loader = Loader(SAMPLES, 8, dp_size=world.worker[1], dp_rank=world.worker[0])

@@ -1,8 +1,9 @@
 """The interface of a backend to an axis: the operations of one line of ranks, unchecked and
 uncounted.
 
-The door (`comm.axis.Axis`) checks, counts and times; a backend only moves bytes. All tensors are
-contiguous, all ranks are coordinates on the line, and the size is at least two.
+The door (`comm.axis.Axis`) checks, counts and times; a backend only moves bytes. Ranks
+are coordinates on the line, and there are two at least. Tensors are contiguous unless a method says
+otherwise.
 """
 
 from __future__ import annotations

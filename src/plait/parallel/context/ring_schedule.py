@@ -35,10 +35,10 @@ class Visibility:
     Attributes:
         causal: no key after it.
         documents: [batch, sequence], of packed sequences the document of each token: only keys of
-        its own.
+            its own.
         mask: [1 or batch, 1 or heads, 1 or sequence / cp, sequence], of this rank's queries and all
-        keys. Booleans, or numbers that are added to the scores. It says everything: `causal` is
-        False with it.
+            keys. Booleans, or numbers that are added to the scores. It says everything: `causal` is
+            False with it.
     """
 
     causal: bool = True

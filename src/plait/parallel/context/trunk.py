@@ -54,11 +54,11 @@ class Trunk:
         whole: modules that see whole sequences.
         last: the last block and the last module, in the order of their calls.
         tail: only where what comes between those two sees whole sequences. `inputs` are gathered
-        behind the block, `outputs` are cut at the door of the module.
+            behind the block, `outputs` are cut at the door of the module.
         joined: the dims of what each block gives, gathered behind it. Empty but where the code
-        between the blocks sees whole sequences.
+            between the blocks sees whole sequences.
         closed: the length of sequences that no input has. They begin at the first block and end
-        behind the last, as the patches of a picture do. 0 where inputs are sequences.
+            behind the last, as the patches of a picture do. 0 where inputs are sequences.
     """
 
     blocks: dict[str, Dims]

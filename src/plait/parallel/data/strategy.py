@@ -8,8 +8,9 @@
     reduce                 every gradient is summed over the axis
     publish                all-gather: every rank sees the values of the shards
 
-Between `reduce` and `publish` the engine calls the optimizer. Gradients are *summed*, never
-divided: the loss is normalised in one place (`engine.loss`), and that place is not here.
+Between `reduce` and `publish` the driver of the exchange (`outer.driver`) calls the optimizer.
+Gradients are *summed*, never divided: the loss is normalised in one place (`engine.loss`), and that
+place is not here.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class DataGroup:
         eager: buckets are reduced during a backward. False where a schedule mixes parts of several
             backwards: then they are reduced at its end.
         tied_copies: parameters that an earlier pipeline stage holds too, and counts.
-        membership: membership, where ranks join and leave.
+        membership: the ranks that join and leave; None where all stay.
         fixed_order: sums over micro-batches and ranks follow one tree.
         one_backward: one rank makes a step's gradients by one backward, and the update takes them
             as they were computed.

@@ -42,7 +42,7 @@ def apply(model: nn.Module, roles: Mapping[str, str], group: TensorGroup) -> Ten
 
     Raises:
         ModelError: the table does not fit the model, or the sizes do not divide by the grid.
-        Nothing is changed then.
+            Nothing is changed then.
     """
     role_by_name = match(model, roles)
     mode = mode_of(group, role_by_name)

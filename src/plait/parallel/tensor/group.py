@@ -108,7 +108,7 @@ class ForwardContext:
     Attributes:
         layout: of the activations that the last layer left.
         num_rows: samples of the current micro-batch, without padding rows. It is 0 before the first
-        micro-batch, when an example finds the stages.
+            micro-batch, when an example finds the stages.
         products: how layers multiply.
         choices: counts of the products of a grid that streamed, and of those that gathered.
 

@@ -83,7 +83,7 @@ def match(model: nn.Module, roles: Mapping[str, str]) -> dict[str, str]:
 
     Raises:
         ModelError: an unknown role, a pattern that no module matches, or a module whose parameters
-        no role covers. Also a table under which nothing would be split.
+            no role covers. Also a table under which nothing would be split.
     """
     for pattern, role in roles.items():
         if word_of(role) not in ROLES:

@@ -32,11 +32,11 @@ def estimate(
     plan: Plan | str | None = None,
     cluster: Cluster | str | None = None,
     *,
-    framework: Framework | str = PLAIT,
+    framework: Framework | str = "plait",
     runtime: Runtime | None = None,
     efficiency: Efficiency | None = None,
 ) -> Estimate:
-    """Predict one plan: no process group, no tensor, milliseconds.
+    """Predict one plan, without a process group and without tensors.
 
     Args:
         config: a TOML path or a mapping with its tables: [model], [data], [train], and [plan],
@@ -75,7 +75,7 @@ def estimate(
 
 
 def check_question(
-    tables: Mapping[str, object], plan: Plan | str | None, framework: Framework | str = PLAIT
+    tables: Mapping[str, object], plan: Plan | str | None, framework: Framework | str = "plait"
 ) -> Plan:
     """The plan that is asked about. Raises every error of `estimate` that needs no machine, so that
     one is measured for good questions alone.

@@ -19,7 +19,7 @@ from plait.cluster.calibration import FACTORS, Calibration
 from plait.errors import ConfigError
 from plait.plan import Plan
 from plait.predict.cost.api import check_question, job_of
-from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
+from plait.predict.cost.frameworks import Framework, framework_of
 from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.records import Job
@@ -48,7 +48,7 @@ class MeasuredStep:
     config: Any
     plan: Plan | str | None
     seconds: float
-    framework: Framework | str = PLAIT
+    framework: Framework | str = "plait"
 
 
 @dataclass(frozen=True)

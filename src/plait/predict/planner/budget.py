@@ -17,7 +17,7 @@ from plait.cluster import Cluster
 from plait.errors import ConfigError
 from plait.predict.cost.api import cluster_of, job_of
 from plait.predict.cost.campaign import DAY, campaign
-from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
+from plait.predict.cost.frameworks import Framework, framework_of
 from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.records import Estimate
 from plait.predict.planner.choose import Choice, NothingFits, decide
@@ -175,7 +175,7 @@ def within_budget(
     budget: Budget,
     *,
     cheapest: bool = False,
-    framework: Framework | str = PLAIT,
+    framework: Framework | str = "plait",
     risk: float | None = None,
     fix: str = "",
 ) -> tuple[Offer | None, list[Offer]]:

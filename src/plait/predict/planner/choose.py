@@ -63,7 +63,7 @@ def choose(
     objective: str = "time",
     top: int = 10,
     runnable: bool = False,
-    framework: Framework | str = PLAIT,
+    framework: Framework | str = "plait",
     risk: float | None = None,
     fix: str = "",
 ) -> list[Estimate]:
@@ -110,7 +110,7 @@ def decide(
     *,
     objective: str = "time",
     runnable: bool = False,
-    framework: Framework | str = PLAIT,
+    framework: Framework | str = "plait",
     risk: float | None = None,
     fix: str = "",
 ) -> Choice:

@@ -17,7 +17,7 @@ from plait.errors import ClusterError, ConfigError, PlanError
 from plait.plan import Plan, check_batch, check_config, whole_shares
 from plait.plan.axes import REMATS
 from plait.predict.cost.api import job_of
-from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
+from plait.predict.cost.frameworks import Framework, framework_of
 from plait.predict.cost.mixed import check_one_link, estimate_mixed, machines_of
 from plait.predict.cost.model.operations import is_layer
 from plait.predict.cost.model.tables import config_tables
@@ -50,7 +50,7 @@ def choose_mixed(
     config: JsonMapping | str | Path,
     cluster: MixedCluster | str,
     *,
-    framework: Framework | str = PLAIT,
+    framework: Framework | str = "plait",
     top: int = 10,
 ) -> list[Estimate]:
     """The fastest plans that fit, best first, with `shares` or `counts` for `[plan]`.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.cluster import Cluster
-from plait.predict.cost.frameworks import PLAIT, Framework
+from plait.predict.cost.frameworks import Framework
 from plait.predict.cost.records import Estimate
 from plait.predict.planner.choose import check_top, decide
 from plait.predict.planner.explain import explain
@@ -57,7 +57,7 @@ def search(
     objective: str = "time",
     top: int = 10,
     runnable: bool = False,
-    framework: Framework | str = PLAIT,
+    framework: Framework | str = "plait",
     risk: float | None = None,
     fix: str = "",
 ) -> SearchResult:

@@ -12,7 +12,7 @@ from typing import Final
 from plait.cluster import Cluster
 from plait.errors import ConfigError, nearest
 from plait.predict.cost.api import cluster_of
-from plait.predict.cost.frameworks import PLAIT, Framework
+from plait.predict.cost.frameworks import Framework
 from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.records import Estimate
 from plait.predict.planner.choose import Choice, NothingFits, decide
@@ -98,7 +98,7 @@ def sweep(
     axes: SweepAxes,
     *,
     objective: str = "time",
-    framework: Framework | str = PLAIT,
+    framework: Framework | str = "plait",
     risk: float | None = None,
     fix: str = "",
 ) -> list[SweepPoint]:

@@ -228,19 +228,6 @@ class Block:
             op.parameters for op in self.operations if isinstance(op, Matmul) and op.copies > 1
         )
 
-    @cached_property
-    def replicated_parameters(self) -> int:
-        """The weights that a 1D tensor axis does not divide: norms, biases after a row split,
-        routers.
-        """
-        whole = 0
-        for op in self.operations:
-            if isinstance(op, Elementwise) or (isinstance(op, Matmul) and op.split == "none"):
-                whole += op.parameters
-            elif isinstance(op, Matmul) and op.split == "row" and op.bias:
-                whole += op.outputs * op.copies
-        return whole
-
     def flops(self, seq_len: int) -> float:
         """Forward flops for each token; attention counts the whole square (see
         `Attention.flops`).
