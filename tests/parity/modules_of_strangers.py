@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 VOCABULARY, LENGTH, WIDTH, SAMPLES = 26, 8, 16, 32
 
@@ -170,6 +171,44 @@ class Shared(nn.Module):
         x = self.embed(ids)
         for _ in range(3):
             x = self.layer(x)
+        return self.head(x)
+
+
+class Scaled(nn.Module):
+    """Blocks whose results a parameter of the model scales, and a weight that is taken by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)
+        )
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = x + block(x) * self.scale
+        return self.head(x) @ (self.embed.weight @ self.embed.weight.T).tanh()
+
+
+class Normed(nn.Module):
+    """Layers whose weights are computed, one by an iteration that every read goes on with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(
+            parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)) for _ in range(2)
+        )
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
         return self.head(x)
 
 

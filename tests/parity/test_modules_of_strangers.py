@@ -28,6 +28,10 @@ QUICK = [
     (others.Flattened, "tp4:2d"),
     (others.Weighed, "dp2:zero3"),
     (others.Turning, "pp2:1f1b tp2 mb2"),
+    (others.Scaled, "dp2:zero3 pp2:1f1b mb2"),
+    (others.Scaled, "dp2:zero3 pp2:zbv mb4"),
+    (others.Normed, "dp2"),
+    (others.Normed, "pp2:1f1b mb1"),
 ]
 LONG = [
     *[(kind, PRODUCT) for kind in (others.Mixer, others.Experts, others.Short, others.Several)],
@@ -35,6 +39,7 @@ LONG = [
     *[(others.Experts, plan) for plan in ("dp2:zero3", "tp2", "tp4:2d", "cp2:ring")],
     *[(others.Short, plan) for plan in ("tp2", "tp4:2d", "cp2:ulysses")],
     *[(others.Shared, plan) for plan in ("dp2:zero3", "pp2:1f1b mb2", "tp2", "cp2:ring")],
+    *[(others.Scaled, f"dp2:zero3 pp2:{name} mb2") for name in ("gpipe", "zb-h1", "v-half")],
     *[(others.Several, plan) for plan in ("dp2:zero3", "pp2:1f1b mb2", "tp2", "tp4:2d")],
 ]
 

@@ -40,6 +40,7 @@ LLAMA = {"name": "llama", "num_key_value_heads": 4, **SIZES}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {"name": "gpt", **SIZES},
     "tied": {"name": "gpt", "tie_word_embeddings": True, **SIZES},
+    "long table": {"name": "gpt", **SIZES, "max_position_embeddings": 1024},
     "llama": LLAMA,
     "experts": {
         **LLAMA,
@@ -74,6 +75,9 @@ CASES = [(family, plan) for family in ("gpt", "llama") for plan in TRANSFORMERS]
 CASES += [
     ("experts", plan) for plan in ("dp2:zero2 mb2", "tp2 dp2:zero1", "tp2 remat:full", "cp2 tp2")
 ]
+UNEQUAL = ["tp2:1d,sp mb3", "tp4:2d mb3", "cp2:ring dp2 mb3", "tp2 dp2:zero3 mb5"]
+"""Micro-batches of which some have a sample more than the others."""
+CASES += [("gpt", plan) for plan in UNEQUAL]
 CASES += [
     ("mlp", plan)
     for plan in ("tp2", "tp2:1d,sp remat:full", "tp4:2d dp2:zero2 mb2", "tp8:3d", "dp4:server")
@@ -91,6 +95,8 @@ PIPELINES = [
     "pp2:interleaved,v2 tp2 mb4"),
     ("tied", "pp2:zbv mb4"), ("mlp", "pp4:1f1b mb4"), ("gpt", "pp4:pipedream mb8"), ("gpt",
     "pp2:2bw dp2 mb4"),
+    ("gpt", "pp2:interleaved,v2 tp2 mb6"), ("gpt", "pp2:1f1b cp2 mb3"),
+    ("long table", "pp2:zbv tp2 mb4"),
 ]  # fmt: skip
 
 

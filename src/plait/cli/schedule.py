@@ -32,9 +32,8 @@ MEANING = {
     Kind.INPUT_GRAD: "input gradient",
     Kind.WEIGHT_GRAD: "weight gradient",
 }
-STREAM_STEPS = (
-    3  # steps of an asynchronous schedule that are simulated: enough for its versions to show
-)
+STREAM_STEPS = 3
+"""Steps of an asynchronous schedule that are simulated once its pipeline is full."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,9 +116,11 @@ def _schedules(arguments: argparse.Namespace) -> tuple[Schedule, Schedule]:
     micro_batches = 2 * stages if arguments.microbatches is None else arguments.microbatches
     check_drawable(name, stages, micro_batches, virtual)
     drawn = make(name, stages, micro_batches, virtual)
-    return drawn, make(
-        name, stages, micro_batches, virtual, num_steps=STREAM_STEPS
-    ) if drawn.asynchronous else drawn
+    if not drawn.asynchronous:
+        return drawn, drawn
+    steps_to_fill = -(-2 * (stages - 1) // micro_batches)
+    num_steps = steps_to_fill + STREAM_STEPS
+    return drawn, make(name, stages, micro_batches, virtual, num_steps=num_steps)
 
 
 MOST_CELLS = 400_000

@@ -55,6 +55,7 @@ from plait.engine.strategies import (
 )
 from plait.engine.update import Update, partial_sums
 from plait.engine.whole import whole_matrices
+from plait.engine.whole_batch import refuse_whole_batch
 from plait.engine.whole_tensors import check_state_whole
 from plait.mesh import Mesh
 from plait.models.adapters import coded_weights
@@ -105,6 +106,7 @@ def build(
     options = options or Options()
     plan = _checked(plan)
     refuse_complex(model)
+    refuse_whole_batch(model, plan)
     recompute.check_chosen(plan, options.remat)
     check_offload(plan, offloads=options.offload_activations)
     check_kept(plan, options.keep_gathered)

@@ -28,7 +28,7 @@ def separate(units: Sequence[Unit], names: set[str]) -> tuple[list[Unit], list[U
     for unit in units:
         separated = [(name, param) for name, param in unit.params if name in names]
         kept = [(name, param) for name, param in unit.params if name not in names]
-        dense.append(Unit(unit.name, unit.is_block, kept, unit.modules, unit.keep))
+        dense.append(replace(unit, params=kept))
         if separated:
             experts.append(
                 Unit(

@@ -71,6 +71,8 @@ class Watch(Hook):
         moved = {name for name, marks in now.items() if marks != self._before[name]}
         told = self._engine.world.axis("world").gather_objects((names, self._touched, moved))
         names, touched, moved = (set().union(*part) for part in zip(*told, strict=True))
+        # an asynchronous schedule updates inside a step, and a weight that moved had a gradient
+        touched |= moved
         unused = [name for name in sorted(names - touched) if not _is_idle_expert(name, touched)]
         if self._num_steps and self._num_still == self._num_steps:
             self._say(

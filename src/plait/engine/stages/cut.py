@@ -39,6 +39,7 @@ from plait.parallel.pipeline.partition import (
 )
 from plait.parallel.pipeline.profile import STATE_COPIES, profile_layers
 from plait.parallel.pipeline.simulate import peak_activations
+from plait.parallel.tensor.layers import ParallelEmbedding
 from plait.values import PyTree
 
 Run: TypeAlias = Callable[[], object]
@@ -360,5 +361,5 @@ def cost(module: nn.Module) -> float:
     total = 1.0
     for part in module.modules():
         numel = sum(param.numel() for param in part.parameters(recurse=False))
-        total += numel * (0.02 if isinstance(part, nn.Embedding) else 1.0)
+        total += numel * (0.02 if isinstance(part, (nn.Embedding, ParallelEmbedding)) else 1.0)
     return total

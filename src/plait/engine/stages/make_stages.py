@@ -138,7 +138,7 @@ def local_stages(
             index,
             frozenset(modules),
             local,
-            stage_units(units, local, tied, modules),
+            stage_units(units, local, tied, modules, _holders(model, modules)),
             tied_copies=frozenset(name for name in local if cut.holders(name)[0] < index),
             swaps=swaps[index],
         )
@@ -191,6 +191,7 @@ def make_parts(
         store = products.weight_grad_store(stage.modules, strategy.main_grads())
         module = _stage_module(model, cut, stage, replay, strategy.group.device)
         parts[index] = StageWithStrategy(Stage(module, index, store), strategy)
+        strategy.share_rank(list(strategies.values()))
     if replay is not None:
         replay.install(model)
     return parts
@@ -269,9 +270,10 @@ def stage_units(
     local: dict[str, nn.Parameter],
     tied: frozenset[str],
     modules: set[nn.Module],
+    holders: Mapping[str, Sequence[nn.Module]],
 ) -> list[Unit]:
     """The units of the whole model, narrowed to one stage; every tied parameter becomes a unit of
-    its own.
+    its own. `holders`: of each parameter, the modules that have it and are no links of the stage.
     """
     narrowed: list[Unit] = []
     for unit in units:
@@ -283,7 +285,22 @@ def stage_units(
         used = [module for module in unit.modules if module in modules]
         if kept or used:
             narrowed.append(Unit(unit.name, unit.is_block, kept, used, unit.keep))
+    for unit in narrowed:
+        unit.holders += dict.fromkeys(
+            module for name, _ in unit.params for module in holders.get(name, ())
+        )
     return narrowed
+
+
+def _holders(model: nn.Module, modules: set[nn.Module]) -> dict[str, list[nn.Module]]:
+    """The modules outside of `modules` that have a parameter, by its name in the model."""
+    name_of = {id(param): name for name, param in model.named_parameters()}
+    holders: dict[str, list[nn.Module]] = {}
+    for module in model.modules():
+        if module not in modules:
+            for param in module.parameters(recurse=False):
+                holders.setdefault(name_of[id(param)], []).append(module)
+    return holders
 
 
 def _buffers(

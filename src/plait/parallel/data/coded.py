@@ -8,6 +8,7 @@ keeps some blocks of a unit, and what is gathered is bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -163,7 +164,7 @@ def separate_coded(
     for unit in units:
         kept = [(name, param) for name, param in unit.params if name not in codings]
         apart = [(name, param) for name, param in unit.params if name in codings]
-        plain.append(Unit(unit.name, unit.is_block, kept, unit.modules, unit.keep))
+        plain.append(replace(unit, params=kept))
         users = [module for module in unit.modules if _uses(module, known, deep=unit.is_block)]
         if apart or users:
             coded.append(Unit(f"{unit.name} base", unit.is_block, apart, users, unit.keep))

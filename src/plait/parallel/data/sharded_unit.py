@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from plait.comm import Work
 from plait.mesh import Shard
@@ -152,12 +152,22 @@ class TakenParameters(dict[str, Any]):
     Code may do so without a call of the module: a parent may multiply by the weight of a child.
     """
 
-    def __init__(self, params: Mapping[str, Any], taken: Callable[[Tensor], None]) -> None:
+    def __init__(self, params: Mapping[str, Any]) -> None:
         super().__init__(params)
-        self._taken = taken
+        self.listeners: list[Callable[[Tensor], None]] = []
 
     def __getitem__(self, key: str) -> Any:
         param = super().__getitem__(key)
         if param is not None:
-            self._taken(param)
+            for taken in self.listeners:
+                taken(param)
         return param
+
+
+def tell_taken(module: nn.Module, taken: Callable[[Tensor], None]) -> None:
+    """Have `taken` called with each parameter [...] that code takes from a module. Several stages
+    of a rank may ask it of one module.
+    """
+    if not isinstance(module._parameters, TakenParameters):
+        module._parameters = TakenParameters(module._parameters)
+    module._parameters.listeners.append(taken)

@@ -27,6 +27,8 @@ class Unit:
     modules: list[nn.Module] = field(default_factory=list)
     keep: bool = False
     """Whether ZeRO-3 keeps it whole until the step ends, once it is gathered."""
+    holders: list[nn.Module] = field(default_factory=list)
+    """Modules that hold its parameters and are not called here: other code takes them by hand."""
 
     @property
     def trainable(self) -> list[tuple[str, nn.Parameter]]:

@@ -29,8 +29,8 @@ from plait.parallel.data.gradients import BucketState, Reducer
 from plait.parallel.data.sharded_unit import (
     GatheredBucket,
     ShardedUnit,
-    TakenParameters,
     UnitState,
+    tell_taken,
 )
 from plait.parallel.data.shards import MasterShards, ShardedGradients
 from plait.parallel.data.strategy import (
@@ -71,6 +71,7 @@ class Zero3(DataStrategy):
         self._current: set[ShardedUnit] = set()
         self._running: list[set[ShardedUnit]] = []
         self._forward = False
+        self._on_this_rank: tuple[DataStrategy, ...] = (self,)
         self._install_hooks()
 
     # -- layout
@@ -107,7 +108,9 @@ class Zero3(DataStrategy):
                 module.register_forward_pre_hook(self._before_forward(unit, needed), prepend=True)
                 module.register_forward_hook(self._after_forward(unit, needed))
                 for part in module.modules() if unit.unit.is_block else [module]:
-                    part._parameters = TakenParameters(part._parameters, self._taking(owner))
+                    tell_taken(part, self._taking(owner))
+            for module in unit.unit.holders:
+                tell_taken(module, self._taking(owner))
 
     def _taking(self, owner: Mapping[int, ShardedUnit]) -> Callable[[Tensor], None]:
         """A function that gathers a parameter which code takes outside of its module's call.
@@ -117,9 +120,12 @@ class Zero3(DataStrategy):
 
         def taken(param: Tensor) -> None:
             unit = owner.get(id(param))
-            if unit is None or unit.state in (UnitState.WHOLE, UnitState.TAKEN):
+            if unit is None or unit.state is UnitState.TAKEN:
                 return
-            if self._forward or in_backward():
+            in_its_call = not self._forward or any(unit in needed for needed in self._running)
+            if unit.state is UnitState.WHOLE and in_its_call:
+                return
+            if in_backward() or any(one.in_forward for one in self._on_this_rank):
                 with no_dispatch_modes():
                     unit.take()
 
@@ -198,6 +204,13 @@ class Zero3(DataStrategy):
         self._gradients.begin_step()
         super().begin_step()
 
+    @property
+    def in_forward(self) -> bool:
+        return self._forward
+
+    def share_rank(self, strategies: Sequence[DataStrategy]) -> None:
+        self._on_this_rank = tuple(strategies)
+
     def before_forward(self) -> None:
         self._backward = False
         self._forward = True
@@ -206,11 +219,22 @@ class Zero3(DataStrategy):
 
     def after_forward(self) -> None:
         self._forward = False
+        self._keep_running()
         if not torch.is_grad_enabled():
             self._release()
         self._reshard()
         self._current = set()
         self._backward = True
+
+    def _keep_running(self) -> None:
+        """Take the units of modules whose forward ended with the stage, before it returned.
+
+        No output of theirs tells when a backward needs them.
+        """
+        for needed in self._running:
+            for unit in in_order(needed):
+                unit.take()
+        self._running.clear()
 
     def after_backward(self, *, weight_grads: bool = True) -> None:
         super().after_backward(weight_grads=weight_grads)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from plait.products import Products
 from plait.torch_internals import has_function_transforms
@@ -321,6 +322,9 @@ def _forward(
 
     def forward(x: Tensor) -> Tensor:
         if quicker_only:
+            if is_parametrized(module):  # a read of its weight computes it, and may change state
+                computed: Tensor = original(x)
+                return computed
             weight = module.weight
             gains = layer.is_faster(x, weight) or store.adds_quicker(weight)
             if not gains or has_function_transforms():

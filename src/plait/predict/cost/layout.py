@@ -64,8 +64,7 @@ class PlanLayout:
 
 def lay_out(job: Job, plan: Plan) -> PlanLayout:
     """The stages of a plan and what each rank holds."""
-    samples = job.largest_micro_batch(plan)
-    shard = sharding(plan, job.model.seq_len, float(samples), job.runtime)
+    shard = job_sharding(job, plan)
     counts = job.counts_of(plan)
     stages = split_model(job.model, plan.pp.num_stages, job.runtime.balanced_stages, counts)
     live, placement = live_micro_batches(
@@ -76,6 +75,13 @@ def lay_out(job: Job, plan: Plan) -> PlanLayout:
     of_ranks = (tuple(stages[stage] for stage in own) for own in held)
     ranks = tuple(rank_state(own, inner, job.training) for own in of_ranks)
     return PlanLayout(shard, stages, held, live, ranks)
+
+
+def job_sharding(job: Job, plan: Plan) -> Sharding:
+    """How a plan divides the blocks of a job, for its mean micro-batch and its largest."""
+    mean, most = job.micro_batch(plan)
+    unequal = None if mean == most else most
+    return sharding(plan, job.model.seq_len, mean, job.runtime, most_samples=unequal)
 
 
 @lru_cache(maxsize=1024)

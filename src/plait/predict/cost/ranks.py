@@ -73,7 +73,9 @@ class Question:
         `live` pairs its stages with their live micro-batches.
         """
         keeping = host_activations.on_device if self.offloads else rank_activations
-        return keeping(live, self.shard, self.job.numerics(self.plan), self.machine.memory)
+        return keeping(
+            live, self.shard.of_largest, self.job.numerics(self.plan), self.machine.memory
+        )
 
     @property
     def offloads(self) -> bool:
@@ -84,7 +86,7 @@ class Question:
         """Bytes of a rank's activations in the memory of its host; `live` as in `activations`."""
         if not self.offloads:
             return 0.0
-        return host_activations.on_host(live, self.shard, self.job.numerics(self.plan))
+        return host_activations.on_host(live, self.shard.of_largest, self.job.numerics(self.plan))
 
     def send_seconds(self) -> float:
         """Seconds to hand a micro-batch to the next stage."""

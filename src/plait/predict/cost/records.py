@@ -102,11 +102,12 @@ class Job:
             return numbers
         return numbers - self.model.block_matrices / self.model.parameters
 
-    def largest_micro_batch(self, plan: Plan) -> int:
-        """Samples of the largest micro-batch, which is the slowest rank's."""
+    def micro_batch(self, plan: Plan) -> tuple[float, float]:
+        """Samples of the slowest rank's micro-batches: of the mean one, and of the largest."""
         size = plan.dp.size
         shares = self.shares if len(self.shares) == size else (1,) * size
-        return -(-self.global_batch * max(shares) // (sum(shares) * plan.micro_batches))
+        samples = -(-self.global_batch * max(shares) // sum(shares))
+        return samples / plan.micro_batches, float(-(-samples // plan.micro_batches))
 
     @cached_property
     def training(self) -> StateRules:

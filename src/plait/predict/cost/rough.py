@@ -14,12 +14,12 @@ from functools import cached_property, lru_cache
 from plait.plan import DataAxis, Plan
 from plait.plan.axes import Remat
 from plait.plan.facts import SCHEDULES
-from plait.predict.cost.layout import RankState, inner_plan, rank_state
+from plait.predict.cost.layout import RankState, inner_plan, job_sharding, rank_state
 from plait.predict.cost.memory.offload import overfull
 from plait.predict.cost.model.operations import Model
 from plait.predict.cost.ranks import Question, Rank, rank_memory, work_floor
 from plait.predict.cost.records import Job
-from plait.predict.cost.sharding import Sharding, sharding
+from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time.closed import closed_live, closed_seconds
 from plait.predict.cost.time.machine import Machine
 from plait.predict.cost.time.passes import PassSeconds
@@ -102,9 +102,7 @@ class RoughFamily:
     @cached_property
     def shard(self) -> Sharding:
         """How a plan divides a block."""
-        job = self.job
-        samples = job.largest_micro_batch(self.plan)
-        return sharding(self.plan, job.model.seq_len, float(samples), job.runtime)
+        return job_sharding(self.job, self.plan)
 
     @cached_property
     def kinds(self) -> tuple[RankKind, ...]:

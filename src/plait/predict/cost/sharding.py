@@ -5,7 +5,7 @@ traffic share.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from plait.mesh.tensor_layout import TensorLayout, tensor_layout
@@ -32,7 +32,9 @@ class Sharding:
     ep: int = 1
     seq_len: int = 1
     samples: float = 1.0
-    """Samples of a micro-batch."""
+    """Samples of the mean micro-batch, which time and traffic are for."""
+    most_samples: float | None = None
+    """Samples of the largest micro-batch, which memory is for; None: all have as many."""
     regather: bool = False
     """Sequence parallelism keeps the sharded input of a product and gathers it again in
     backward.
@@ -78,9 +80,27 @@ class Sharding:
         """
         if self.mode == "1d":
             return self.samples * self.seq_len / self.cp
-        return (
-            math.ceil(self.samples / self.sample_parts) * self.sample_parts * self.seq_len / self.cp
-        )
+        parts = self.sample_parts
+        whole = math.floor(self.samples)
+        larger = self.samples - whole  # the part of the micro-batches that have a sample more
+        filled = (1 - larger) * math.ceil(whole / parts) + larger * math.ceil((whole + 1) / parts)
+        return filled * parts * self.seq_len / self.cp
+
+    @cached_property
+    def of_largest(self) -> Sharding:
+        """The same for the largest micro-batch."""
+        if self.most_samples is None:
+            return self
+        return replace(self, samples=self.most_samples, most_samples=None)
+
+    def by_size(self, num_micro_batches: int) -> tuple[tuple[Sharding, int], ...]:
+        """The same for each size of micro-batch, with how many of them have it."""
+        if self.most_samples is None:
+            return ((self, num_micro_batches),)
+        largest = self.of_largest
+        smaller = replace(largest, samples=largest.samples - 1)
+        count = round(num_micro_batches * (self.samples - smaller.samples))
+        return ((largest, count), (smaller, num_micro_batches - count))
 
     @cached_property
     def sample_parts(self) -> int:
@@ -99,9 +119,17 @@ class Sharding:
         return self.layout.size(column.out + column.into)
 
 
-def sharding(plan: Plan, seq_len: int, samples: float, runtime: Runtime | None = None) -> Sharding:
+def sharding(
+    plan: Plan,
+    seq_len: int,
+    samples: float,
+    runtime: Runtime | None = None,
+    *,
+    most_samples: float | None = None,
+) -> Sharding:
     """The sharding of a plan for micro-batches of `samples` samples, as the
-    `plait.predict.cost.runtime.Runtime` does it.
+    `plait.predict.cost.runtime.Runtime` does it. `most_samples` are those of the largest, where
+    they are not alike.
     """
     tp = plan.tp
     return Sharding(
@@ -115,6 +143,7 @@ def sharding(plan: Plan, seq_len: int, samples: float, runtime: Runtime | None =
         ep=plan.ep,
         seq_len=seq_len,
         samples=samples,
+        most_samples=most_samples,
         regather=runtime is not None and not runtime.keep_gathered,
         imbalance=runtime.expert_imbalance if runtime is not None and plan.ep > 1 else 1.0,
         folded=plan.folds_experts,

@@ -43,10 +43,11 @@ def traffic(
         }
         sent["tp"] = sum(message.sent_bytes for message in messages.shared)
         for stage in own:
-            for axis, each in stage_bytes(stages[stage], shard, plan.precision, plan.remat):
-                sent[axis] = sent.get(axis, 0.0) + plan.micro_batches * each
-        for axis, count in sent.items():
-            totals[axis] = max(totals[axis], count)
+            for size, count in shard.by_size(plan.micro_batches):
+                for axis, each in stage_bytes(stages[stage], size, plan.precision, plan.remat):
+                    sent[axis] = sent.get(axis, 0.0) + count * each
+        for axis, in_all in sent.items():
+            totals[axis] = max(totals[axis], in_all)
     return totals
 
 
@@ -72,12 +73,13 @@ def _pipeline_bytes(
     if plan.pp.size == 1:
         return 0.0
     width = shard.message_width(BYTES[plan.precision])
-    payload = shard.tokens * job.model.hidden * width / shard.sequence_split
+    tokens = sum(count * size.tokens for size, count in shard.by_size(plan.micro_batches))
+    payload = tokens * job.model.hidden * width / shard.sequence_split
     last = plan.pp.num_stages - 1
     own_stages = set(own)
     forward = sum(stage < last and stage + 1 not in own_stages for stage in own)
     backward = sum(stage > 0 and stage - 1 not in own_stages for stage in own)
-    sent = plan.micro_batches * (forward + backward) * payload
+    sent = (forward + backward) * payload
     if SCHEDULES[
         plan.pp.schedule
     ].asynchronous:  # each gradient says of how many tokens it is, and a step's loss is sent to all

@@ -18,6 +18,7 @@ from plait.plan import Plan, check_batch, check_config, whole_shares
 from plait.plan.axes import REMATS
 from plait.predict.cost.api import job_of
 from plait.predict.cost.frameworks import Framework, framework_of
+from plait.predict.cost.layout import job_sharding
 from plait.predict.cost.mixed import check_one_link, estimate_mixed, machines_of
 from plait.predict.cost.model.operations import is_layer
 from plait.predict.cost.model.tables import config_tables
@@ -189,8 +190,7 @@ def _layers_by_speed(asked: _MixedSearch, plan: Plan, kinds: Sequence[int]) -> t
     layers = [block for block in job.model.blocks() if is_layer(block)]
     if len(layers) < stages or len(layers) != job.model.num_blocks - 2:
         raise PlanError(f"plan '{plan}': {job.model.name} has {len(layers)} layers to divide")
-    samples = float(job.largest_micro_batch(plan))
-    shard = sharding(plan, job.model.seq_len, samples, job.runtime)
+    shard = job_sharding(job, plan)
     _, placement = live_micro_batches(
         plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual
     )

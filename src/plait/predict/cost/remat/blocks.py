@@ -111,11 +111,11 @@ class _Costs:
         shard = question.shard
         precision, fused, _ = question.job.numerics(question.plan)
         plain = block_pass(block, machine, shard, (precision, fused, "none"))
-        whole = block_activations(block, shard, (precision, fused, "none"))
+        whole = block_activations(block, shard.of_largest, (precision, fused, "none"))
         options = []
         for word in words_for(question.plan):
             numerics = (precision, fused, word)
-            kept = self.live * block_activations(block, shard, numerics, machine.memory)
+            kept = self.live * block_activations(block, shard.of_largest, numerics, machine.memory)
             one = block_pass(block, machine, shard, numerics)
             again = one.recompute / question.job.runtime.compute_share
             again += one.communication_backward - plain.communication_backward
@@ -136,16 +136,17 @@ def words_for(plan: Plan) -> tuple[BlockRemat, ...]:
 def _chosen(question: Question, layout: PlanLayout, rank: int) -> Iterator[BlockRemat]:
     """The words of a rank's blocks, stage by stage."""
     rules = question.machine.memory
+    largest = layout.shard.of_largest
     numerics = question.job.numerics(question.plan)
     beside_layers = least_working = 0.0
     blocks: list[tuple[Option, ...]] = []
     for stage, live in layout.live_stages(rank):
-        all_full = stage_activations(stage, layout.shard, (*numerics[:2], "full"), rules)[2]
+        all_full = stage_activations(stage, largest, (*numerics[:2], "full"), rules)[2]
         beside = all_full if rules.keeps_block_gradients else 0.0
         least_working = max(least_working, beside)
         for block, count in stage.runs:
             if not is_layer(block):
-                kept = block_activations(block, layout.shard, (*numerics[:2], "none"), rules)
+                kept = block_activations(block, largest, (*numerics[:2], "none"), rules)
                 beside_layers += kept * count * (1 if block.name == "head" else live)
         costs = _Costs(question, live, beside)
         for block, count in stage.runs:
