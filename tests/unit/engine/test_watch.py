@@ -131,6 +131,14 @@ def test_weights_that_do_not_move_are_named() -> None:
     assert "did not move experts.0.bias, experts.0.weight, first.weight" in told[0]
 
 
+@pytest.mark.parametrize("steps", [1, 2, 6])
+@pytest.mark.parametrize("plan", ["pp2:pipedream mb2", "pp2:2bw mb2", "pp2:1f1b mb2"])
+def test_a_sound_pipeline_says_nothing(plan: str, steps: int) -> None:
+    """An asynchronous one updates inside its steps, and some stages after them."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    assert threaded(2, watched, plan, model, squared, steps, plan=plan) == [[], []]
+
+
 @pytest.mark.parametrize("steps", [1, 2, 4, 30])
 def test_a_sound_run_says_nothing(steps: int) -> None:
     """Frozen parameters, experts without tokens, a last layer that is 0, a warm-up from 0."""
