@@ -191,7 +191,6 @@ def make_parts(
         store = products.weight_grad_store(stage.modules, strategy.main_grads())
         module = _stage_module(model, cut, stage, replay, strategy.group.device)
         parts[index] = StageWithStrategy(Stage(module, index, store), strategy)
-        strategy.share_rank(list(strategies.values()))
     if replay is not None:
         replay.install(model)
     return parts

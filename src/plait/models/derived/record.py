@@ -349,7 +349,8 @@ def _weightless(
     try:
         yield
     finally:
-        for table, key, tensor in originals:
+        # backwards: a module of two names was replaced twice
+        for table, key, tensor in reversed(originals):
             table[key] = tensor
 
 

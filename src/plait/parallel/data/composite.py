@@ -30,14 +30,6 @@ class Composite(DataStrategy):
         for part in self._parts:
             part.begin_step()
 
-    @property
-    def in_forward(self) -> bool:
-        return any(part.in_forward for part in self._parts)
-
-    def share_rank(self, strategies: Sequence[DataStrategy]) -> None:
-        for part in self._parts:
-            part.share_rank(strategies)
-
     def before_forward(self) -> None:
         for part in self._parts:
             part.before_forward()

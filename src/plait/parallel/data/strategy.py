@@ -171,16 +171,6 @@ class DataStrategy(ABC):
         """A step begins."""
         self.reducer.begin_step()
 
-    @property
-    def in_forward(self) -> bool:
-        """Whether a forward is under way that needs to be noticed."""
-        return False
-
-    def share_rank(self, strategies: Sequence[DataStrategy]) -> None:  # noqa: B027
-        """Know the strategies of all stages of this rank: one's forward may use another's
-        parameters.
-        """
-
     def before_forward(self) -> None:  # noqa: B027 - whole parameters need nothing
         """A micro-batch's forward begins."""
 

@@ -15,6 +15,7 @@ Here hooks say when a unit is wanted. Its states and their owners of memory are 
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -41,6 +42,9 @@ from plait.parallel.data.strategy import (
 )
 from plait.parallel.data.units import Unit
 from plait.torch_internals import in_backward, no_dispatch_modes
+
+_RANK = threading.local()
+"""`in_forward` of the rank of this thread: one stage's forward may read parameters of another."""
 
 
 class Zero3(DataStrategy):
@@ -71,7 +75,6 @@ class Zero3(DataStrategy):
         self._current: set[ShardedUnit] = set()
         self._running: list[set[ShardedUnit]] = []
         self._forward = False
-        self._on_this_rank: tuple[DataStrategy, ...] = (self,)
         self._install_hooks()
 
     # -- layout
@@ -125,7 +128,7 @@ class Zero3(DataStrategy):
             in_its_call = not self._forward or any(unit in needed for needed in self._running)
             if unit.state is UnitState.WHOLE and in_its_call:
                 return
-            if in_backward() or any(one.in_forward for one in self._on_this_rank):
+            if in_backward() or getattr(_RANK, "in_forward", False):
                 with no_dispatch_modes():
                     unit.take()
 
@@ -204,21 +207,14 @@ class Zero3(DataStrategy):
         self._gradients.begin_step()
         super().begin_step()
 
-    @property
-    def in_forward(self) -> bool:
-        return self._forward
-
-    def share_rank(self, strategies: Sequence[DataStrategy]) -> None:
-        self._on_this_rank = tuple(strategies)
-
     def before_forward(self) -> None:
         self._backward = False
-        self._forward = True
+        self._forward = _RANK.in_forward = True
         self._running.clear()
         self._prefetch(0)
 
     def after_forward(self) -> None:
-        self._forward = False
+        self._forward = _RANK.in_forward = False
         self._keep_running()
         if not torch.is_grad_enabled():
             self._release()
