@@ -181,9 +181,10 @@ class ContextGroup:
             Tensor, lambda leaf: lengths.add(leaf.shape[1]) if leaf.dim() > 1 else None, batch
         )
         if len(lengths) != 1:
+            found = f"they have lengths {sorted(lengths)}" if lengths else "none has two dims"
             raise DataError(
-                f"cp{self.axis.size} cuts sequences, the second dim of all tensors; "
-                f"they have lengths {sorted(lengths)}"
+                f"cp{self.axis.size} cuts sequences, the second dim of all tensors, and {found}; "
+                "give tensors (samples, sequence, ...), or leave cp out"
             )
         length = lengths.pop()
         if length % self.num_chunks:
