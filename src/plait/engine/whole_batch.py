@@ -1,6 +1,6 @@
 """Lookup tables whose options need the whole batch at once, which a plan may divide.
 
-`max_norm` shortens the rows that a batch looks up, inside the forward: ranks with other samples
+`max_norm` shortens the rows that a batch looks up, inside the forward. Ranks with other samples
 shorten other rows, and their copies drift apart. `scale_grad_by_freq` divides gradients by counts
 over the batch of one forward.
 """

@@ -349,8 +349,7 @@ def _weightless(
     try:
         yield
     finally:
-        # backwards: a module of two names was replaced twice
-        for table, key, tensor in reversed(originals):
+        for table, key, tensor in reversed(originals):  # a module of two names comes twice
             table[key] = tensor
 
 

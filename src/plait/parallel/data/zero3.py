@@ -43,8 +43,25 @@ from plait.parallel.data.strategy import (
 from plait.parallel.data.units import Unit
 from plait.torch_internals import in_backward, no_dispatch_modes
 
-_RANK = threading.local()
-"""`in_forward` of the rank of this thread: one stage's forward may read parameters of another."""
+
+class _RunningForward(threading.local):
+    """Whether a forward of any stage is under way on the rank of this thread.
+
+    One stage's forward may read parameters of another.
+    """
+
+    is_under_way = False
+
+    def begin(self) -> None:
+        """A forward begins."""
+        self.is_under_way = True
+
+    def end(self) -> None:
+        """A forward has ended."""
+        self.is_under_way = False
+
+
+_RUNNING_FORWARD = _RunningForward()
 
 
 class Zero3(DataStrategy):
@@ -128,7 +145,7 @@ class Zero3(DataStrategy):
             in_its_call = not self._forward or any(unit in needed for needed in self._running)
             if unit.state is UnitState.WHOLE and in_its_call:
                 return
-            if in_backward() or getattr(_RANK, "in_forward", False):
+            if in_backward() or _RUNNING_FORWARD.is_under_way:
                 with no_dispatch_modes():
                     unit.take()
 
@@ -209,12 +226,14 @@ class Zero3(DataStrategy):
 
     def before_forward(self) -> None:
         self._backward = False
-        self._forward = _RANK.in_forward = True
+        self._forward = True
+        _RUNNING_FORWARD.begin()
         self._running.clear()
         self._prefetch(0)
 
     def after_forward(self) -> None:
-        self._forward = _RANK.in_forward = False
+        self._forward = False
+        _RUNNING_FORWARD.end()
         self._keep_running()
         if not torch.is_grad_enabled():
             self._release()

@@ -88,13 +88,13 @@ class Sharding:
 
     @cached_property
     def of_largest(self) -> Sharding:
-        """The same for the largest micro-batch."""
+        """The sharding of the largest micro-batch."""
         if self.most_samples is None:
             return self
         return replace(self, samples=self.most_samples, most_samples=None)
 
     def by_size(self, num_micro_batches: int) -> tuple[tuple[Sharding, int], ...]:
-        """The same for each size of micro-batch, with how many of them have it."""
+        """The sharding of each size of micro-batch, with how many of them have it."""
         if self.most_samples is None:
             return ((self, num_micro_batches),)
         largest = self.of_largest
