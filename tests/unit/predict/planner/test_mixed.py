@@ -47,6 +47,26 @@ def test_one_kind_alone_is_asked_about_the_batch_of_all(capsys):
         assert "64 samples a step are assumed" in json.loads(capsys.readouterr().out)["notes"][0]
 
 
+def test_a_plan_of_one_kind_alone_names_it(capsys, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(
+        '[model]\nname = "gpt"\nnum_hidden_layers = 24\nhidden_size = 2048\n'
+        "num_attention_heads = 16\n[data]\nseq_len = 2048\n[train]\nglobal_batch = 64\n"
+    )
+    asked = ["plan", str(path), "--cluster", "h100x8+l40sx8"]
+    assert main([*asked, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    first, *others = data["plans"]
+    assert first["num_devices"] == 8 and first["part"] == "h100x8"
+    assert all("part" not in one for one in others if one["num_devices"] == 16)
+    assert data["notes"] == [
+        f"{first['plan']} is run on h100x8 alone, and the other devices are idle"
+    ]
+    assert main(asked) == 0
+    head, row, *_ = capsys.readouterr().out.splitlines()
+    assert head.split()[-1] == "on" and row.split()[-1] == "h100x8"
+
+
 def test_shares_follow_speed_and_are_the_best_of_all():
     plan = "dp16:zero1 precision:bf16"
     seconds = {}
