@@ -180,7 +180,7 @@ class Estimate:
     unit: str = "tokens"
     """The unit that is counted as tokens: "samples" where a sample has no sequence."""
     bar_width: float = 1.0
-    """Width of the time bar, of the usual one: narrower on a calibrated cluster."""
+    """Width of the time bar, of the usual one: what a calibration of the cluster leaves."""
     reach: str = "one node"
     """How far the run reaches, by which its error bars are chosen (see `bars.reach`)."""
     shares: tuple[int, ...] = ()

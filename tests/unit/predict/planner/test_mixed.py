@@ -51,7 +51,8 @@ def test_a_plan_of_one_kind_alone_names_it(capsys, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(
         '[model]\nname = "gpt"\nnum_hidden_layers = 24\nhidden_size = 2048\n'
-        "num_attention_heads = 16\nvocab_size = 50304\n[data]\nseq_len = 2048\n[train]\nglobal_batch = 64\n"
+        "num_attention_heads = 16\nvocab_size = 50304\n"
+        "[data]\nseq_len = 2048\n[train]\nglobal_batch = 64\n"
     )
     asked = ["plan", str(path), "--cluster", "h100x8+l40sx8"]
     assert main([*asked, "--json"]) == 0
