@@ -71,10 +71,10 @@ def calibrate(steps: Sequence[MeasuredStep], cluster: Cluster | str) -> Calibrat
     seconds that cannot be, and the errors of `plait.estimate`.
     """
     if not steps:
-        raise ConfigError("calibrate: no step was measured; name a run, or give --step")
+        raise ConfigError("no step was measured; name a run, or give --step")
     wrong = [step.seconds for step in steps if not (0 < step.seconds < math.inf)]
     if wrong:
-        raise ConfigError(f"calibrate: a step took {wrong[0]:g} s; seconds are above 0")
+        raise ConfigError(f"a measured step took {wrong[0]:g} s; seconds are finite and above 0")
     place = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     asked = [prepared(step) for step in steps]
     names = FACTORS if place.profile is None else FACTORS[:1]
