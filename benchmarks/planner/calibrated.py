@@ -23,7 +23,7 @@ from plait.cluster.calibration import Calibration
 from plait.errors import PlanError
 from plait.plan import Plan
 from plait.predict.cost.bars import bar
-from plait.predict.cost.calibrate import AskedStep, fitted
+from plait.predict.cost.calibrate import AskedStep, fitted, widened
 from plait.predict.cost.machines import calibrated
 from plait.predict.cost.model.describe import describe
 from plait.predict.cost.records import Job
@@ -57,7 +57,12 @@ def outcome(rows: list[tuple[Case, AskedStep]], known: int, rng: random.Random) 
         machine = preset_machine(case, calibrated(Efficiency(), factors))
         return math.log(step.seconds / estimate_job(step.job, step.plan, machine).step_seconds)
 
+    def reach(row: int) -> str:
+        case, step = rows[row]
+        return estimate_job(step.job, step.plan, preset_machine(case)).reach
+
     found = fitted(len(picked), lambda at, factors: log(picked[at], factors))
+    found = widened(found, [(log(at, found), reach(at)) for at in picked])
     before, after, held = [], [], []
     for row in range(len(rows)):
         if row in picked:

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     """
     from plait.cluster import Cluster
     from plait.predict.cost.api import cluster_name
-    from plait.predict.cost.calibrate import calibrate
+    from plait.predict.cost.calibrate import calibrate, doubts
     from plait.predict.cost.model.tables import config_tables
 
     common.check_writable(arguments.out)
@@ -70,6 +70,7 @@ def run(arguments: argparse.Namespace) -> Answer:
         {"plan": str(step.plan), "seconds": step.seconds, **_errors(step, cluster, found)}
         for step in steps
     ]
+    data["warnings"] = doubts(found, steps, cluster)
     return Answer(data, _view(data))
 
 
@@ -148,4 +149,5 @@ def _view(data: Json) -> str:
         for step in data["steps"]
     ]
     lines.append(f"time bars are {data['time_bar']:.0%} as wide; written to {data['out']}")
+    lines += [f"warning: {doubt}" for doubt in data["warnings"]]
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -247,7 +248,12 @@ def lines(data: Json) -> list[str]:
 def campaign_lines(data: Json) -> list[str]:
     """The whole run for people, as far as it was asked about."""
     lines = []
-    if "days" in data:
+    if "days" in data and not math.isfinite(data["days"]):
+        lines.append(
+            f"run        {data['tokens']:.4g} tokens are never trained: devices fail so often that "
+            "no useful work remains"
+        )
+    elif "days" in data:
         energy = data["energy_kwh"]
         power = "energy unknown" if energy is None else f"{energy:,.0f} kWh of boards"
         low, high = data["days_bar"]

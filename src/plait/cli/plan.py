@@ -286,15 +286,24 @@ def mixed_answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:
         "plans": plans,
         "framework": arguments.framework,
         "cluster": name,
-        "notes": assumed(tables, job.global_batch, job.model.seq_len),
+        "notes": [*assumed(tables, job.global_batch, job.model.seq_len), *part_notes(plans)],
     }
     return Answer(data, partial(_mixed_view, data))
+
+
+def part_notes(plans: list[Json]) -> list[str]:
+    """The plans of a mixed cluster that run on one of its kinds alone."""
+    return [
+        f"{one['plan']} is run on {one['part']} alone, and the other devices are idle"
+        for one in plans
+        if "part" in one
+    ]
 
 
 def _mixed_view(data: Json) -> RenderableType:
     from rich.console import Group
 
-    rows = tuple(_cells(one) for one in data["plans"])
+    rows = tuple((*_cells(one), one.get("part", "all")) for one in data["plans"])
     best = data["plans"][0]
     keys = [f"{key} = {best[key]}" for key in ("shares", "counts") if key in best]
     runs = f"with [plan] {' and '.join(keys)}" if keys else "with equal parts"
@@ -305,7 +314,7 @@ def _mixed_view(data: Json) -> RenderableType:
         f"{runs}",
         *(f"note: {note}" for note in data["notes"]),
     ]
-    return Group(PlanTable(_head(data), rows), Prose("\n".join(below)))
+    return Group(PlanTable((*_head(data), "on"), rows), Prose("\n".join(below)))
 
 
 TWINS = 0.01

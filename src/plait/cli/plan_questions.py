@@ -5,6 +5,7 @@ of days and money.
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -165,7 +166,12 @@ def _sweep_cells(row: Json, width: int) -> tuple[str, ...]:
         size(row["memory"]["total"]),
         f"{row['cost_per_million_tokens']:.3g}",
     )
-    return (*cells, f"{row['days']:,.1f}") if "days" in row else cells
+    return (*cells, _days(row["days"])) if "days" in row else cells
+
+
+def _days(days: float) -> str:
+    """Days for people; `never` where failures leave no useful work."""
+    return f"{days:,.1f}" if math.isfinite(days) else "never"
 
 
 def is_budget(arguments: argparse.Namespace) -> bool:
@@ -219,11 +225,20 @@ def _why_none(tried: list[Offer], cluster: Cluster, arguments: argparse.Namespac
         return f"{base}: {tried[-1].reason}"
     fastest = min(ran, key=lambda one: one.days)
     cheapest = min(ran, key=lambda one: one.dollars)
+    if not math.isfinite(fastest.days):
+        return f"{base}: devices fail so often that no useful work remains; --mtbf is in hours"
+    sizes = ", ".join(str(one.num_devices) for one in ran)
     return (
-        f"{base}: the fastest run takes {fastest.days:,.1f} days on {fastest.num_devices} devices, "
-        f"the cheapest costs {cheapest.dollars:,.0f} USD on {cheapest.num_devices}; name a larger "
-        "cluster, or more days or money"
+        f"{base}: of the numbers that were looked at ({sizes}), the fastest run takes "
+        f"{fastest.days:,.1f} days on {fastest.num_devices}, and the cheapest costs "
+        f"{cheapest.dollars:,.0f} USD on {cheapest.num_devices}; {_cure(arguments)}"
     )
+
+
+def _cure(arguments: argparse.Namespace) -> str:
+    """The limits that are to be loosened, of those that were given."""
+    more = [f"more {name}" for name in ("days", "dollars") if getattr(arguments, name) is not None]
+    return " or ".join(["name a larger cluster", *more] if arguments.days is not None else more)
 
 
 def budget_lines(found: Json) -> list[str]:
@@ -231,6 +246,6 @@ def budget_lines(found: Json) -> list[str]:
     rows = [
         f"{one['num_devices']} devices: {one['days']:,.1f} days, {one['price']:,.0f} USD"
         for one in found["tried"]
-        if one["plan"] is not None
+        if one["plan"] is not None and math.isfinite(one["days"])
     ]
     return [f"looked at  {'; '.join(rows)}"]

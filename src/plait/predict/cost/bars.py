@@ -8,6 +8,7 @@ reaches. They are those of frameworks that were named, since what runs is known 
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -56,6 +57,15 @@ def bar(value: float, kind: str, place: str, width: float = 1.0) -> list[float]:
     low = min(1.0, quantiles[LOW]) ** width
     high = max(1.0, quantiles[HIGH]) ** width
     return [value * low, value * high]
+
+
+def width_for(log_ratio: float, place: str) -> float:
+    """The width of the time bar that just holds a run; `log_ratio` is the logarithm of its seconds
+    over those predicted.
+    """
+    quantiles = quantiles_of("time", place)
+    end = math.log(max(1.0, quantiles[HIGH]) if log_ratio > 0 else min(1.0, quantiles[LOW]))
+    return log_ratio / end if end else math.inf
 
 
 def probability_below(limit: float, value: float, place: str) -> float:

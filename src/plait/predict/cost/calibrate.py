@@ -3,7 +3,8 @@
 Three factors are found: on the seconds of computing, of communicating and of the host. Without any
 measurement each logarithm has a normal law, as wide as clusters differ. Steps of Gauss and Newton
 find the most probable factors. The curvature at the end is their uncertainty (Bishop, "Pattern
-Recognition and Machine Learning", section 4.4).
+Recognition and Machine Learning", section 4.4). Bars are as wide as that, and wide enough for the
+measured steps themselves.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from plait.cluster import Cluster
 from plait.cluster.calibration import FACTORS, Calibration
 from plait.errors import ConfigError
 from plait.plan import Plan
+from plait.predict.cost import bars
 from plait.predict.cost.api import check_question, job_of
 from plait.predict.cost.frameworks import Framework, framework_of
 from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.tables import config_tables
-from plait.predict.cost.records import Job
+from plait.predict.cost.records import Estimate, Job
 from plait.predict.cost.step import estimate_job
 from plait.values import JsonObject
 
@@ -34,6 +36,10 @@ NOISE: Final = 0.1
 """Differences of runs of one cluster from each other once its factors are known."""
 NARROWEST: Final = 0.3
 """The narrowest that measured steps make a bar, of the usual one."""
+WIDEST: Final = 5.0
+"""The widest bar that steps which contradict the model make, of the usual one."""
+FAR: Final = math.log(1.5)
+"""The logarithm from which on a step that was fitted is said to be far off."""
 ROUNDS: Final = 8
 MOST: Final = 2.0
 """The largest logarithm of a factor."""
@@ -65,14 +71,15 @@ def calibrate(steps: Sequence[MeasuredStep], cluster: Cluster | str) -> Calibrat
     seconds that cannot be, and the errors of `plait.estimate`.
     """
     if not steps:
-        raise ConfigError("calibrate: no step was measured; name a run, or give --step")
+        raise ConfigError("no step was measured; name a run, or give --step")
     wrong = [step.seconds for step in steps if not (0 < step.seconds < math.inf)]
     if wrong:
-        raise ConfigError(f"calibrate: a step took {wrong[0]:g} s; seconds are above 0")
+        raise ConfigError(f"a measured step took {wrong[0]:g} s; seconds are finite and above 0")
     place = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     asked = [prepared(step) for step in steps]
     names = FACTORS if place.profile is None else FACTORS[:1]
-    return fitted(len(asked), lambda at, factors: log_ratio(asked[at], place, factors), names)
+    found = fitted(len(asked), lambda at, factors: log_ratio(asked[at], place, factors), names)
+    return widened(found, [left(step, place, found) for step in asked])
 
 
 def fitted(
@@ -97,6 +104,33 @@ def fitted(
     numbers: JsonObject = {name: math.exp(log) for name, log in logs.items()}
     numbers |= {f"{name}_sd": math.sqrt(inverse[at][at]) for at, name in enumerate(names)}
     return Calibration(**numbers, time_bar=_bar_width(effects, inverse, names), runs=count)
+
+
+def widened(found: Calibration, residuals: Sequence[tuple[float, str]]) -> Calibration:
+    """The factors with bars that hold the measured steps, up to `WIDEST`.
+
+    Each residual is what `left` says of a step.
+    """
+    needed = max(bars.width_for(ratio, place) for ratio, place in residuals)
+    return replace(found, time_bar=max(found.time_bar, min(WIDEST, needed)))
+
+
+def doubts(found: Calibration, steps: Sequence[MeasuredStep], cluster: Cluster) -> list[str]:
+    """Factors at their bounds, and steps that are far off under the factors."""
+    words = [
+        f"{name} is at its bound, {getattr(found, name):.3g} of the predicted seconds; are the "
+        "measured numbers seconds?"
+        for name in FACTORS
+        if abs(math.log(getattr(found, name))) > MOST - STEP
+    ]
+    for step in steps:
+        ratio = log_ratio(prepared(step), cluster, found)
+        if abs(ratio) > FAR:
+            words.append(
+                f"{step.plan} took {math.exp(ratio):.3g} of the seconds that are predicted now; "
+                f"are {step.seconds:g} seconds meant, and is {cluster.name} the cluster?"
+            )
+    return words
 
 
 def _slopes(
@@ -127,9 +161,21 @@ def prepared(step: MeasuredStep) -> AskedStep:
 
 def log_ratio(step: AskedStep, place: Cluster, factors: Calibration) -> float:
     """The logarithm of measured over predicted seconds, under factors."""
+    return left(step, place, factors)[0]
+
+
+def left(step: AskedStep, place: Cluster, factors: Calibration) -> tuple[float, str]:
+    """What factors leave of a step: the logarithm of measured over predicted seconds, and how far
+    the step reaches.
+    """
+    guess = _predicted(step, place, factors)
+    return math.log(step.seconds / guess.step_seconds), guess.reach
+
+
+def _predicted(step: AskedStep, place: Cluster, factors: Calibration) -> Estimate:
     sized = place if place.profile is not None else place.with_num_devices(step.plan.world_size)
     machine = machine_of(replace(sized, calibration=factors))
-    return math.log(step.seconds / estimate_job(step.job, step.plan, machine).step_seconds)
+    return estimate_job(step.job, step.plan, machine)
 
 
 def _newton(

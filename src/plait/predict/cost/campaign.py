@@ -30,6 +30,10 @@ and test the nodes (Jiang et al., "MegaScale", 2024).
 REJOIN_SECONDS: Final = 60.0
 """Seconds until ranks that kept their snapshots compute again with a spare one; an assumption."""
 SHORTEST_SECONDS: Final = 1e-6
+LEAST_USEFUL: Final = 1e-6
+"""A smaller part of useful time counts as none."""
+MOST_TOKENS: Final = 1e18
+"""More tokens are taken for a slip; the largest published runs have less than 1e14."""
 DAY: Final = 86400.0
 KEEPING_KEYS: Final = ("copy_bytes_per_second", "write_bytes_per_second", "recovery_seconds")
 
@@ -217,6 +221,14 @@ def _first(measured: float | None, assumed: float) -> float:
     return assumed if measured is None else max(measured, SHORTEST_SECONDS)
 
 
+def check_tokens(tokens: float) -> None:
+    """Raises `ConfigError` for tokens that no run has."""
+    if not 0 < tokens <= MOST_TOKENS:
+        raise ConfigError(
+            f"tokens = {tokens:g}: a run has more than none and {MOST_TOKENS:g} at most, as 15e12"
+        )
+
+
 def campaign(
     estimate: Estimate,
     tokens: float | None = None,
@@ -225,7 +237,8 @@ def campaign(
 ) -> JsonObject:
     """The run over so many tokens: `days`, `device_hours`, `price`, `energy_kwh` (None where the
     board's power is unknown), and `goodput` where failures are asked about. Days and what follows
-    from them then count failures. Raises `ConfigError` for numbers that cannot be.
+    from them then count failures, and are infinite where no useful time is left. Raises
+    `ConfigError` for numbers that cannot be.
     """
     answer: JsonObject = {}
     useful = 1.0
@@ -234,10 +247,9 @@ def campaign(
         useful = answer["goodput"]["useful_fraction"]
     if tokens is None:
         return answer
-    if not (tokens > 0 and math.isfinite(tokens)):
-        raise ConfigError(f"tokens = {tokens:g}: a run has more than none, as 15e12")
+    check_tokens(tokens)
     steps = math.ceil(tokens / estimate.tokens)
-    seconds = steps * estimate.step_seconds / useful if useful else math.inf
+    seconds = steps * estimate.step_seconds / useful if useful > LEAST_USEFUL else math.inf
     low, high = estimate.bars()["step_seconds"]
     hours = seconds / 3600 * estimate.num_devices
     power = estimate.power_watts

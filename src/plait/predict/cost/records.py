@@ -181,13 +181,15 @@ class Estimate:
     unit: str = "tokens"
     """The unit that is counted as tokens: "samples" where a sample has no sequence."""
     bar_width: float = 1.0
-    """Width of the time bar, of the usual one: narrower on a calibrated cluster."""
+    """Width of the time bar, of the usual one: what a calibration of the cluster leaves."""
     reach: str = "one node"
     """How far the run reaches, by which its error bars are chosen (see `bars.reach`)."""
     shares: tuple[int, ...] = ()
     """Parts of the batch by data rank, where they were chosen for kinds of device."""
     counts: tuple[int, ...] = ()
     """Layers of each pipeline stage, where they were chosen for kinds of device."""
+    part: str = ""
+    """The one kind of a mixed cluster that it runs on; empty for all devices."""
     remat: tuple[BlockRemat, ...] = ()
     """Recomputation of each block under `remat:auto`, in the order of the model."""
     keep_gathered: tuple[int, ...] | None = None
@@ -260,6 +262,7 @@ class Estimate:
             "bars": self.bars(),
             **({"shares": list(self.shares)} if self.shares else {}),
             **({"counts": list(self.counts)} if self.counts else {}),
+            **({"part": self.part} if self.part else {}),
             **({"remat": list(self.remat)} if self.remat else {}),
             **({} if self.keep_gathered is None else {"keep_gathered": list(self.keep_gathered)}),
         }

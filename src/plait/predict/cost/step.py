@@ -162,28 +162,37 @@ class PredictedStep:
         return max(whole, replayed + after)
 
     def breakdown(self) -> Breakdown:
-        """Seconds by cause: compute of the busiest rank, and the tail of the last one."""
+        """Seconds by cause: compute of the busiest rank, and the tail of the last one.
+
+        Both can be more than the step where stages are of two kinds: then all is the last rank's.
+        """
+        worst = max(range(len(self.ranks)), key=lambda rank: self.pipeline.busy[rank])
+        parts = self._parts(worst)
+        if sum(parts.values()) > self.seconds * (1 + 1e-9):
+            parts = self._parts(self._last[1])
+        return Breakdown(bubble=max(0.0, self.seconds - sum(parts.values())), **parts)
+
+    def _parts(self, busiest: int) -> dict[str, float]:
+        """Seconds by cause without the bubble: passes of a rank, and the tail of the last one."""
         runtime = self.question.job.runtime
         m = self.question.plan.micro_batches
         end, last = self._last
-        worst = max(range(len(self.ranks)), key=lambda rank: self.pipeline.busy[rank])
-        busiest = self.ranks[worst]
-        passes = busiest.passes
+        rank = self.ranks[busiest]
+        passes = rank.passes
         exposed, update = self.tails[last]
-        added = busiest.accumulation_seconds()
-        parts = {
+        added = rank.accumulation_seconds()
+        return {
             "compute": m * (sum(one.compute - one.recompute for one in passes) + added),
             "recompute": m * sum(one.recompute for one in passes),
             "tensor": m * sum(one.tensor for one in passes) * (1.0 - runtime.overlap_tensor),
             "context": m * sum(one.context for one in passes),
             "expert": m * sum(one.expert for one in passes) * (1.0 - runtime.overlap_expert),
-            "data": exposed + m * sum(busiest.sharded_seconds()),
+            "data": exposed + m * sum(rank.sharded_seconds()),
             "update": update,
             "host": m * sum(sum(one.waits) for one in passes),
             "cores": max(0.0, self.seconds - (end + self._fixed)),
             "other": self._fixed,
         }
-        return Breakdown(bubble=max(0.0, self.seconds - sum(parts.values())), **parts)
 
 
 def predict_step(question: Question, layout: PlanLayout) -> PredictedStep:

@@ -16,7 +16,7 @@ from typing import Final
 from plait.cluster import Cluster
 from plait.errors import ConfigError
 from plait.predict.cost.api import cluster_of, job_of
-from plait.predict.cost.campaign import DAY, campaign
+from plait.predict.cost.campaign import DAY, campaign, check_tokens
 from plait.predict.cost.frameworks import Framework, framework_of
 from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.records import Estimate
@@ -39,11 +39,8 @@ class Budget:
     mtbf_hours: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value, example in (
-            ("tokens", self.tokens, "15e12"),
-            ("days", self.days, "30"),
-            ("dollars", self.dollars, "1e6"),
-        ):
+        check_tokens(self.tokens)
+        for name, value, example in (("days", self.days, "30"), ("dollars", self.dollars, "1e6")):
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"{name} = {value:g}: a budget has more than none, as {example}")
         if self.days is None and self.dollars is None:

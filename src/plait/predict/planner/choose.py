@@ -130,6 +130,7 @@ def decide(
     machine = kept_machine(machines)
     job = job_of(tables, None, runs, num_devices=machines.num_devices)
     fixed = Fixed.parse(fix)
+    _check_experts(fixed, job)
     settings = settings_for(tables, machine, objective)
     settings = replace(
         settings,
@@ -157,6 +158,13 @@ def decide(
             others = [one for one in choice.plans if all(one.plan != best.plan for best in kept)]
             return replace(choice, plans=kept + others)
     raise NothingFits(_why_nothing_fits(job, sure, machines, settings, searches[0]))
+
+
+def _check_experts(fixed: Fixed, job: Job) -> None:
+    """Raises `PlanError` for experts that are decided for a model without them."""
+    ep = fixed.value("", "ep") or 1
+    if ep > 1 and not job.model.num_experts:
+        raise PlanError(f"fix '{fixed.text}': {job.model.name} has no experts; leave ep{ep} out")
 
 
 def _searched(

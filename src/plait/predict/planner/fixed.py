@@ -2,7 +2,7 @@
 
 A term of plan text fixes what it says and leaves open what it does not. So `tp8` fixes the size of
 the tensor axis, and `tp8:1d` its mode as well. A word alone is a schedule, a data strategy or a
-tensor mode, such as `1f1b`, `zero3` and `2d`.
+tensor mode, such as `1f1b`, `zero3` and `2d`. It may have options, as `local,every8`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from plait.errors import PlanError, nearest
 from plait.plan import DataAxis, PipelineAxis, Plan
 from plait.plan.axes import CONTEXT_STRATEGIES, REMATS, TENSOR_MODES, BlockRemat
 from plait.plan.facts import DATA_STRATEGIES, PIPELINE_SCHEDULES, SCHEDULES
+from plait.plan.rules import broken_rules
 from plait.predict.planner.space import Degrees
 
 _WORDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
@@ -33,6 +34,13 @@ _OPTIONS: Final = {
     "replicate": "replicate",
     "offload": "offload",
 }
+_NEEDED: Final = {
+    "local": ("every", "everyH, the steps between two averagings", "local,every8"),
+    "async-server": ("stale", "staleK, the updates that a worker may lag", "async-server,stale2"),
+}
+"""Options without which a data strategy is none, what they say, and an example."""
+ENOUGH: Final = 1 << 20
+"""Micro-batches that every schedule has enough of."""
 _TERM: Final = re.compile("(pp|tp|dp|ep|cp|mb)[0-9]|remat:|precision:|compile$")
 
 
@@ -54,11 +62,44 @@ class Fixed:
                         f"fix '{text}': {word} says {name} {value}, and {decided[axis, name]} was "
                         "said before; keep one"
                     )
-        return Fixed(text, tuple((axis, name, value) for (axis, name), value in decided.items()))
+        fixed = Fixed(text, tuple((axis, name, value) for (axis, name), value in decided.items()))
+        fixed.check()
+        return fixed
+
+    def check(self) -> None:
+        """Raises `PlanError` for a data strategy without the option that it needs, and for axes of
+        a size that no plan can have.
+        """
+        strategy = self.value("dp", "strategy")
+        option, meaning, example = _NEEDED.get(strategy, ("", "", ""))
+        if option and self.value("dp", option) is None:
+            raise PlanError(
+                f"fix '{self.text}': {strategy} needs {meaning}; write for example {example}"
+            )
+        broken = broken_rules(self._sized())
+        if broken:
+            raise PlanError(f"fix '{self.text}': {broken[0]}")
+
+    def _sized(self) -> Plan:
+        """The data axis and the pipeline whose sizes are decided, with micro-batches enough."""
+        dp, pp = (
+            {name: value for own, name, value in self.values if own == axis}
+            for axis in ("dp", "pp")
+        )
+        return Plan(
+            dp=DataAxis(**dp) if "size" in dp else DataAxis(),
+            pp=PipelineAxis(**pp) if "size" in pp else PipelineAxis(),
+            micro_batches=self.value("", "micro_batches") or ENOUGH,
+        )
 
     def value(self, axis: str, name: str) -> Any:
         """The decided value of a field, or None."""
         return next((v for a, n, v in self.values if (a, n) == (axis, name)), None)
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The axes of which something is decided; that of `ep` and `mb` is empty."""
+        return frozenset(axis for axis, _, _ in self.values)
 
     def least_sizes(self) -> dict[str, int]:
         """The fewest ranks of each axis that the decisions ask for, of axes with more than one.
@@ -119,10 +160,15 @@ class Fixed:
         if left or strategy is None:
             return left
         options = {n: v for a, n, v in self.values if a == "dp" and n not in {"size", "strategy"}}
-        return [replace(DataAxis(size, strategy), **options)]
+        own = replace(DataAxis(size, strategy), **options)
+        return [] if broken_rules(Plan(dp=own)) else [own]
 
-    def pipelines(self, size: int, others: Iterator[PipelineAxis]) -> list[PipelineAxis]:
-        """The schedules that are left beside the default; a decided one is always there."""
+    def pipelines(
+        self, size: int, micro_batches: int, others: Iterator[PipelineAxis]
+    ) -> list[PipelineAxis]:
+        """The schedules that are left beside the default; a decided one is always there, where it
+        has a shape of so many micro-batches.
+        """
         left = [pipeline for pipeline in others if self._holds("pp", pipeline)]
         schedule = self.value("pp", "schedule")
         if left or schedule is None:
@@ -130,7 +176,8 @@ class Fixed:
         virtual = self.value("pp", "virtual") or 0
         if SCHEDULES[schedule].needs_virtual and not virtual:
             return []
-        return [PipelineAxis(size, schedule, virtual)]
+        own = PipelineAxis(size, schedule, virtual)
+        return [] if broken_rules(Plan(pp=own, micro_batches=micro_batches)) else [own]
 
     def allows_pipeline(self, pipeline: PipelineAxis) -> bool:
         """Whether a pipeline is as decided."""
@@ -142,13 +189,17 @@ NOTHING: Final = Fixed()
 
 def _decisions(word: str) -> Iterator[tuple[str, str, Any]]:
     """(axis, field, value) of a word; the axis of `mb`, `remat` and their like is empty."""
-    homes = [axis for axis, (_, words) in _WORDS.items() if word in words]
+    first = word.partition(",")[0]
+    homes = [axis for axis, (_, words) in _WORDS.items() if first in words]
     if len(homes) > 1:
         raise PlanError(
             f"fix '{word}': it is a word of {' and '.join(homes)}; write {homes[-1]}2:{word}"
         )
-    if homes:
+    if homes and first == word:
         yield homes[0], _WORDS[homes[0]][0], word
+        return
+    if homes:
+        yield from _pieces(homes[0], _axis(homes[0], word), word)
         return
     if word == "sp":
         yield "tp", "sequence_parallel", True
@@ -173,7 +224,20 @@ def _decisions(word: str) -> Iterator[tuple[str, str, Any]]:
         return
     record: Any = getattr(plan, axis)
     yield axis, "size", record.size
-    for piece in tail.split(",") if tail else ():
+    if tail:
+        yield from _pieces(axis, record, tail)
+
+
+def _axis(axis: str, tail: str) -> Any:
+    """The axis of a word with options, on the fewest ranks that it can have."""
+    mode = tail.partition(",")[0]
+    size = {"2d": 4, "2.5d": 4, "3d": 8}.get(mode, 2)
+    return getattr(Plan.parse(f"{axis}{size}:{tail}"), axis)
+
+
+def _pieces(axis: str, record: Any, tail: str) -> Iterator[tuple[str, str, Any]]:
+    """The decisions of the word and the options behind the size of an axis."""
+    for piece in tail.split(","):
         is_word = piece in _WORDS[axis][1]
         name = _WORDS[axis][0] if is_word else _OPTIONS[re.sub("[0-9]+$", "", piece)]
         yield axis, name, getattr(record, name)

@@ -94,7 +94,8 @@ def _alone(tables: JsonMapping, part: Cluster, runs: Framework) -> list[Estimate
     """
     try:
         plans = decide(tables, part, framework=runs).plans
-        return [one for one in plans if one.plan.remat != "auto" and not one.keep_gathered][:1]
+        plain = [one for one in plans if one.plan.remat != "auto" and not one.keep_gathered][:1]
+        return [replace(one, part=part.name) for one in plain]
     except NothingFits:
         return []
 

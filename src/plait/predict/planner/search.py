@@ -27,7 +27,14 @@ from plait.predict.cost.time.machine import Machine
 from plait.predict.cost.time.stages import split_model
 from plait.predict.cost.widths import BYTES
 from plait.predict.planner.fixed import NOTHING, Fixed
-from plait.predict.planner.space import Degrees, data_axes, degrees, micro_batch_counts, schedules
+from plait.predict.planner.space import (
+    Degrees,
+    data_axes,
+    degrees,
+    micro_batch_counts,
+    schedules,
+    suits,
+)
 
 OBJECTIVES = ("time", "cost", "memory")
 FEWEST_REPLAYED = 4
@@ -182,6 +189,7 @@ def allowed(
         machine.devices_per_node,
         sequence=sequence,
         folds=settings.framework.folds_experts,
+        decided=settings.fixed.axes,
     ):
         if not settings.fixed.allows_degrees(combination, job.global_batch):
             continue
@@ -286,14 +294,11 @@ def open_degrees(
         )
         if combination.pp > 1 and worth:
             others = schedules(job.model, combination.pp, count)
-            for pipeline in settings.fixed.pipelines(combination.pp, others):
-                if not settings.allows(_plan(combination, settings, count, pipeline)):
+            for pipeline in settings.fixed.pipelines(combination.pp, count, others):
+                own = _plan(combination, settings, count, pipeline)
+                if not (settings.allows(own) and suits(job.model, own)):
                     continue
-                start = (
-                    replace(plain.plan, pp=pipeline)
-                    if plain
-                    else _plan(combination, settings, count, pipeline)
-                )
+                start = replace(plain.plan, pp=pipeline) if plain else own
                 other, needed = cheapest_that_fits(job, machine, start, settings, found)
                 least = min(least, needed)
                 options += [other] if other else []

@@ -24,7 +24,7 @@ USUAL_VIRTUAL = (2, 3, 4, 6, 8, 12, 16)
 MAX_VIRTUAL = 16
 """and the most that are tried because they do."""
 MIN_TOKENS = 1024
-"""The fewest tokens of a sequence that one context rank is given."""
+"""The fewest tokens of a sequence that one context rank is given where the user decides none."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,23 @@ def degrees(
     *,
     sequence: bool = True,
     folds: bool = False,
+    decided: Container[str] = (),
 ) -> Iterator[Degrees]:
     """All degrees whose product is `num_devices` and that the model and the batch divide by.
     `sequence`: 1D tensor axes come with sequence parallelism. `folds`: experts may take the ranks
-    of the tensor axis, too.
+    of the tensor axis, too. `decided`: axes of which the user decided something, so that bounds of
+    what is usually worth a look do not hold.
     """
-    for tensor in tensor_axes(num_devices, node, sequence and model.seq_len > 1):
+    largest = num_devices if "tp" in decided else min(MAX_TENSOR, max(2 * node, 8))
+    least_tokens = 1 if "cp" in decided else MIN_TOKENS
+    for tensor in tensor_axes(num_devices, largest, sequence and model.seq_len > 1):
         if not divides(model, tensor):
             continue
         for pp in divisors(num_devices // tensor.size):
             if pp > model.num_blocks:
                 break
             rest = num_devices // (tensor.size * pp)
-            for context in context_axes(model, rest, tensor):
+            for context in context_axes(model, rest, tensor, least_tokens):
                 dp = rest // context.size
                 if dp > global_batch:
                     continue
@@ -77,12 +81,12 @@ def degrees(
                     yield Degrees(tensor, pp, context, every, dp)
 
 
-def tensor_axes(num_devices: int, node: int, sequence: bool) -> Iterator[TensorAxis]:
-    """1D up to twice a node, with sequence parallelism or without; squares, cubes and 2.5D grids
+def tensor_axes(num_devices: int, largest: int, sequence: bool) -> Iterator[TensorAxis]:
+    """1D up to the largest, with sequence parallelism or without; squares, cubes and 2.5D grids
     where they are grids.
     """
     for size in divisors(num_devices):
-        if size > min(MAX_TENSOR, max(2 * node, 8)):
+        if size > largest:
             return
         yield TensorAxis(size, "1d", sequence_parallel=sequence and size > 1)
         for q in range(2, 9):
@@ -95,11 +99,15 @@ def tensor_axes(num_devices: int, node: int, sequence: bool) -> Iterator[TensorA
                 yield TensorAxis(size, "2.5d", depth=depth)
 
 
-def context_axes(model: Model, rest: int, tensor: TensorAxis) -> Iterator[ContextAxis]:
+def context_axes(
+    model: Model, rest: int, tensor: TensorAxis, least_tokens: int = MIN_TOKENS
+) -> Iterator[ContextAxis]:
     """Context degrees that leave each rank enough of a long sequence."""
     yield ContextAxis(1)
     for size in divisors(rest):
-        if size == 1 or model.seq_len // size < MIN_TOKENS or model.seq_len % (size * tensor.size):
+        if size == 1 or model.seq_len // size < least_tokens:
+            continue
+        if model.seq_len % (size * tensor.size):
             continue
         yield ContextAxis(size, "ring")
         heads = model.num_heads // tensor.size

@@ -13,7 +13,14 @@ from plait.cli import main
 from plait.cluster import Cluster
 from plait.cluster.calibration import Calibration
 from plait.errors import ClusterError, ConfigError, PlanError
-from plait.predict.cost.calibrate import MeasuredStep, calibrate, inverse_of
+from plait.predict.cost.calibrate import (
+    WIDEST,
+    MeasuredStep,
+    calibrate,
+    doubts,
+    inverse_of,
+    widened,
+)
 from tests.unit.predict.cost.shapes import LLAMA_8B, config
 
 ASKED = config(LLAMA_8B, seq_len=4096, global_batch=64)
@@ -58,10 +65,50 @@ def test_one_step_says_less_than_three_and_none_is_refused() -> None:
     assert three.compute_sd < one.compute_sd and three.communication_sd < one.communication_sd
     with pytest.raises(ConfigError, match="no step was measured"):
         calibrate([], "h100x16")
-    with pytest.raises(ConfigError, match="seconds are above 0"):
+    with pytest.raises(ConfigError, match="^a measured step took 0 s; seconds are finite and above 0"):
         calibrate([MeasuredStep(ASKED, PLANS[0], 0.0)], "h100x16")
     with pytest.raises(PlanError):
         calibrate([MeasuredStep(ASKED, "dp65", 1.0)], "h100x16")
+
+
+@pytest.mark.parametrize("times", [0.5, 2.0, 4.0])
+def test_bars_hold_the_steps_that_contradict_the_model(times: float) -> None:
+    steps = [measured(plan, Calibration()) for plan in PLANS]
+    steps = [replace(one, seconds=times * one.seconds) for one in steps]
+    for some in (steps[:1], steps):
+        found = calibrate(some, "h100x16")
+        own = replace(Cluster.parse("h100x16"), calibration=found)
+        for step in some:
+            low, high = plait.estimate(step.config, step.plan, own).bars()["step_seconds"]
+            assert low * (1 - 1e-9) <= step.seconds <= high * (1 + 1e-9)
+            assert times == 4 or doubts(found, some, Cluster.parse("h100x16")) == []
+
+
+def test_bars_of_steps_that_fit_stay_as_narrow_as_the_factors_are_known() -> None:
+    found = calibrate([measured(plan) for plan in PLANS], "h100x16")
+    assert found.time_bar == pytest.approx(0.72, abs=0.01)
+    assert widened(found, [(0.0, "several nodes")]) == found
+    assert widened(found, [(-9.0, "one node")]).time_bar == WIDEST
+
+
+def test_a_wrong_unit_is_warned_of(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(TOML)
+    out = tmp_path / "own.toml"
+    plain = plait.estimate(str(path), "dp8:zero1 mb2", "h100x8").step_seconds
+    words = ["calibrate", "--step", str(path), "dp8:zero1 mb2", str(1000 * plain)]
+    words += ["--cluster", "h100x8", "--out", str(out)]
+    assert main([*words, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["time_bar"] == WIDEST
+    first, second = data["warnings"]
+    assert first.startswith("compute is at its bound, 7.39") and first.endswith("seconds?")
+    assert second.startswith("dp8:zero1 mb2 took") and "is h100x8 the cluster?" in second
+    assert main(words) == 0
+    assert "warning: compute is at its bound" in capsys.readouterr().out
+    words[4] = str(1.1 * plain)
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == []
 
 
 def test_the_inverse_of_a_matrix() -> None:

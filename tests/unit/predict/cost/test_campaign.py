@@ -7,6 +7,7 @@ import math
 import pytest
 
 import plait
+from plait.cli.estimate import campaign_lines
 from plait.errors import ConfigError
 from plait.predict.cost.campaign import (
     KeepingRates,
@@ -143,7 +144,16 @@ def test_a_run_without_snapshots_has_measured_none() -> None:
     assert MeasuredCosts.of({"snapshots": {"count": 0, "seconds": 0.0}}).names == []
 
 
-@pytest.mark.parametrize("numbers", [{"tokens": 0.0}, {"tokens": math.inf}, {"mtbf_hours": -1.0}])
+@pytest.mark.parametrize(
+    "numbers", [{"tokens": 0.0}, {"tokens": math.inf}, {"tokens": 1e300}, {"mtbf_hours": -1.0}]
+)
 def test_numbers_that_cannot_be_are_refused(numbers: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=r"as 15e12|as 40000"):
         campaign(GUESS, **numbers)
+
+
+def test_a_run_that_never_ends_is_said_in_words() -> None:
+    run = campaign(GUESS, 1e12, mtbf_hours=1e-4)
+    assert run["days"] == math.inf
+    first = campaign_lines(run)[0]
+    assert first.endswith("no useful work remains") and "inf" not in first

@@ -74,6 +74,8 @@ def test_a_real_search_is_within_and_half_of_its_devices_are_not():
 def test_budgets_that_cannot_be(limits):
     with pytest.raises(ConfigError):
         Budget(1e9, **limits)
+    with pytest.raises(ConfigError, match=r"1e\+18 at most"):
+        Budget(1e300, days=1.0)
 
 
 def test_the_verb_plans_for_the_devices_that_it_chose(capsys, path):
@@ -83,6 +85,11 @@ def test_the_verb_plans_for_the_devices_that_it_chose(capsys, path):
     assert data["plans"][0]["days"] <= 3
     code, data = answer(capsys, *asked, "--days", "0.001")
     assert code == 1 and "the fastest run takes" in data["reason"] and data["plans"] == []
+    assert "of the numbers that were looked at (" in data["reason"]
+    code, data = answer(capsys, *asked, "--dollars", "1")
+    assert code == 1 and data["reason"].endswith("; more dollars")
+    code, data = answer(capsys, *asked, "--days", "3", "--mtbf", "0.0001")
+    assert code == 1 and "no useful work remains" in data["reason"] and "inf" not in data["reason"]
     code, data = answer(capsys, "plan", path, "--cluster", "h100", "--days", "3")
     assert code == 2 and "--tokens" in data["error"]
     code = main([*asked, "--dollars", "1000"])

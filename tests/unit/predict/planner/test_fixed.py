@@ -9,9 +9,11 @@ import pytest
 
 import plait
 from plait.errors import PlanError
+from plait.predict.cost.api import described
 from plait.predict.cost.bars import probability_below
 from plait.predict.planner import NothingFits
 from plait.predict.planner.fixed import Fixed
+from plait.predict.planner.space import degrees
 from plait.predict.planner.words import times
 from tests.unit.predict.cost.shapes import GPT3, LLAMA_8B, config
 
@@ -28,11 +30,17 @@ ASKED = config(LLAMA_8B, seq_len=4096, global_batch=64)
         ("remat:full dp4", lambda plan: plan.remat == "full" and plan.dp.size == 4),
         ("tp4:2d", lambda plan: plan.tp.mode == "2d"),
         ("dp2:allreduce precision:fp8", lambda plan: str(plan.dp) == "dp2"),
+        ("dualpipev", lambda plan: plan.pp.schedule == "dualpipev" and plan.pp.size > 1),
+        ("pp4:dualpipev", lambda plan: str(plan.pp) == "pp4:dualpipev"),
+        ("2bw", lambda plan: plan.pp.schedule == "2bw" and plan.micro_batches >= plan.pp.size),
+        ("local,every8", lambda plan: str(plan.dp).endswith(":local,every8")),
+        ("async-server,stale2 pp2", lambda plan: plan.dp.stale == 2),
+        ("cp8", lambda plan: plan.cp.size == 8),
     ],
 )
 def test_every_plan_is_as_decided(fix, holds) -> None:
     plans = plait.choose(ASKED, "h200x16", fix=fix)
-    assert plans and all(holds(one.plan) for one in plans)
+    assert plans and all(holds(one.plan.check()) for one in plans)
     if "1f1b" in fix:
         assert all(one.plan.pp.size > 1 for one in plans)
 
@@ -52,11 +60,39 @@ def test_what_is_decided_is_never_better_than_what_is_chosen() -> None:
         ("tp8 tp4", "tp4 says size 4, and 8 was said before"),
         ("1f1c", "did you mean '1f1b'"),
         ("tp8:1d,pp", "is a term of its own"),
+        ("local", "local needs everyH, the steps between two averagings; .* local,every8"),
+        ("dp8:async-server", "async-server needs staleK"),
+        ("async-server", "async-server,stale2"),
+        ("pp8:dualpipev mb8", "needs at least 16 micro-batches, got 8; write mb16"),
+        ("dp8:zero1,replicate3", "replicate3 does not divide dp8"),
     ],
 )
 def test_a_word_that_decides_nothing_is_refused(fix: str, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         Fixed.parse(fix)
+
+
+def test_counts_below_those_of_a_schedule_are_left_out() -> None:
+    plans = plait.choose(ASKED, "h200x8", fix="dualpipev mb8", top=100)
+    assert {one.plan.pp.size for one in plans} == {2, 4}
+
+
+def test_a_fixed_context_axis_may_leave_a_rank_few_tokens() -> None:
+    short = config(LLAMA_8B, seq_len=2048, global_batch=64)
+    assert all(one.plan.cp.size == 1 for one in plait.choose(short, "h200x8", fix="dp2 tp4"))
+    assert plait.choose(short, "h200x8", fix="cp4")[0].plan.cp.size == 4
+
+
+def test_a_fixed_tensor_axis_may_be_larger_than_two_nodes() -> None:
+    model = described(config(GPT3))
+    assert max(one.tp.size for one in degrees(model, 32, 64, 8)) == 16
+    assert max(one.tp.size for one in degrees(model, 32, 64, 8, decided=["tp"])) == 32
+
+
+def test_experts_of_a_model_without_them_are_refused() -> None:
+    with pytest.raises(PlanError, match="has no experts; leave ep8 out") as refused:
+        plait.choose(ASKED, "h200x8", fix="ep8")
+    assert refused.value.exit_code == 2
 
 
 def test_nothing_fits_names_what_was_decided() -> None:

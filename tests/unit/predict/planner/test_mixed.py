@@ -47,6 +47,36 @@ def test_one_kind_alone_is_asked_about_the_batch_of_all(capsys):
         assert "64 samples a step are assumed" in json.loads(capsys.readouterr().out)["notes"][0]
 
 
+def test_a_plan_of_one_kind_alone_names_it(capsys, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(
+        '[model]\nname = "gpt"\nnum_hidden_layers = 24\nhidden_size = 2048\n'
+        "num_attention_heads = 16\nvocab_size = 50304\n"
+        "[data]\nseq_len = 2048\n[train]\nglobal_batch = 64\n"
+    )
+    asked = ["plan", str(path), "--cluster", "h100x8+l40sx8"]
+    assert main([*asked, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    first, *others = data["plans"]
+    assert first["num_devices"] == 8 and first["part"] == "h100x8"
+    assert all("part" not in one for one in others if one["num_devices"] == 16)
+    assert data["notes"] == [
+        f"{first['plan']} is run on h100x8 alone, and the other devices are idle"
+    ]
+    assert main(asked) == 0
+    head, row, *_ = capsys.readouterr().out.splitlines()
+    assert head.split()[-1] == "on" and row.split()[-1] == "h100x8"
+
+
+@pytest.mark.parametrize("cluster", ["l40sx8+rtx4090x8", "rtx4090x8+l40sx8", MIXED])
+@pytest.mark.parametrize("pipeline", ["pp4:zbv dp4:zero1", "pp4:1f1b dp4:zero1", "pp2 dp8:zero3"])
+def test_the_breakdown_adds_up_to_the_step(cluster, pipeline):
+    config = {**CONFIG, "model": {**CONFIG["model"], "num_hidden_layers": 24}}
+    config["data"] = {"seq_len": 2048}
+    found = plait.estimate(config, f"{pipeline} mb8 precision:bf16", cluster)
+    assert sum(found.breakdown.as_dict().values()) == pytest.approx(found.step_seconds)
+
+
 def test_shares_follow_speed_and_are_the_best_of_all():
     plan = "dp16:zero1 precision:bf16"
     seconds = {}
