@@ -5,7 +5,7 @@ Exit codes: 0 done, 1 the answer is no or the run failed, 2 bad input, 130 inter
 143 and 138 say that SIGTERM or SIGUSR1 ended a training after a save.
 With `--json` there is one object on stdout, and everything else goes to stderr. The object is
 `{"error": ..., "kind": ...}` after a failure. A verb that serves prints
-`{"url": ...}` first.
+`{"url": ...}` first. Of the ranks of torchrun only the main process prints an object.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import plait.launcher.lean  # before torch
 from plait.cli import table
 from plait.cli.answer import Answer, to_json
 from plait.cli.parser import Parser, UsageError
+from plait.cli.streams import Page, StdoutError, complain, open_closed, say, settle
 from plait.errors import PlaitError
 from plait.launcher import joined_world
 
@@ -35,8 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; `argv` without the program's name, by default that of this process."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help", "--version"):
-        print(f"plait {plait.__version__}" if words[:1] == ["--version"] else _help())
-        return 0
+        return _said(f"plait {plait.__version__}" if words[:1] == ["--version"] else _help())
     with _own_stdout() if "--json" in words else contextlib.nullcontext() as json_to:
         return _answered(words, json_to)
 
@@ -48,13 +48,22 @@ def command() -> NoReturn:
     takes a while, and may fail where native threads are left. To its agent a rank that has done
     its work would then still be at work, or lost.
     """
+    open_closed()
     code = main()
+    for stream in (sys.stdout, sys.stderr):
+        settle(stream)
     if joined_world() is None:
         sys.exit(code)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
     os._exit(code)
+
+
+def _said(text: str) -> int:
+    """Print what needs no verb, and return the exit code."""
+    try:
+        say(f"{text}\n", sys.stdout)
+    except StdoutError as error:
+        return _report(error, "", None)
+    return 0
 
 
 def _answered(words: list[str], json_to: TextIO | None) -> int:
@@ -70,7 +79,7 @@ def _answered(words: list[str], json_to: TextIO | None) -> int:
     except SystemExit as end:  # argparse's --help, and a signal that ended a launch or a server
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:
-        print("plait: stopped by Ctrl-C", file=sys.stderr)
+        complain("plait: stopped by Ctrl-C")
         return INTERRUPTED
     except Exception as error:
         if "--debug" in words:
@@ -99,8 +108,7 @@ def _own_stdout() -> Iterator[TextIO]:
         try:
             yield stdout
         finally:
-            stdout.flush()
-            sys.stdout.flush()
+            settle(sys.stdout)
             os.dup2(stdout.fileno(), 1)
 
 
@@ -138,17 +146,17 @@ def _completion(words: list[str]) -> Answer:
 
 
 def _print(answer: Answer, json_to: TextIO | None) -> None:
-    try:
-        if json_to is not None and answer.data is not None:
-            print(to_json(answer.data), file=json_to, flush=True)
-        elif json_to is None and answer.view is not None:
-            from rich.console import Console
+    if json_to is not None:
+        if answer.data is not None:
+            say(f"{to_json(answer.data)}\n", json_to)
+        return
+    view = answer.shown()
+    if view is not None:
+        from rich.console import Console
 
-            view = answer.shown()
-            if view is not None:
-                show(view, Console(highlight=False))
-    except BrokenPipeError:  # the reader of stdout, such as head, has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        page = Page()
+        show(view, Console(file=page, highlight=False))
+        say(page.getvalue(), sys.stdout)
 
 
 def show(view: RenderableType, console: Console) -> None:
@@ -178,9 +186,10 @@ def _report(error: Exception, verb: str, json_to: TextIO | None) -> int:
         code = 1
     who = f"plait {verb}" if verb in table.VERBS else "plait"
     world = joined_world()  # torchrun starts one command a rank, and each of them speaks of itself
-    print(f"{who}{f' (rank {world.rank})' if world else ''}: {message}", file=sys.stderr)
-    if json_to is not None:
-        print(to_json({"error": message, "kind": type(error).__name__}), file=json_to, flush=True)
+    complain(f"{who}{f' (rank {world.rank})' if world else ''}: {message}")
+    if json_to is not None and (world is None or world.rank == 0):
+        with contextlib.suppress(StdoutError):  # stderr has said why
+            say(f"{to_json({'error': message, 'kind': type(error).__name__})}\n", json_to)
     return code
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 import textwrap
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from plait.cli.streams import say
 from plait.errors import PlaitError, nearest
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 WRONG_VALUE = re.compile(r"argument ([^:]*): invalid (\w+)(?: value)?: (.*)", re.S)
 """argparse's message on a value that is no number, or none of the choices."""
@@ -45,6 +50,13 @@ class Parser(argparse.ArgumentParser):
             UsageError: always, with the message.
         """
         raise UsageError(f"{_plain(message)}; see {self.prog} --help")
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        """Print the help on stdout, whose reader may have left."""
+        if file is None:
+            say(self.format_help(), sys.stdout)
+        else:
+            super().print_help(file)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The options. Errors: `UsageError` naming the option nearest to an unknown one."""

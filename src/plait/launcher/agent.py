@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import signal
 import threading
@@ -25,6 +26,7 @@ from plait.launcher.allocator import no_small_lists
 from plait.launcher.failure import died_silently, read_failures
 from plait.launcher.leftovers import leftovers
 from plait.launcher.rank import RankSettings, run_rank
+from plait.launcher.unhearing import interrupts_held
 from plait.values import JsonObject
 
 T = TypeVar("T")
@@ -32,6 +34,7 @@ T = TypeVar("T")
 SHUTDOWN_SECONDS = 5
 _SHUTDOWN_OPTION = "shutdown_timeout"
 _PRELOADED = [
+    "plait.launcher.unhearing",  # first, since Ctrl-C may come at any moment
     "plait.launcher.lean", "torch", "torch.distributed", "plait.run.preloaded",
     "torch.distributed.nn.functional",  # its functions keep the group of the moment of its import
 ]  # fmt: skip
@@ -151,7 +154,8 @@ def start_server(*more: str) -> str:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return "spawn"
     multiprocessing.set_forkserver_preload([*_PRELOADED, *more])
-    with no_small_lists():
+    multiprocessing.resource_tracker.ensure_running()  # which would end the hold below
+    with no_small_lists(), interrupts_held():
         multiprocessing.forkserver.ensure_running()
     return "forkserver"
 

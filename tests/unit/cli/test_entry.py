@@ -187,3 +187,55 @@ def test_a_rank_of_torchrun_leaves_without_the_interpreters_end(in_a_world: bool
     lines = done.stdout.splitlines()
     assert lines[0].startswith("plait ")
     assert lines[1:] == ([] if in_a_world else ["the end"])
+
+
+def _ended(words: str, *, buffered: bool = False) -> tuple[str, str]:
+    """What a line of the shell prints, where $P is plait: stdout and stderr."""
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    variables |= {"P": f"{sys.executable} -m plait"} | (
+        {} if buffered else {"PYTHONUNBUFFERED": "1"}
+    )
+    done = subprocess.run(
+        ["bash", "-c", words], env=variables, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip(), done.stderr
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("schedule 1f1b", 0),
+        ("schedule 1f1b --json", 0),
+        ("schedule --help", 0),
+        ("--help", 0),
+        ("estimate no-such-file --json", 2),
+    ],
+)
+def test_a_reader_that_has_gone_is_no_failure(words: str, code: int, buffered: bool) -> None:
+    line = f"$P {words} > >(exec true); echo $? >&2"
+    err = _ended(line, buffered=buffered)[1].splitlines()
+    assert err[-1] == str(code)
+    assert len(err) == (2 if code else 1)  # a refusal is said on stderr, once
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+@pytest.mark.parametrize("words", ["schedule 1f1b", "schedule 1f1b --json", "--help"])
+def test_a_full_disk_behind_stdout_is_one_sentence(words: str, buffered: bool) -> None:
+    out, err = _ended(f"exec 3>&1; $P {words} >/dev/full; echo $? >&3", buffered=buffered)
+    assert out == "1"
+    assert err.count("\n") == 1
+    assert "cannot be written to stdout: No space left on device; free space" in err
+
+
+def test_a_closed_stdout_gets_nothing_and_neither_does_stderr() -> None:
+    assert _ended("exec 3>&1; $P schedule 1f1b --json >&-; echo $? >&3") == ("0", "")
+    assert _ended("exec 3>&1; $P estimate no-such-file --json >&- 2>&-; echo $? >&3") == ("2", "")
+
+
+@pytest.mark.parametrize(("rank", "objects"), [("0", 1), ("2", 0)])
+def test_of_ranks_that_refuse_the_main_process_prints_the_object(rank: str, objects: int) -> None:
+    world = f"RANK={rank} WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=1"
+    out, err = _ended(f"{world} $P estimate no-such-file --json")
+    assert len(out.splitlines()) == objects
+    assert f"(rank {rank})" in err
