@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 
 from benchmarks.machine import announce
-from plait.predict.planner.choose import NothingFits, choose
+from plait.predict.planner.answers import choose
+from plait.predict.planner.choose import NothingFits
 
 SIZES = tuple(8 * 4**power for power in range(8))
 SEQ_LEN = 8192

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from plait.launcher import launch
     from plait.plan import Plan
     from plait.predict.cost import estimate
-    from plait.predict.planner.choose import choose
+    from plait.predict.planner.answers import choose
     from plait.predict.planner.result import search
     from plait.run.loop import fit
 

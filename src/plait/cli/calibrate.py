@@ -116,12 +116,12 @@ def _of_run(folder: Path, framework: str) -> MeasuredStep:
 
 def _given(words: list[str], framework: str) -> MeasuredStep:
     """A step that the command line gives; its CONFIG may be a known model."""
-    from plait.explore.known import tables_of
     from plait.predict.cost.calibrate import MeasuredStep
+    from plait.predict.cost.model.tables import read_config
 
     config, plan, seconds = words
     try:
-        return MeasuredStep(tables_of(config, []), plan, float(seconds), framework)
+        return MeasuredStep(read_config(config, []), plan, float(seconds), framework)
     except ValueError:
         raise ConfigError(f"--step: '{seconds}' is no number of seconds") from None
 

@@ -45,9 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The prediction; the exit code is 1 when the plan does not fit."""
-    from plait.explore.known import tables_of
+    from plait.predict.cost.model.tables import read_config
 
-    return answer(tables_of(arguments.config, arguments.overrides), arguments)
+    return answer(read_config(arguments.config, arguments.overrides), arguments)
 
 
 def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:

@@ -71,15 +71,16 @@ def run(arguments: argparse.Namespace) -> Answer:
 def opening_of(config: str | None, cluster: str | None) -> Opening:
     """The question that the command line asks. Errors: those of a config and of a cluster."""
     from plait.cluster import Cluster
-    from plait.explore.known import KNOWN, tables_of
     from plait.explore.question import FIRST_CLUSTER, Opening
+    from plait.predict.cost.model.known import KNOWN
+    from plait.predict.cost.model.tables import read_config
 
     if cluster is not None and cluster.strip() != "local":
         Cluster.parse(cluster)
     name = FIRST_MODEL if config is None else config
     if name in KNOWN and not Path(name).is_file():
         return Opening(KNOWN[name].tables, cluster or FIRST_CLUSTER, name)
-    return Opening(tables_of(name), cluster, name)
+    return Opening(read_config(name), cluster, name)
 
 
 def site_of(opening: Opening) -> Site:
@@ -123,9 +124,9 @@ def beginning(opening: Opening) -> JsonMapping:
     """The choices that there are, which the page shows before it asks."""
     from plait.cluster.presets import PRESETS
     from plait.explore.html import rows_behind_bars
-    from plait.explore.known import KNOWN
     from plait.plan.facts import DEFAULT_SCHEDULE, SCHEDULES
     from plait.predict.cost.frameworks import FRAMEWORKS
+    from plait.predict.cost.model.known import KNOWN
     from plait.predict.planner.export import EXPORTERS
     from plait.predict.planner.search import OBJECTIVES
 

@@ -86,11 +86,11 @@ def run(arguments: argparse.Namespace) -> Answer:
     Raises:
         UsageError: `--gpus` below 1, before this machine is measured.
     """
-    from plait.explore.known import tables_of
+    from plait.predict.cost.model.tables import read_config
 
     if arguments.gpus is not None and arguments.gpus < 1:
         raise UsageError(f"--gpus is {arguments.gpus}; it must be 1 or more")
-    return answer(tables_of(arguments.config, arguments.overrides), arguments)
+    return answer(read_config(arguments.config, arguments.overrides), arguments)
 
 
 def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from plait.errors import ClusterError, ConfigError, nearest
-from plait.explore.known import KNOWN
 from plait.predict.cost.api import cluster_name
+from plait.predict.cost.model.known import KNOWN
 from plait.predict.cost.model.tables import config_tables, overridden
 from plait.toml import is_file, parse_json, parse_toml
 from plait.values import JsonMapping

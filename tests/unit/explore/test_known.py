@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+import plait
 from plait.cli import main
 from plait.config import load
 from plait.errors import ConfigError
-from plait.explore.known import KNOWN, starting_config, tables_of
-from plait.predict.cost.model.tables import config_tables
+from plait.explore.known import starting_config
+from plait.predict.cost.model.known import KNOWN
+from plait.predict.cost.model.tables import config_tables, read_config
 
 pytestmark = pytest.mark.quick
 
@@ -43,14 +45,20 @@ def test_plan_takes_a_name_and_a_file_of_that_name_comes_first(
 
 
 def test_a_wrong_name_is_told_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    for ask in (tables_of, starting_config):
+    for ask in (config_tables, starting_config):
         with pytest.raises(ConfigError, match="did you mean 'llama3-8b'"):
             ask("llama3-8")
     assert main(["config", "--model", "gpt2"]) == 0
     assert capsys.readouterr().out.rstrip() == starting_config("gpt2").rstrip()
 
 
+def test_python_takes_the_names_that_verbs_take() -> None:
+    by_tables = plait.estimate(KNOWN["llama3-8b"].tables, "dp8", "h100x8")
+    assert plait.estimate("Llama3-8b", "dp8", "h100x8") == by_tables
+    assert plait.choose("gpt2", "h100x8", top=1) == plait.search("gpt2", "h100x8", top=1).plans
+
+
 def test_a_name_that_no_file_can_have_is_refused_in_words() -> None:
     for name in ("x" * 5000, "a\0b"):
         with pytest.raises(ConfigError, match="neither a file nor a known model"):
-            tables_of(name)
+            read_config(name)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from plait.errors import ClusterError, ConfigError
-from plait.explore.known import KNOWN
 from plait.explore.question import Opening, known_name, model_tables
+from plait.predict.cost.model.known import KNOWN
 
 OPENING = Opening(KNOWN["gpt2"].tables, "h100x8", "gpt2")
 

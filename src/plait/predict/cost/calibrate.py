@@ -165,14 +165,16 @@ def log_ratio(step: AskedStep, place: Cluster, factors: Calibration) -> float:
 
 
 def left(step: AskedStep, place: Cluster, factors: Calibration) -> tuple[float, str]:
-    """What factors leave of a step: the logarithm of measured over predicted seconds, and how far
-    the step reaches.
+    """The rest that factors leave of a step, and how far the step reaches.
+
+    The rest is the logarithm of measured over predicted seconds.
     """
     guess = _predicted(step, place, factors)
     return math.log(step.seconds / guess.step_seconds), guess.reach
 
 
 def _predicted(step: AskedStep, place: Cluster, factors: Calibration) -> Estimate:
+    """The prediction of a step under factors."""
     sized = place if place.profile is not None else place.with_num_devices(step.plan.world_size)
     machine = machine_of(replace(sized, calibration=factors))
     return estimate_job(step.job, step.plan, machine)

@@ -2,6 +2,7 @@
 others lost.
 """
 
-from plait.predict.planner.choose import NothingFits, choose
+from plait.predict.planner.answers import choose
+from plait.predict.planner.choose import NothingFits
 
 __all__ = ["NothingFits", "choose"]

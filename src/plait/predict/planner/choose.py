@@ -1,9 +1,8 @@
-"""`plait.choose`: the best plans for a config on a cluster, best first, or what it would take."""
+"""The best plans for a config on a cluster of one kind, best first, or what it would take."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,48 +55,6 @@ class Choice:
     machine: Machine
 
 
-def choose(
-    config: Mapping[str, object] | str | Path,
-    cluster: Cluster | str | None = None,
-    *,
-    objective: str = "time",
-    top: int = 10,
-    runnable: bool = False,
-    framework: Framework | str = "plait",
-    risk: float | None = None,
-    fix: str = "",
-) -> list[Estimate]:
-    """The best plans for a training, best first. Pure: no process group, no tensor.
-
-    Args:
-        config: as in `plait.estimate`.
-        cluster: the devices, or their name as `Cluster.parse` reads it; by default the config's.
-        objective: "time" (seconds of a step), "cost" (price of a token) or "memory" (bytes of the
-            fullest rank). "cost" may leave devices idle.
-        top: how many plans to answer with.
-        runnable: leave out plans that this version of plait cannot run yet.
-        framework: who will run them: the choice is among what it offers, predicted as it runs.
-        risk: the largest accepted probability of running out of memory. Without it plans above one
-            half come only where no other fits.
-        fix: parts of a plan that are decided, such as "tp8 1f1b".
-
-    Raises:
-        NothingFits: no plan fits the memory.
-        ConfigError: an unknown objective, a risk that is no probability, or no plan to show.
-    """
-    check_top(top)
-    choice = decide(
-        config,
-        cluster,
-        objective=objective,
-        runnable=runnable,
-        framework=framework,
-        risk=risk,
-        fix=fix,
-    )
-    return choice.plans[:top]
-
-
 def check_top(top: int) -> None:
     """Raises `ConfigError` for a list of no plans."""
     if top < 1:
@@ -114,7 +71,7 @@ def decide(
     risk: float | None = None,
     fix: str = "",
 ) -> Choice:
-    """`choose` with what the search saw, for explanations.
+    """The plans of `plait.choose` for one kind of device, with what the search saw.
 
     Raises:
         NothingFits: no plan fits.

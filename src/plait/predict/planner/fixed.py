@@ -67,8 +67,8 @@ class Fixed:
         return fixed
 
     def check(self) -> None:
-        """Raises `PlanError` for a data strategy without the option that it needs, and for axes of
-        a size that no plan can have.
+        """Raises `PlanError` for a data strategy without the option that it needs. An axis of a
+        size that no plan can have is refused, too.
         """
         strategy = self.value("dp", "strategy")
         option, meaning, example = _NEEDED.get(strategy, ("", "", ""))
@@ -82,15 +82,17 @@ class Fixed:
 
     def _sized(self) -> Plan:
         """The data axis and the pipeline whose sizes are decided, with micro-batches enough."""
-        dp, pp = (
-            {name: value for own, name, value in self.values if own == axis}
-            for axis in ("dp", "pp")
-        )
+        dp = self._of("dp")
+        pp = self._of("pp")
         return Plan(
             dp=DataAxis(**dp) if "size" in dp else DataAxis(),
             pp=PipelineAxis(**pp) if "size" in pp else PipelineAxis(),
             micro_batches=self.value("", "micro_batches") or ENOUGH,
         )
+
+    def _of(self, axis: str) -> dict[str, Any]:
+        """The decided fields of an axis."""
+        return {name: value for own, name, value in self.values if own == axis}
 
     def value(self, axis: str, name: str) -> Any:
         """The decided value of a field, or None."""
@@ -166,7 +168,7 @@ class Fixed:
     def pipelines(
         self, size: int, micro_batches: int, others: Iterator[PipelineAxis]
     ) -> list[PipelineAxis]:
-        """The schedules that are left beside the default; a decided one is always there, where it
+        """The schedules that are left beside the default. A decided one is always there, where it
         has a shape of so many micro-batches.
         """
         left = [pipeline for pipeline in others if self._holds("pp", pipeline)]

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.cluster import Cluster
+from plait.cluster.mixed import MixedCluster
+from plait.errors import ClusterError
+from plait.predict.cost.api import cluster_name
 from plait.predict.cost.frameworks import Framework
+from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.records import Estimate
 from plait.predict.planner.choose import check_top, decide
 from plait.predict.planner.explain import explain
@@ -62,11 +66,18 @@ def search(
     fix: str = "",
 ) -> SearchResult:
     """The best plans with all that the search saw; arguments and errors are those of
-    `plait.choose`.
+    `plait.choose`. Raises `ClusterError` for several kinds of device.
     """
     check_top(top)
+    tables = config_tables(config)
+    asked = cluster or cluster_name(tables)
+    if MixedCluster.is_mixed(asked):
+        raise ClusterError(
+            f"{asked} has several kinds of device, which plait.search does not explain; take "
+            "plait.choose"
+        )
     choice = decide(
-        config,
+        tables,
         cluster,
         objective=objective,
         runnable=runnable,

@@ -65,7 +65,7 @@ def test_one_step_says_less_than_three_and_none_is_refused() -> None:
     assert three.compute_sd < one.compute_sd and three.communication_sd < one.communication_sd
     with pytest.raises(ConfigError, match="no step was measured"):
         calibrate([], "h100x16")
-    with pytest.raises(ConfigError, match=r"^a measured step took 0 s; seconds are finite"):
+    with pytest.raises(ConfigError, match=r"^a measured step took 0 s; seconds are"):
         calibrate([MeasuredStep(ASKED, PLANS[0], 0.0)], "h100x16")
     with pytest.raises(PlanError):
         calibrate([MeasuredStep(ASKED, "dp65", 1.0)], "h100x16")

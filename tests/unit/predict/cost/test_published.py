@@ -20,8 +20,8 @@ from benchmarks.planner.validate import (
 )
 
 import plait
-from plait.explore.known import KNOWN
 from plait.predict.cost import Runtime
+from plait.predict.cost.model.known import KNOWN
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ import pytest
 from plait.cli import main
 from plait.cluster import Cluster
 from plait.errors import ConfigError, PlanError
-from plait.explore.known import KNOWN
 from plait.plan import Plan
 from plait.predict.cost.api import job_of
 from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model import tables
+from plait.predict.cost.model.known import KNOWN
 from plait.predict.cost.step import estimate_job
 from plait.predict.cost.step_timeline import check_drawable, step_timeline
 from tests.architecture.source import ROOT

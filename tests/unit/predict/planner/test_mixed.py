@@ -8,7 +8,7 @@ import pytest
 import plait
 from plait.cli import main
 from plait.cluster.mixed import MixedCluster
-from plait.errors import ClusterError, PlanError, WorldSizeError
+from plait.errors import ClusterError, ConfigError, PlanError, WorldSizeError
 from plait.predict.planner.mixed import _divided, choose_mixed
 
 CONFIG = {
@@ -36,6 +36,17 @@ def test_the_mixed_plan_is_faster_than_either_kind_and_near_both_together():
     assert best.num_devices == 16 and (best.shares or best.counts)
     assert best.fits and together < best.step_seconds < min(alone)
     assert together / best.step_seconds > 0.8
+
+
+def test_choose_takes_two_kinds_and_search_says_what_does():
+    assert plait.choose(CONFIG, MIXED, top=3) == choose_mixed(CONFIG, MIXED, top=3)
+    named = {**CONFIG, "cluster": {"name": MIXED}}
+    assert plait.choose(named, top=1) == choose_mixed(CONFIG, MIXED, top=1)
+    for wrong in ({"fix": "tp2"}, {"risk": 0.1}, {"runnable": True}, {"objective": "cost"}):
+        with pytest.raises(ConfigError, match="kind"):
+            plait.choose(CONFIG, MIXED, **wrong)
+    with pytest.raises(ClusterError, match=r"several kinds of device.*take plait\.choose"):
+        plait.search(CONFIG, MIXED)
 
 
 def test_one_kind_alone_is_asked_about_the_batch_of_all(capsys):

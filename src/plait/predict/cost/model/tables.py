@@ -18,6 +18,7 @@ from plait.errors import ConfigError, nearest
 from plait.plan import Plan
 from plait.predict.cost.model.describe import ALIASES, DESCRIBED
 from plait.predict.cost.model.families import is_known
+from plait.predict.cost.model.known import known_tables
 from plait.predict.cost.model.plain import plain_faults
 from plait.toml import parse_json, parse_value, read_toml
 from plait.values import JsonMapping, JsonValue
@@ -31,7 +32,8 @@ SAMPLES_PER_DEVICE = 4
 
 def config_tables(config: JsonMapping | str | Path, *, with_model: bool = True) -> JsonMapping:
     """The tables of a config: a mapping as it is, a TOML file, or a Hugging Face config.json as the
-    model. Who needs no model (`with_model`) need not have one that is whole.
+    model. The name of a known model is taken as well, and a file of that name comes first. Who
+    needs no model (`with_model`) need not have one that is whole.
 
     Raises `ConfigError` listing every key that no model or section has and every value of the wrong
     kind.
@@ -48,6 +50,8 @@ def config_tables(config: JsonMapping | str | Path, *, with_model: bool = True) 
         raise ConfigError(
             f"a config is a path or a mapping of tables, not {type(config).__name__} {config!r}"
         )
+    elif isinstance(config, str) and _is_name(config):
+        tables = known_tables(config)
     elif Path(config).suffix == ".json":
         tables = {"model": _json(Path(config))}
     else:
@@ -58,8 +62,21 @@ def config_tables(config: JsonMapping | str | Path, *, with_model: bool = True) 
     return tables
 
 
+def _is_name(text: str) -> bool:
+    """Whether a text can only be a known model's name: no file is meant, and none has it."""
+    return not (text.endswith((".toml", ".json")) or _exists(text))
+
+
+def _exists(name: str) -> bool:
+    """Whether a file or folder has this name; no system has one of thousands of letters."""
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):
+        return False
+
+
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> JsonMapping:
-    """The tables of a config file with `section.key=value` overrides.
+    """The tables of `config_tables` with `section.key=value` overrides.
 
     Raises `ConfigError` for an override that is no assignment.
     """
