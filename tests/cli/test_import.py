@@ -42,3 +42,16 @@ def test_bad_input_exits_2(
     path = CONFIGS / words[0]
     assert main(["import", str(path), *words[1:]]) == 2
     assert error in capsys.readouterr().err
+
+
+def test_what_is_no_checkpoint_is_not_called_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["import", str(tmp_path)]) == 2
+    assert "name the folder that has them" in capsys.readouterr().err
+    garbage = tmp_path / "garbage.pt"
+    garbage.write_bytes(b"no weights")
+    assert main(["import", str(garbage), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "it is damaged, or no file of torch.save; copy it again" in said
+    assert "weights_only" not in said

@@ -75,8 +75,19 @@ def read_elsewhere(path: str | Path) -> tuple[str, dict[str, Tensor]]:
         asked = re.search(r"GLOBAL (\S+)", str(error))
         if asked is not None:
             raise _refused(asked[1]) from None
+        if isinstance(error, pickle.UnpicklingError):
+            raise CheckpointError(
+                f"{path} cannot be read as weights: it is damaged, or no file of torch.save; "
+                "copy it again, or name another file"
+            ) from error
         first = str(error).strip().split("\n")[0]
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {first}") from error
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a folder that holds no checkpoint. Errors: `CheckpointError`."""
+    if path.is_dir() and not (path / METADATA).is_file():
+        _zero_folder(path)
 
 
 def write_dcp(weights: Mapping[str, Tensor], folder: str | Path) -> None:

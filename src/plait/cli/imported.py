@@ -75,13 +75,14 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 def _import_weights(path: Path, out: Path | None) -> Answer:
     """Write a checkpoint's weights as safetensors. Errors: `CheckpointError`."""
-    if out is None:
-        raise UsageError(f"{path} is a checkpoint; say --out FOLDER, where its weights are written")
     from rich.text import Text
     from safetensors.torch import save_file
 
-    from plait.checkpoint.elsewhere import read_elsewhere
+    from plait.checkpoint.elsewhere import check_folder, read_elsewhere
 
+    check_folder(path)
+    if out is None:
+        raise UsageError(f"{path} is a checkpoint; say --out FOLDER, where its weights are written")
     kind, weights = read_elsewhere(path)
     file = out / "model.safetensors"
     try:

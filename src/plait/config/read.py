@@ -138,6 +138,15 @@ def read_section(
         return None
 
 
+def wrong_values(tables: Mapping[str, JsonMapping]) -> list[str]:
+    """A sentence for each value of a partial config that its section refuses, the model aside."""
+    faults: list[str] = []
+    for name, table in tables.items():
+        if name in SCHEMAS:
+            read_section(name, SCHEMAS[name], table, faults)
+    return [fault for fault in faults if " is missing" not in fault]
+
+
 def _read_groups(given: JsonObject, faults: list[str]) -> bool:
     """Read the tables [[train.groups]] in place. Whether none of them has faults."""
     tables = given.get("groups")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final, Literal
 
@@ -159,12 +159,23 @@ class Source:
         self.taken.add(key)
         self.unmapped.append(Unmapped(key, self.values.get(key), kind, reason))
 
-    def note_all(self, reasons: Iterable[tuple[str, Kind, str]]) -> None:
-        """Name every key that is left and matches a pattern with `*`; the first pattern wins."""
+    def note_all(self, reasons: Sequence[tuple[str, Kind, str]]) -> None:
+        """Name every key that is left and matches a pattern with `*`; the first pattern wins.
+
+        Raises:
+            ConfigError: a value where the framework has a table, as the pattern `table.*` says.
+        """
         for pattern, kind, reason in reasons:
             for key in self.left():
                 if fnmatch.fnmatchcase(key, pattern):
                     self.note(key, kind, reason)
+        for key in self.left():
+            is_table = any(pattern.startswith(f"{key}.") for pattern, _, _ in reasons)
+            if is_table and self.values[key] not in (None, "", {}):
+                raise ConfigError(
+                    f"{self.framework}: {key} = {self.values[key]!r} is of the wrong type; "
+                    "it must be a table of keys"
+                )
 
     def left(self) -> list[str]:
         """The keys that have not been read, in the order of the file."""

@@ -195,3 +195,16 @@ def test_the_number_of_ranks_fills_what_a_file_leaves_open() -> None:
 def test_bad_input_is_one_sentence(text: str, form: str, framework: str | None, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         import_text(text, form, framework)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"train_batch_size": -8}', "train.global_batch = -8 is wrong: it must be 1 or more"),
+        ('{"zero_optimization": 5}', "zero_optimization = 5 is of the wrong type; it must be a"),
+        ('{"seed": -3, "train_batch_size": 8}', "train.seed = -3 is wrong"),
+    ],
+)
+def test_a_value_that_no_config_may_have_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        import_text(text, "json", "deepspeed")
