@@ -33,7 +33,7 @@ from plait.plan import (
     shares_text,
 )
 from plait.plan.fit import check_config, check_fixed_order, check_messages, rounds_messages
-from plait.run.preflight import check_code
+from plait.run.preflight import check_code, check_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,10 +83,19 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Declare `--cluster`."""
     parser.add_argument(
         "--cluster",
+        type=_cluster_name,
         metavar="NAME|FILE|local",
         help="a preset and a count such as h100x64, a file, or local (default: the config's, else "
         "local); two kinds of device: h100x8+a100-80gbx8",
     )
+
+
+def _cluster_name(text: str) -> str:
+    if not text.strip():
+        raise UsageError(
+            "--cluster has no name; give a preset and a count such as h100x8, a file, or local"
+        )
+    return text
 
 
 def add_framework(parser: argparse.ArgumentParser) -> None:
@@ -227,11 +236,7 @@ def planned(config: Config, text: str | None, num_ranks: int | None = None) -> t
         check_fixed_order(plan)
     if config.train.restarts:
         check_restarts(plan, config.train.num_servers)
-    if config.plan.schedule is not None and plan.pp.size > 1:
-        from plait.parallel.pipeline.schedules import adopt
-        from plait.parallel.pipeline.text import load
-
-        adopt(load(config.plan.schedule), plan.pp.size, plan.micro_batches)
+    check_schedule(config.plan.schedule, plan)
     return config, plan
 
 
