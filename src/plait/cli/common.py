@@ -33,7 +33,8 @@ from plait.plan import (
     shares_text,
 )
 from plait.plan.fit import check_config, check_fixed_order, check_messages, rounds_messages
-from plait.run.preflight import check_code, check_schedule
+from plait.run.plan_keys import check_plan_keys
+from plait.run.preflight import check_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -231,12 +232,12 @@ def planned(config: Config, text: str | None, num_ranks: int | None = None) -> t
     check_makeable(plan)
     _tell_unused(config, plan)
     check_code(config, plan)
+    check_plan_keys(config, plan)
     check_messages(plan, config.train.messages)
     if config.train.fixed_order:
         check_fixed_order(plan)
     if config.train.restarts:
         check_restarts(plan, config.train.num_servers)
-    check_schedule(config.plan.schedule, plan)
     return config, plan
 
 
@@ -394,4 +395,6 @@ def ranks(plan: Plan) -> str:
 
 def sizes(config: Config) -> Json:
     """The numbers of the model and the data that a plan may have to divide."""
-    return {**config.model.keys_for_factory(), "seq_len": getattr(config.data, "seq_len", None)}
+    keys = config.model.keys_for_factory()
+    experts = {} if {"python", "config"} & keys.keys() else {"num_local_experts": 0}
+    return {**experts, **keys, "seq_len": getattr(config.data, "seq_len", None)}

@@ -8,7 +8,6 @@ from typing import Final
 from plait.errors import PlanError
 from plait.plan.axes import ContextAxis, DataAxis, PipelineAxis, Precision, Remat, TensorAxis
 
-
 AXES: Final = {"dp": DataAxis, "tp": TensorAxis, "pp": PipelineAxis, "cp": ContextAxis}
 
 

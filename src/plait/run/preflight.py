@@ -12,10 +12,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from plait import reference
-from plait.errors import DataError, ModelError, OptimizerError, ScheduleError
+from plait.errors import DataError, ModelError, OptimizerError
 from plait.launcher.main_process import is_main_process, say
 from plait.plan.facts import STRATEGIES
-from plait.toml import is_file
 from plait.values import JsonMapping
 
 if TYPE_CHECKING:
@@ -81,25 +80,6 @@ def _check_adapters(config: Config) -> None:
     from plait.run import assemble
 
     assemble.bare_model(assemble.model_keys(config))
-
-
-def check_schedule(path: str | None, plan: Plan) -> None:
-    """Refuse a `plan.schedule` that is no file, or whose schedule does not fit the plan.
-
-    Raises:
-        ScheduleError: always then, with the key or with the line of the file.
-    """
-    if path is None or plan.pp.size == 1:
-        return
-    if not is_file(path):
-        raise ScheduleError(
-            f"plan.schedule {path!r} is no file; name a text file with a schedule, or leave the "
-            "key out"
-        )
-    from plait.parallel.pipeline.schedules import adopt
-    from plait.parallel.pipeline.text import load
-
-    adopt(load(path), plan.pp.size, plan.micro_batches)
 
 
 def check_optimizer(name: str, plan: Plan) -> None:
