@@ -97,6 +97,14 @@ def is_file(text: str) -> bool:
         return False
 
 
+def is_folder(text: str) -> bool:
+    """Whether a text names a folder; no for one that is too long to be a path."""
+    try:
+        return Path(text).is_dir()
+    except OSError:
+        return False
+
+
 def parse_value(text: str) -> JsonValue:
     """The TOML value that a text spells, or the text itself when it spells none. So quotes may be
     left out.

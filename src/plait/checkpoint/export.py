@@ -19,7 +19,7 @@ from plait.checkpoint.entry import RANDOM_PREFIX
 from plait.checkpoint.file import Declared, FileWriter, file_order
 from plait.checkpoint.folder import sync_directory, write_text_atomic
 from plait.checkpoint.read import Checkpoint
-from plait.errors import CheckpointError
+from plait.errors import WRITE_ELSEWHERE, CheckpointError
 
 MAX_SHARD_BYTES = 5_000_000_000
 Change = Callable[[Checkpoint, str, Tensor], Tensor]
@@ -105,7 +105,14 @@ def export_safetensors(
         out.mkdir(parents=True, exist_ok=True)
         return _write_shards(checkpoint, out, _shards(entries, max_shard_bytes), change)
     except OSError as error:
-        raise CheckpointError(f"{out} cannot be written: {error}") from error
+        if isinstance(error, (FileExistsError, NotADirectoryError)):
+            raise CheckpointError(
+                f"{out} cannot be written: a file has the name of this folder, or of one above "
+                "it; name another folder"
+            ) from error
+        raise CheckpointError(
+            f"{out} cannot be written: {error.strerror or error}; {WRITE_ELSEWHERE}"
+        ) from error
 
 
 def _selected(checkpoint: Checkpoint, names: Mapping[str, str] | None) -> dict[str, str]:

@@ -177,8 +177,9 @@ def resolve(path: str | Path) -> Path:
         return newest
     if step_number(path) is not None and path.is_dir():
         raise CheckpointError(f"{path} is no checkpoint: it has no {INDEX}{cure(path)}")
+    fault = "holds no checkpoint" if path.is_dir() else "is no folder"
     raise CheckpointError(
-        f"{path} holds no checkpoint" if path.is_dir() else f"{path} is no folder"
+        f"{path} {fault}; name a folder that plait train --out has filled, or one of its steps"
     )
 
 

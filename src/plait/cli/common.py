@@ -33,6 +33,7 @@ from plait.plan import (
     shares_text,
 )
 from plait.plan.fit import check_config, check_fixed_order, check_messages, rounds_messages
+from plait.run.plan_keys import check_plan_keys
 from plait.run.preflight import check_code
 
 if TYPE_CHECKING:
@@ -83,10 +84,19 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Declare `--cluster`."""
     parser.add_argument(
         "--cluster",
+        type=_cluster_name,
         metavar="NAME|FILE|local",
         help="a preset and a count such as h100x64, a file, or local (default: the config's, else "
         "local); two kinds of device: h100x8+a100-80gbx8",
     )
+
+
+def _cluster_name(text: str) -> str:
+    if not text.strip():
+        raise UsageError(
+            "--cluster has no name; give a preset and a count such as h100x8, a file, or local"
+        )
+    return text
 
 
 def add_framework(parser: argparse.ArgumentParser) -> None:
@@ -222,16 +232,12 @@ def planned(config: Config, text: str | None, num_ranks: int | None = None) -> t
     check_makeable(plan)
     _tell_unused(config, plan)
     check_code(config, plan)
+    check_plan_keys(config, plan)
     check_messages(plan, config.train.messages)
     if config.train.fixed_order:
         check_fixed_order(plan)
     if config.train.restarts:
         check_restarts(plan, config.train.num_servers)
-    if config.plan.schedule is not None and plan.pp.size > 1:
-        from plait.parallel.pipeline.schedules import adopt
-        from plait.parallel.pipeline.text import load
-
-        adopt(load(config.plan.schedule), plan.pp.size, plan.micro_batches)
     return config, plan
 
 
@@ -389,4 +395,6 @@ def ranks(plan: Plan) -> str:
 
 def sizes(config: Config) -> Json:
     """The numbers of the model and the data that a plan may have to divide."""
-    return {**config.model.keys_for_factory(), "seq_len": getattr(config.data, "seq_len", None)}
+    keys = config.model.keys_for_factory()
+    experts = {} if {"python", "config"} & keys.keys() else {"num_local_experts": 0}
+    return {**experts, **keys, "seq_len": getattr(config.data, "seq_len", None)}

@@ -13,17 +13,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from plait.cluster.bounds import number_faults
+from plait.cluster.bounds import MOST_DEVICES, number_faults
 from plait.cluster.build import BOUNDS, DEFAULTS, build, faults, settings_of
 from plait.cluster.calibration import CALIBRATION_BOUNDS, calibration_of
 from plait.cluster.hardware import Hardware
 from plait.cluster.local import DEFAULT_PROBE_PATH, hardware_of_probe
 from plait.cluster.presets import PRESETS
 from plait.errors import ClusterError, nearest
-from plait.toml import is_file, parse_json, read_toml
+from plait.toml import is_file, is_folder, parse_json, read_toml
 from plait.values import JsonMapping, JsonObject, JsonValue
 
 WIDE: Final = ("bf16", "float32", "float64")
+SECTIONS: Final = frozenset(key.partition(".")[0] for key in BOUNDS if "." in key)
 PRECISIONS: Final = (*WIDE, "fp8", "mxfp8", "nvfp4")
 
 
@@ -47,11 +48,15 @@ def parse_cluster(text: str, probe_path: str | Path | None = None) -> Hardware:
     if name not in PRESETS and "x" in name:
         name, _, digits = text.rpartition("x")
         if name in PRESETS and not re.fullmatch("[0-9]{1,9}", digits):
+            limit = f" from 1 to {MOST_DEVICES:,}" if digits.isdigit() else ""
             raise ClusterError(
-                f"cluster '{text}': '{digits}' is no number of devices; write {name}x8 for eight"
+                f"cluster '{text}': '{digits}' is no number of devices{limit}; write {name}x8 for "
+                "eight"
             )
         count = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else None
     if name not in PRESETS:
+        if is_folder(text):
+            raise ClusterError(f"cluster '{text}': this is a directory; name a TOML file")
         word = name if count is not None else text
         raise ClusterError(
             f"cluster '{text}': unknown preset '{word}'; {_nearest_preset(word)} "
@@ -113,6 +118,11 @@ def _flatten(name: str, tables: JsonMapping) -> JsonObject:
     known = {*BOUNDS, "device.preset"}
     settings: JsonObject = {}
     for section, value in tables.items():
+        if section in SECTIONS and not isinstance(value, Mapping):
+            raise ClusterError(
+                f"{name}: [{section}] must be a table of keys, not {value!r}; write [{section}] "
+                "and its keys below it"
+            )
         if isinstance(value, Mapping):
             settings.update({f"{section}.{key}": number for key, number in value.items()})
         else:

@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
+from numbers import Integral
 from typing import TypeVar
 
 from plait.errors import PlaitError, WorldSizeError
@@ -88,8 +89,13 @@ def launch(
             Its error is raised here as the same class with the same message.
         RankFailed: a rank failed otherwise. The message has its signal or exit code, and its
             traceback's end.
-        WorldSizeError: `nproc` is missing, below 1, or another than the ranks of the running world.
+        WorldSizeError: `nproc` is missing, no whole number, below 1, or another than the ranks of
+            the running world.
     """
+    if nproc is not None and not isinstance(nproc, Integral):
+        raise WorldSizeError(
+            f"nproc must be a whole number of ranks, as in launch(main, nproc=2), not {nproc!r}"
+        )
     world = joined_world()
     if world is not None:
         if nproc is not None and nproc != world.world_size:

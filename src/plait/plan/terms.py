@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
+from plait.errors import PlanError
 from plait.plan.axes import ContextAxis, DataAxis, PipelineAxis, Precision, Remat, TensorAxis
+
+AXES: Final = {"dp": DataAxis, "tp": TensorAxis, "pp": PipelineAxis, "cp": ContextAxis}
+
+
+def _check_axis(name: str, value: object, axis: type) -> None:
+    if isinstance(value, axis):
+        return
+    size = value if isinstance(value, int) else 2
+    raise PlanError(
+        f"{name} = {value!r} is no {axis.__name__}; write Plan.parse('{name}{size}') or "
+        f"Plan({name}={axis.__name__}({size}))"
+    )
 
 
 @dataclass(frozen=True)
@@ -12,7 +26,7 @@ class Terms:
     """The axes and options of a plan, as its text names them.
 
     `micro_batches` counts for each step and data rank. 0 asks for the default, and is resolved at
-    once.
+    once. An axis that is none, such as a bare number, is a `PlanError`.
     """
 
     dp: DataAxis = field(default_factory=DataAxis)
@@ -26,6 +40,8 @@ class Terms:
     compile: bool = False
 
     def __post_init__(self) -> None:
+        for name, axis in AXES.items():
+            _check_axis(name, getattr(self, name), axis)
         if self.micro_batches == 0:
             object.__setattr__(self, "micro_batches", self.default_micro_batches)
 

@@ -132,3 +132,51 @@ def test_a_wrong_number_of_devices_is_refused_before_this_machine_is_measured(
 
 def test_an_unknown_shell_is_told_the_known_ones_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(["--completion", "tcsh"], capsys).count("fish") == 1
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        ("h100x99999999999", "is no number of devices from 1 to 10,000,000"),
+        ("wrong.toml", "[device] must be a table of keys, not 3; write [device]"),
+        ("list.toml", "[device] must be a table of keys, not [{'preset': 'h100'}]"),
+        ("folder", "cluster 'folder': this is a directory; name a TOML file"),
+        ("", "--cluster has no name; give a preset and a count such as h100x8"),
+    ],
+)
+def test_what_is_no_cluster_is_told_what_is(
+    cluster: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wrong.toml").write_text("device = 3")
+    (tmp_path / "list.toml").write_text("[[device]]\npreset = 'h100'")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "config.toml").write_text(load(TABLES).to_toml())
+    assert message in refused(["estimate", "config.toml", "--cluster", cluster], capsys)
+    assert message in refused(["explore", "config.toml", "--cluster", cluster], capsys)
+
+
+@pytest.mark.parametrize("text", ["", ".", "nosuch.txt"])
+def test_a_schedule_that_is_no_file_names_its_key(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(load(TABLES).to_toml())
+    words = ["train", str(path), "--plan", "pp2", "--set", f"plan.schedule='{text}'"]
+    assert f"plan.schedule '{text}' is no file; name a text file" in refused(words, capsys)
+
+
+def test_folders_without_what_is_needed_are_told_a_cure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(load(TABLES).to_toml())
+    for folder, fault in ((tmp_path, "holds no checkpoint"), (tmp_path / "none", "is no folder")):
+        cure = f"{folder} {fault}; name a folder that plait train --out has filled"
+        assert cure in refused(["train", str(config), "--resume", str(folder)], capsys)
+        words = ["export", "checkpoint", str(folder), "--out", str(tmp_path / "out")]
+        assert cure in refused(words, capsys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plait import launcher
-from plait.cli import main, train
+from plait.cli import common, main, train
 from plait.config import load
 from plait.errors import ModelError
 from plait.plan import Plan
@@ -147,3 +148,78 @@ def test_a_users_model_has_to_take_the_documents_that_are_packed(tmp_path: Path)
     config.write_text(told)
     with pytest.raises(ModelError, match="Sequential takes no documents and no positions"):
         check_code(load(config), Plan.parse("dp2"))
+
+
+OWN = """
+[model]
+name = "llama"
+num_hidden_layers = 4
+hidden_size = 32
+num_attention_heads = 4
+intermediate_size = 64
+vocab_size = 256
+{experts}
+[data]
+name = "random"
+seq_len = 16
+[train]
+steps = 1
+global_batch = 8
+[plan]
+{key}
+"""
+EXPERTS = "num_local_experts = 4\nnum_experts_per_tok = 2\nmoe_intermediate_size = 32"
+
+
+@pytest.mark.parametrize(
+    ("plan", "experts", "key", "message"),
+    [
+        ("tp4:2d", EXPERTS, "", "tp4:2d cuts the tokens or features .* experts run under tp4:1d"),
+        ("tp8:3d", EXPERTS, "", "experts run under tp8:1d"),
+        ("dp2 ep2", "", "", "ep2: the model has no experts to split"),
+        ("dp2:zero3", "", "keep_gathered = 9", "keep_gathered 9 .* give 0 to 4"),
+        ("dp2:zero3", "", "keep_gathered = [7]", "has block 7, .* numbers are 0 to 3"),
+        ("pp2", "", "counts = [1]", r"plan.counts \[1\] has 1 numbers, .* has 2 stages"),
+        ("pp2", "", "splits = ['a']", "plan.splits: no layer is called 'a'; layers: embed, blocks"),
+        ("pp2", "", "splits = ['a', 'b']", "makes 3 stages, and plan 'pp2' has 2; name the first"),
+        ("pp2", "", "counts = [2, 2]\nsplits = ['blocks.2']", "leave one of them out"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["train", "compare"])
+def test_what_the_model_does_not_have_is_refused_before_a_rank_starts(
+    verb: str,
+    plan: str,
+    experts: str,
+    key: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(launcher, "launch", _no_rank)
+    monkeypatch.setattr("plait.cli.compare.launched", _no_rank)
+    monkeypatch.setattr(train, "kept_alive", _no_rank)
+    config = tmp_path / "own.toml"
+    config.write_text(OWN.format(experts=experts, key=key))
+    words = ["--plan", plan] if verb == "train" else ["--plans", "dp1", plan]
+    assert main([verb, str(config), *words]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("plan", "key"),
+    [
+        ("pp2:interleaved,v2", "counts = [1, 1, 1, 1]"),
+        ("pp2", "splits = ['blocks.2']"),
+        ("dp2:zero3", "keep_gathered = [0, 3]"),
+        ("dp2", "counts = [1]"),
+    ],
+)
+def test_what_the_model_has_is_taken(plan: str, key: str, tmp_path: Path) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text(OWN.format(experts="", key=key))
+    common.plan_of(load(config), plan)
+
+
+def _no_rank(*_: object) -> None:
+    raise AssertionError("a rank would start")

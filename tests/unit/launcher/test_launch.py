@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -58,3 +59,9 @@ def test_a_function_that_cannot_travel_is_refused() -> None:
         launch(lambda: 1, nproc=2)
     with pytest.raises(PlaitError, match="plain arguments"):
         launch(print, (number for number in ()), nproc=2)
+
+
+@pytest.mark.parametrize("nproc", ["2", 2.0])
+def test_a_number_of_ranks_is_whole(nproc: Any) -> None:
+    with pytest.raises(WorldSizeError, match="nproc must be a whole number of ranks, as in"):
+        launch(os.getpid, nproc=nproc)

@@ -161,3 +161,13 @@ def test_the_nearest_grids_that_are_proposed_are_good(size: int, depth: int) -> 
             assert proposed
             for text in proposed:
                 Plan.parse(text).check()
+
+
+@pytest.mark.parametrize(
+    ("name", "axis"),
+    [("dp", "DataAxis"), ("tp", "TensorAxis"), ("pp", "PipelineAxis"), ("cp", "ContextAxis")],
+)
+def test_a_bare_number_is_no_axis(name: str, axis: str) -> None:
+    words: Any = {name: 3}
+    with pytest.raises(PlanError, match=f"{name} = 3 is no {axis}; write Plan.parse.'{name}3'"):
+        Plan(**words)
