@@ -105,9 +105,11 @@ def faults(settings: JsonMapping) -> list[str]:
     return messages
 
 
-def build(name: str, device: str, settings: JsonMapping, achieved_bf16: float = 0.0) -> Hardware:
-    """The hardware of complete settings, in SI units; raises `ClusterError` listing every wrong
-    number.
+def build(name: str, device: str, settings: JsonMapping, achieved: float = 0.0) -> Hardware:
+    """The hardware of complete settings, in SI units. `achieved` is the part of the bf16 peak that
+    the best measured product has, 0 where none was measured.
+
+    Raises `ClusterError` listing every wrong number.
     """
     wrong = faults(settings)
     if wrong:
@@ -124,7 +126,7 @@ def build(name: str, device: str, settings: JsonMapping, achieved_bf16: float = 
             memory_bytes=settings["device.memory_gb"] * GIB,
             memory_bandwidth=settings["device.memory_bandwidth_gbps"] * GIGABYTE,
             price_per_hour=float(settings["device.price_per_hour"]),
-            matmul_efficiency=achieved_bf16 / tflops["bf16"] if achieved_bf16 else None,
+            matmul_efficiency=achieved or None,
             power_watts=float(settings.get("device.power_watts", 0.0)),
         ),
         node=Node(

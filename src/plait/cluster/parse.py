@@ -2,6 +2,8 @@
 
 A preset without a count is one of its usual nodes. A file starts from `[device] preset` when it
 names one and overrides any number. So two lines describe a machine that differs in one number.
+What was measured beside that number (the rate of two devices alone, the best product) is scaled
+with it.
 Numbers are in their usual units: bandwidth of memory and node in gigabytes a second, of the network
 in gigabits.
 """
@@ -18,7 +20,7 @@ from plait.cluster.build import BOUNDS, DEFAULTS, build, faults, settings_of
 from plait.cluster.calibration import CALIBRATION_BOUNDS, calibration_of
 from plait.cluster.hardware import Hardware
 from plait.cluster.local import DEFAULT_PROBE_PATH, hardware_of_probe
-from plait.cluster.presets import PRESETS
+from plait.cluster.presets import PRESETS, Preset
 from plait.errors import ClusterError, nearest
 from plait.toml import is_file, is_folder, parse_json, read_toml
 from plait.values import JsonMapping, JsonObject, JsonValue
@@ -65,7 +67,7 @@ def parse_cluster(text: str, probe_path: str | Path | None = None) -> Hardware:
     settings = settings_of(name)
     if count is not None:
         settings["count"] = count
-    return build(text, name, settings, PRESETS[name].achieved_bf16)
+    return build(text, name, settings, PRESETS[name].achieved_bf16 / PRESETS[name].bf16)
 
 
 def hardware_of_tables(name: str, tables: JsonMapping) -> Hardware:
@@ -83,8 +85,8 @@ def hardware_of_tables(name: str, tables: JsonMapping) -> Hardware:
         )
     preset = PRESETS[preset_name] if preset_name else None
     settings = {**(settings_of(preset_name) if preset_name else DEFAULTS), **by_key}
-    if "node.bandwidth_gbps" in by_key and "node.pair_bandwidth_gbps" not in by_key:
-        settings.pop("node.pair_bandwidth_gbps", None)  # it went with the preset's own bandwidth
+    if preset is not None and preset.pair_bandwidth and "node.pair_bandwidth_gbps" not in by_key:
+        settings["node.pair_bandwidth_gbps"] = _pair_bandwidth(preset, settings)
     peak: JsonValue = settings.get("device.peak_tflops")
     if not isinstance(peak, Mapping) and not number_faults("", peak, BOUNDS["device.peak_tflops"]):
         # one number is the bf16 peak; the other precisions keep the preset's ratio to it, or share
@@ -95,8 +97,17 @@ def hardware_of_tables(name: str, tables: JsonMapping) -> Hardware:
         }
     elif isinstance(peak, Mapping) and not faults({**settings, "device.peak_tflops": peak}):
         settings["device.peak_tflops"] = {**preset.peaks, **peak} if preset else peak
-    achieved = preset.achieved_bf16 if preset and "device.peak_tflops" not in by_key else 0.0
-    return build(name, preset_name or Path(name).stem, settings, achieved)
+    part = preset.achieved_bf16 / preset.bf16 if preset else 0.0
+    return build(name, preset_name or Path(name).stem, settings, part)
+
+
+def _pair_bandwidth(preset: Preset, settings: JsonMapping) -> float:
+    """The rate of two devices alone: the preset's, scaled as that of all devices was."""
+    own = settings["node.bandwidth_gbps"]
+    if number_faults("", own, BOUNDS["node.bandwidth_gbps"]):
+        return preset.pair_bandwidth  # the fault of the other number will be told
+    scaled = preset.pair_bandwidth * (own / preset.node_bandwidth)
+    return min(scaled, BOUNDS["node.pair_bandwidth_gbps"].most)
 
 
 def _calibrated_local(name: str, given: JsonObject) -> Hardware:

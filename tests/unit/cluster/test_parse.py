@@ -133,6 +133,35 @@ def write(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_s_own_numbers_in_a_file_change_nothing(name: str, tmp_path: Path) -> None:
+    preset = PRESETS[name]
+    text = (
+        f'[device]\npreset = "{name}"\npeak_tflops = {preset.bf16}\n'
+        f"memory_gb = {preset.memory_gb}\nmemory_bandwidth_gbps = {preset.memory_bandwidth}\n"
+        f"[node]\ndevices = {preset.devices}\nbandwidth_gbps = {preset.node_bandwidth}\n"
+        f"[network]\nbandwidth_gbps_per_device = {preset.network}\n"
+    )
+    plain = Cluster.parse(name)
+    own = Cluster.parse(write(tmp_path, text))
+    assert own.node == plain.node and own.network == plain.network
+    assert own.device.matmul_efficiency == plain.device.matmul_efficiency
+    assert own.device.flops == pytest.approx(plain.device.flops)
+
+
+def test_the_rate_of_two_devices_grows_with_that_of_all(tmp_path: Path) -> None:
+    text = '[device]\npreset = "l40s"\n[node]\nbandwidth_gbps = 3.3\n'
+    plain = Cluster.parse("l40s").node
+    assert Cluster.parse(write(tmp_path, text)).node.pair_bandwidth == pytest.approx(
+        1.5 * plain.pair_bandwidth
+    )
+    own = Cluster.parse(write(tmp_path, text + "pair_bandwidth_gbps = 20\n")).node
+    assert own.pair_bandwidth == 20e9
+    assert Cluster.parse(write(tmp_path, '[device]\npreset = "h100"\n')).node.pair_bandwidth == 0
+    huge = Cluster.parse(write(tmp_path, text.replace("3.3", "99999")))
+    assert huge.node.pair_bandwidth == 1e14
+
+
 def test_a_file_overrides_a_preset(tmp_path: Path) -> None:
     path = write(
         tmp_path,
@@ -152,7 +181,8 @@ def test_a_file_overrides_a_preset(tmp_path: Path) -> None:
     assert cluster.device.peak_flops("float32") == pytest.approx(
         33.5e12
     )  # keeps the preset's ratio
-    assert cluster.device.matmul_efficiency is None  # a measurement of another device
+    plain = Cluster.parse("h100").device.matmul_efficiency
+    assert cluster.device.matmul_efficiency == plain  # the same part of another peak
     assert cluster.device.memory_bytes == 96 * 2**30
     assert cluster.device.memory_bandwidth == 2.4e12
     assert cluster.price_per_hour == pytest.approx(40)
