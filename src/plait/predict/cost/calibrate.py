@@ -118,7 +118,7 @@ def widened(found: Calibration, residuals: Sequence[tuple[float, str]]) -> Calib
 def doubts(found: Calibration, steps: Sequence[MeasuredStep], cluster: Cluster) -> list[str]:
     """Factors at their bounds, and steps that are far off under the factors."""
     words = [
-        f"{name} is at its bound, {getattr(found, name):.3g} of the predicted seconds; are the "
+        f"{name} is at its bound, {getattr(found, name):.3g} times the predicted seconds; are the "
         "measured numbers seconds?"
         for name in FACTORS
         if abs(math.log(getattr(found, name))) > MOST - STEP
@@ -127,7 +127,7 @@ def doubts(found: Calibration, steps: Sequence[MeasuredStep], cluster: Cluster) 
         ratio = log_ratio(prepared(step), cluster, found)
         if abs(ratio) > FAR:
             words.append(
-                f"{step.plan} took {math.exp(ratio):.3g} of the seconds that are predicted now; "
+                f"{step.plan} took {math.exp(ratio):.3g} times the seconds that are predicted now; "
                 f"are {step.seconds:g} seconds meant, and is {cluster.name} the cluster?"
             )
     return words
