@@ -55,3 +55,21 @@ def test_what_is_no_checkpoint_is_not_called_one(
     said = capsys.readouterr().err
     assert "it is damaged, or no file of torch.save; copy it again" in said
     assert "weights_only" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"train_batch_size": -8}', "train.global_batch = -8 is wrong: it must be 1 or more"),
+        ('{"seed": -3, "train_batch_size": 8}', "train.seed = -3 is wrong"),
+    ],
+)
+def test_a_value_that_no_config_may_have_is_refused(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(text)
+    out = tmp_path / "out.toml"
+    assert main(["import", str(path), "--from", "deepspeed", "--out", str(out)]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()

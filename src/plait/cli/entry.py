@@ -22,7 +22,7 @@ import plait.launcher.lean  # before torch
 from plait.cli import table
 from plait.cli.answer import Answer, to_json
 from plait.cli.parser import Parser, UsageError
-from plait.cli.streams import Page, StdoutError, complain, open_closed, say, settle
+from plait.cli.streams import DrawnText, StdoutError, complain, open_closed, say, settle
 from plait.errors import PlaitError
 from plait.launcher import joined_world
 
@@ -154,7 +154,7 @@ def _print(answer: Answer, json_to: TextIO | None) -> None:
     if view is not None:
         from rich.console import Console
 
-        page = Page()
+        page = DrawnText()
         show(view, Console(file=page, highlight=False))
         say(page.getvalue(), sys.stdout)
 

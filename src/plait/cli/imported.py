@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from plait.cli.answer import Answer, write_text
 from plait.cli.parser import UsageError
+from plait.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -55,7 +56,9 @@ def run(arguments: argparse.Namespace) -> Answer:
 
     Raises:
         UsageError: fewer ranks than one.
+        ConfigError: a value that no config may have.
     """
+    from plait.config.read import wrong_values
     from plait.interop import import_file
     from plait.toml import write_toml
 
@@ -65,6 +68,9 @@ def run(arguments: argparse.Namespace) -> Answer:
     if path.is_dir() or path.suffix in WEIGHTS:
         return _import_weights(path, arguments.out)
     imported = import_file(arguments.file, arguments.framework, arguments.gpus)
+    wrong = wrong_values(imported.config)
+    if wrong:
+        raise ConfigError(f"{path} means what no config can say: {'; '.join(wrong)}")
     text = write_toml(imported.config)
     if arguments.out is not None:
         write_text(arguments.out, text)

@@ -1,6 +1,6 @@
 """stdout and stderr of a command, where their reader may leave and their disk may be full.
 
-A reader that has left, such as `head`, is no failure: what is still written goes nowhere, and the
+A reader that has left, such as `head`, is no failure. What is still written goes nowhere, and the
 verb keeps its exit code. Any other refusal of stdout is an error.
 """
 
@@ -20,7 +20,7 @@ class StdoutError(PlaitError):
     exit_code = 1
 
 
-class Page(io.StringIO):
+class DrawnText(io.StringIO):
     """A view as stdout will show it. rich would end the process where the reader has left."""
 
     @property

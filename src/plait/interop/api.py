@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from plait.config.read import wrong_values
 from plait.errors import ConfigError, nearest
 from plait.interop import accelerate, axolotl, deepspeed, files, megatron, nanotron, torchtitan
 from plait.interop.effects import name_without_effect
@@ -71,8 +70,7 @@ def import_text(
     """`import_file` for a text in one form: `json`, `yaml`, `toml` or `shell`.
 
     Raises:
-        ConfigError: a text that cannot be read, has no key, is of another framework, or has a
-            value that no config may have.
+        ConfigError: a text that cannot be read, has no key, or is of another framework.
     """
     known = _name_of(framework)
     if known == "megatron-lm" and form not in ("yaml", "json"):
@@ -93,9 +91,6 @@ def import_text(
     unknown = {item.key for item in imported.unmapped if item.kind == "unknown"}
     if unknown >= source.values.keys():
         raise ConfigError(_of_another(source, name))
-    wrong = wrong_values(imported.config)
-    if wrong:
-        raise ConfigError(f"{name} means what no config can say: {'; '.join(wrong)}")
     name_without_effect(read, source.values, world_size, imported)
     return imported
 

@@ -197,14 +197,6 @@ def test_bad_input_is_one_sentence(text: str, form: str, framework: str | None, 
         import_text(text, form, framework)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"train_batch_size": -8}', "train.global_batch = -8 is wrong: it must be 1 or more"),
-        ('{"zero_optimization": 5}', "zero_optimization = 5 is of the wrong type; it must be a"),
-        ('{"seed": -3, "train_batch_size": 8}', "train.seed = -3 is wrong"),
-    ],
-)
-def test_a_value_that_no_config_may_have_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        import_text(text, "json", "deepspeed")
+def test_a_value_where_a_table_belongs_is_of_the_wrong_type() -> None:
+    with pytest.raises(ConfigError, match="zero_optimization = 5 is of the wrong type; it must"):
+        import_text('{"zero_optimization": 5}', "json", "deepspeed")
