@@ -60,7 +60,7 @@ def no_weight_decay() -> list[Any]:
 
         return made
 
-    return [wrap(update, "make", make)]
+    return [wrap(update, "made_optimizer", make)]
 
 
 def moments_of_another_shard() -> list[Any]:

@@ -41,7 +41,7 @@ def made(action: Callable[[Any], None]) -> Callable[[], list[Any]]:
 
         return other
 
-    return lambda: [wrap(update, "make", make)]
+    return lambda: [wrap(update, "made_optimizer", make)]
 
 
 def option(**keys: Any) -> Callable[[], list[Any]]:
