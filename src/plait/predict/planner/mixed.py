@@ -171,8 +171,12 @@ def _shares(asked: _MixedSearch, plan: Plan, kinds: Sequence[int]) -> list[tuple
 
 
 def _sample_seconds(job: Job, plan: Plan, machine: Machine) -> float:
-    """Seconds of one more sample on one data rank of a machine."""
-    return _seconds(job, plan, machine, 2.0) - _seconds(job, plan, machine, 1.0)
+    """Seconds of one more sample on one data rank of a machine; of one alone where more cost none,
+    as in a small model, which waits for the host.
+    """
+    alone = _seconds(job, plan, machine, 1.0)
+    more = _seconds(job, plan, machine, 2.0) - alone
+    return more if more > 0 else alone
 
 
 def _seconds(job: Job, plan: Plan, machine: Machine, samples: float) -> float:

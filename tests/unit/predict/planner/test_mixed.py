@@ -49,6 +49,16 @@ def test_choose_takes_two_kinds_and_search_says_what_does():
         plait.search(CONFIG, MIXED)
 
 
+def test_a_model_so_small_that_a_sample_more_costs_nothing_has_plans():
+    sizes = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4}
+    config = {
+        "model": {"name": "gpt", "vocab_size": 1024, **sizes},
+        "data": {"seq_len": 128},
+        "train": {"global_batch": 16},
+    }
+    assert plait.choose(config, "h100x4+a100-80gbx4", top=1)
+
+
 def test_one_kind_alone_is_asked_about_the_batch_of_all(capsys):
     config = {**CONFIG, "train": {}}
     tokens = [one.tokens_per_second * one.step_seconds for one in choose_mixed(config, MIXED)]
