@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 from plait.comm.network import LOOPBACK, loopback_interface, variables_of
 from plait.launcher.allocator import no_small_lists
 from plait.launcher.failure import died_silently, read_failures
+from plait.launcher.interrupts import interrupts_held
 from plait.launcher.leftovers import leftovers
 from plait.launcher.rank import RankSettings, run_rank
-from plait.launcher.unhearing import interrupts_held
 from plait.values import JsonObject
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ T = TypeVar("T")
 SHUTDOWN_SECONDS = 5
 _SHUTDOWN_OPTION = "shutdown_timeout"
 _PRELOADED = [
-    "plait.launcher.unhearing",  # first, since Ctrl-C may come at any moment
+    "plait.launcher.interrupts",  # first, since Ctrl-C may come at any moment
     "plait.launcher.lean", "torch", "torch.distributed", "plait.run.preloaded",
     "torch.distributed.nn.functional",  # its functions keep the group of the moment of its import
 ]  # fmt: skip

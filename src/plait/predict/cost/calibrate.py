@@ -79,7 +79,7 @@ def calibrate(steps: Sequence[MeasuredStep], cluster: Cluster | str) -> Calibrat
     asked = [prepared(step) for step in steps]
     names = FACTORS if place.profile is None else FACTORS[:1]
     found = fitted(len(asked), lambda at, factors: log_ratio(asked[at], place, factors), names)
-    return widened(found, [left(step, place, found) for step in asked])
+    return widened(found, [residual_of(step, place, found) for step in asked])
 
 
 def fitted(
@@ -109,7 +109,7 @@ def fitted(
 def widened(found: Calibration, residuals: Sequence[tuple[float, str]]) -> Calibration:
     """The factors with bars that hold the measured steps, up to `WIDEST`.
 
-    Each residual is what `left` says of a step.
+    Each residual is that of `residual_of`.
     """
     needed = max(bars.width_for(ratio, place) for ratio, place in residuals)
     return replace(found, time_bar=max(found.time_bar, min(WIDEST, needed)))
@@ -161,13 +161,13 @@ def prepared(step: MeasuredStep) -> AskedStep:
 
 def log_ratio(step: AskedStep, place: Cluster, factors: Calibration) -> float:
     """The logarithm of measured over predicted seconds, under factors."""
-    return left(step, place, factors)[0]
+    return residual_of(step, place, factors)[0]
 
 
-def left(step: AskedStep, place: Cluster, factors: Calibration) -> tuple[float, str]:
-    """The rest that factors leave of a step, and how far the step reaches.
+def residual_of(step: AskedStep, place: Cluster, factors: Calibration) -> tuple[float, str]:
+    """The logarithm of measured over predicted seconds under factors, and the step's reach.
 
-    The rest is the logarithm of measured over predicted seconds.
+    The reach is one device, a node or several nodes, as in `bars.reach`.
     """
     guess = _predicted(step, place, factors)
     return math.log(step.seconds / guess.step_seconds), guess.reach

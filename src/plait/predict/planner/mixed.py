@@ -171,8 +171,9 @@ def _shares(asked: _MixedSearch, plan: Plan, kinds: Sequence[int]) -> list[tuple
 
 
 def _sample_seconds(job: Job, plan: Plan, machine: Machine) -> float:
-    """Seconds of one more sample on one data rank of a machine; of one alone where more cost none,
-    as in a small model, which waits for the host.
+    """Seconds of one more sample on one data rank of a machine.
+
+    Where more samples take no longer, as in a small model, these are the seconds of one alone.
     """
     alone = _seconds(job, plan, machine, 1.0)
     more = _seconds(job, plan, machine, 2.0) - alone
