@@ -77,6 +77,7 @@ def expert_group(dense: DataGroup, world: World) -> DataGroup:
         device=dense.device,
         offload=dense.offload,
         eager=dense.eager,
+        running_forward=dense.running_forward,
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from plait.comm import Work
 from plait.mesh import Shard
 from plait.parallel.data.bucket import Bucket
-from plait.parallel.data.strategy import DataGroup, bind
+from plait.parallel.data.strategy import DataGroup, RunningForward, bind
 from plait.parallel.data.units import Unit
 
 
@@ -152,8 +152,9 @@ class TakenParameters(dict[str, Any]):
     Code may do so without a call of the module: a parent may multiply by the weight of a child.
     """
 
-    def __init__(self, params: Mapping[str, Any]) -> None:
+    def __init__(self, params: Mapping[str, Any], running: RunningForward) -> None:
         super().__init__(params)
+        self.running = running
         self.listeners: list[Callable[[Tensor], None]] = []
 
     def __getitem__(self, key: str) -> Any:
@@ -164,10 +165,13 @@ class TakenParameters(dict[str, Any]):
         return param
 
 
-def tell_taken(module: nn.Module, taken: Callable[[Tensor], None]) -> None:
-    """Have `taken` called with each parameter [...] that code takes from a module. Several stages
-    of a rank may ask it of one module.
+def tell_taken(module: nn.Module, running: RunningForward, taken: Callable[[Tensor], None]) -> None:
+    """Have `taken` called with each parameter [...] that code takes from a module.
+
+    Several stages of a rank may ask it of one module; they share `running`. Who asked before, of
+    another engine, is no longer told.
     """
-    if not isinstance(module._parameters, TakenParameters):
-        module._parameters = TakenParameters(module._parameters)
-    module._parameters.listeners.append(taken)
+    params = module._parameters
+    if not isinstance(params, TakenParameters) or params.running is not running:
+        params = module._parameters = TakenParameters(params, running)
+    params.listeners.append(taken)

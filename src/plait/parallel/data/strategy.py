@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,23 @@ CPU = torch.device("cpu")
 Weight = Callable[[str], float]
 HALVES = (torch.bfloat16, torch.float16)
 """Precisions whose squares are summed in float32."""
+
+
+class RunningForward:
+    """Whether a forward of any stage of this rank is under way: one stage's may read parameters of
+    another.
+    """
+
+    def __init__(self) -> None:
+        self.is_under_way = False
+
+    def begin(self) -> None:
+        """A forward begins."""
+        self.is_under_way = True
+
+    def end(self) -> None:
+        """A forward has ended."""
+        self.is_under_way = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +74,7 @@ class DataGroup:
         one_backward: one rank makes a step's gradients by one backward, and the update takes them
             as they were computed.
         keeps_gradients: buffers of gradients keep their memory from step to step.
+        running_forward: shared by the strategies of all stages of a rank.
     """
 
     axis: Axis
@@ -73,6 +91,7 @@ class DataGroup:
     fixed_order: bool = False
     one_backward: bool = False
     keeps_gradients: bool = False
+    running_forward: RunningForward = field(default_factory=RunningForward, compare=False)
 
     @property
     def worker(self) -> int:

@@ -15,7 +15,6 @@ Here hooks say when a unit is wanted. Its states and their owners of memory are 
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -42,26 +41,6 @@ from plait.parallel.data.strategy import (
 )
 from plait.parallel.data.units import Unit
 from plait.torch_internals import in_backward, no_dispatch_modes
-
-
-class _RunningForward(threading.local):
-    """Whether a forward of any stage is under way on the rank of this thread.
-
-    One stage's forward may read parameters of another.
-    """
-
-    is_under_way = False
-
-    def begin(self) -> None:
-        """A forward begins."""
-        self.is_under_way = True
-
-    def end(self) -> None:
-        """A forward has ended."""
-        self.is_under_way = False
-
-
-_RUNNING_FORWARD = _RunningForward()
 
 
 class Zero3(DataStrategy):
@@ -128,9 +107,9 @@ class Zero3(DataStrategy):
                 module.register_forward_pre_hook(self._before_forward(unit, needed), prepend=True)
                 module.register_forward_hook(self._after_forward(unit, needed))
                 for part in module.modules() if unit.unit.is_block else [module]:
-                    tell_taken(part, self._taking(owner))
+                    tell_taken(part, self.group.running_forward, self._taking(owner))
             for module in unit.unit.holders:
-                tell_taken(module, self._taking(owner))
+                tell_taken(module, self.group.running_forward, self._taking(owner))
 
     def _taking(self, owner: Mapping[int, ShardedUnit]) -> Callable[[Tensor], None]:
         """A function that gathers a parameter which code takes outside of its module's call.
@@ -145,7 +124,7 @@ class Zero3(DataStrategy):
             in_its_call = not self._forward or any(unit in needed for needed in self._running)
             if unit.state is UnitState.WHOLE and in_its_call:
                 return
-            if in_backward() or _RUNNING_FORWARD.is_under_way:
+            if in_backward() or self.group.running_forward.is_under_way:
                 with no_dispatch_modes():
                     unit.take()
 
@@ -227,13 +206,13 @@ class Zero3(DataStrategy):
     def before_forward(self) -> None:
         self._backward = False
         self._forward = True
-        _RUNNING_FORWARD.begin()
+        self.group.running_forward.begin()
         self._running.clear()
         self._prefetch(0)
 
     def after_forward(self) -> None:
         self._forward = False
-        _RUNNING_FORWARD.end()
+        self.group.running_forward.end()
         self._keep_running()
         if not torch.is_grad_enabled():
             self._release()
