@@ -224,12 +224,15 @@ def seconds(row: dict[str, str]) -> float | None:
 def peak_bytes(row: dict[str, str]) -> float | None:
     """Published peak of the allocator in bytes: what a device-wide reading also sees, the process
     itself, is taken off.
+
+    nanotron's log says GB and divides by 2^30 (`create_table_log` of its `helpers.py`).
     """
     if not row["peak_mem"]:
         return None
     unit = row["mem_unit"]
     device_wide = "nvidia-smi" in unit or "max over GPUs" in unit
-    scale = 1.0 if unit.startswith("bytes") else 2**30 if unit.startswith("GiB") else 1e9
+    binary = unit.startswith(("GiB", "GB (max reserved as logged"))
+    scale = 1.0 if unit.startswith("bytes") else 2**30 if binary else 1e9
     outside = (
         PROCESS_BYTES
         + COMMUNICATOR_BYTES * sum(int(row[axis] or 1) > 1 for axis in ("tp", "pp", "dp"))

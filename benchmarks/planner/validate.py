@@ -78,10 +78,11 @@ def plainly(case: Case, plain: str) -> Case:
     )
 
 
-READ_ON_FIRST = frozenset({"09g2"})
-"""Tables whose one number of memory is that of the first stage. 09g2 does not say whose it is; its
-pipelines of eight samples hold what a first stage holds, and a third less than a last stage with
-its logits would.
+READ_ON_FIRST = frozenset({"09d", "09g2"})
+"""Tables whose one number of memory is that of the first stage. In 09d it is that of the rank that
+writes the log, the first of all (`log_throughput` of nanotron's `helpers.py`). 09g2 does not say
+whose it is; its pipelines of eight samples hold what a first stage holds, and a third less than a
+last stage with its logits would.
 """
 
 

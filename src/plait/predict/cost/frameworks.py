@@ -119,7 +119,7 @@ MEGATRON_LM = Framework(
         bucket_numbers=WHOLE,
         overlap_gradients=False,
         overlap_sends=False,
-        balanced_stages=False,
+        stage_cut="layers",
         scatters_sends=True,
         fused_kernels=True,
     ),
@@ -160,7 +160,7 @@ MEGATRON_CORE = Framework(
     behaviour(
         2.0,
         bucket_numbers=40e6,
-        balanced_stages=False,
+        stage_cut="layers",
         overlap_tensor=0.8,
         fused_accumulation=True,
         fused_kernels=True,
@@ -181,7 +181,9 @@ NANOTRON = Framework(
     behaviour(
         4.0,
         overlap_sends=False,
-        keep_gathered=True,
+        hides_regather=True,
+        runs_ahead=True,
+        stage_cut="filled",
         skew_seconds=SKEW,
         whole_gradient_bytes=2.0,
     ),
@@ -191,7 +193,10 @@ NANOTRON = Framework(
     contexts=(),
     experts=False,
 )
-"""bf16 gradients of a whole backward are added to those in float32 (`FP32GradientAccumulator`)."""
+"""bf16 gradients of a whole backward are added to those in float32 (`FP32GradientAccumulator`).
+Inputs of column-parallel layers are gathered again (`tp_recompute_allgather`). The outputs of
+row-parallel layers are reduced on another stream (`_RowLinearAsyncCommunication`).
+"""
 TORCHTITAN = Framework(
     "torchtitan",
     behaviour(2.0, repeated_products=0.5),

@@ -66,7 +66,7 @@ def lay_out(job: Job, plan: Plan) -> PlanLayout:
     """The stages of a plan and what each rank holds."""
     shard = job_sharding(job, plan)
     counts = job.counts_of(plan)
-    stages = split_model(job.model, plan.pp.num_stages, job.runtime.balanced_stages, counts)
+    stages = split_model(job.model, plan.pp.num_stages, job.runtime.stage_cut, counts)
     live, placement = live_micro_batches(
         plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual
     )

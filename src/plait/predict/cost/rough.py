@@ -19,6 +19,7 @@ from plait.predict.cost.memory.offload import overfull
 from plait.predict.cost.model.operations import Model
 from plait.predict.cost.ranks import Question, Rank, rank_memory, work_floor
 from plait.predict.cost.records import Job
+from plait.predict.cost.runtime import StageCut
 from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time.closed import closed_live, closed_seconds
 from plait.predict.cost.time.machine import Machine
@@ -57,10 +58,10 @@ def kinds(
     model: Model,
     schedule: str,
     sizes: tuple[int, int, int],
-    cut: tuple[bool, tuple[int, ...]],
+    cut: tuple[StageCut, tuple[int, ...]],
 ) -> tuple[RankKind, ...]:
     """The kinds of ranks of a pipeline; `sizes` is (ranks, stages of a rank, micro-batches),
-    `cut` is (`Runtime.balanced_stages`, `Job.counts`).
+    `cut` is (`Runtime.stage_cut`, `Job.counts`).
     """
     num_ranks, virtual, micro_batches = sizes
     stages = split_model(model, num_ranks * virtual, *cut)
@@ -114,7 +115,7 @@ class RoughFamily:
         if not SCHEDULES[pp.schedule].holds_all:
             shown = min(shown, 4 * pp.size)
         sizes = (pp.size, pp.virtual, shown)
-        cut = (self.job.runtime.balanced_stages, self.job.counts_of(plan))
+        cut = (self.job.runtime.stage_cut, self.job.counts_of(plan))
         return kinds(self.job.model, pp.schedule, sizes, cut)
 
     @cached_property

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+StageCut = Literal["cost", "layers", "filled"]
+"""How a model is cut into stages: by equal cost, by equal numbers of layers, or by filling.
+
+A filled stage takes blocks until their products pass its share, the block that passes included.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,12 @@ class Runtime:
     """Bytes of a number between stages and tensor ranks, where the precision has more; 0: as it."""
     keep_gathered: bool = False
     """Sequence parallelism keeps what it gathered, instead of gathering again in backward."""
+    hides_regather: bool = False
+    """The product of the input's gradient hides what is gathered again in backward."""
+    runs_ahead: bool = False
+    """The host runs ahead of its device, and memory that a collective still reads is not free. So
+    outputs of row-parallel layers lie beside those of later layers (`waiting_share`).
+    """
     selective_sends: bool = True
     """Selective recomputation repeats the communication between the products that it keeps."""
     repeated_products: float = 0.0
@@ -48,8 +61,8 @@ class Runtime:
     """The product of a row and its sum over the ranks are one step. Recomputation repeats it as a
     whole, at the end of a block too.
     """
-    balanced_stages: bool = True
-    """Stages are cut by cost, not by equal numbers of layers."""
+    stage_cut: StageCut = "cost"
+    """How the model is cut into stages."""
     expert_imbalance: float = 1.0
     """Tokens of the busiest expert rank over the mean: a step waits for it, and it receives as many
     more.
@@ -90,3 +103,18 @@ class Runtime:
     """
     compute_share: float = 1.0
     """The part of a device's units that compute, where others are set apart to send."""
+
+
+MANY_FORWARDS = 6
+"""Forwards after which a host is ahead by all of them. Set on the published runs of nanotron."""
+
+
+def waiting_share(num_stages: int, micro_batches: int) -> float:
+    """The part of the row-parallel outputs of live micro-batches that lie in memory at once.
+
+    A host that runs ahead (`Runtime.runs_ahead`) gains on its device with each forward. It waits
+    where a stage needs its first gradient. Of one forward nothing lies there, of `MANY_FORWARDS`
+    all.
+    """
+    forwards = micro_batches if num_stages == 1 else min(num_stages, micro_batches)
+    return min(1.0, (forwards - 1) / (MANY_FORWARDS - 1))

@@ -12,7 +12,7 @@ from plait.mesh.tensor_layout import TensorLayout, tensor_layout
 from plait.plan import Plan, TensorAxis
 from plait.plan.axes import TensorMode
 from plait.predict.cost.cached_hash import caches_hash
-from plait.predict.cost.runtime import Runtime
+from plait.predict.cost.runtime import Runtime, waiting_share
 
 
 @caches_hash
@@ -39,6 +39,8 @@ class Sharding:
     """Sequence parallelism keeps the sharded input of a product and gathers it again in
     backward.
     """
+    gathered_share: float = 1.0
+    """Part of what sequence parallelism gathers that lies in memory until backward, or its like."""
     imbalance: float = 1.0
     """`Runtime.expert_imbalance`, where experts are divided."""
     folded: bool = False
@@ -144,7 +146,8 @@ def sharding(
         seq_len=seq_len,
         samples=samples,
         most_samples=most_samples,
-        regather=runtime is not None and not runtime.keep_gathered,
+        regather=runtime is not None and not (runtime.keep_gathered or runtime.hides_regather),
+        gathered_share=gathered_share(plan, runtime),
         imbalance=runtime.expert_imbalance if runtime is not None and plan.ep > 1 else 1.0,
         folded=plan.folds_experts,
         expert_traffic=runtime.expert_traffic if runtime is not None else 1.0,
@@ -158,3 +161,10 @@ def sharding(
         message_bytes=runtime.message_bytes if runtime is not None else 0,
         ranks=plan.world_size,
     )
+
+
+def gathered_share(plan: Plan, runtime: Runtime | None) -> float:
+    """Part of what sequence parallelism gathers that lies in memory until backward."""
+    if runtime is None or runtime.keep_gathered:
+        return 1.0
+    return waiting_share(plan.pp.size, plan.micro_batches) if runtime.runs_ahead else 0.0

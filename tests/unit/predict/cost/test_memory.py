@@ -14,6 +14,13 @@ from plait.predict.cost.step import estimate_job
 
 DATA = Path(__file__).parents[3] / "data" / "planner"
 GIB = 2.0**30
+LAYERS = {
+    "name": "gpt",
+    "num_hidden_layers": 8,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+}
 
 
 def rows(name):
@@ -142,3 +149,32 @@ def test_gradients_of_a_whole_backward_live_beside_other_micro_batches():
         ]
         stage = lay_out(Job(model, 4), plan).ranks[0].weights.total
         assert buffers[1] - buffers[0] == pytest.approx(2 * stage if expected else 0.0)
+
+
+@pytest.mark.parametrize(
+    "plan, part",
+    [
+        ("tp4:1d,sp mb1", 0.0),
+        ("tp4:1d,sp mb2", 0.2),
+        ("tp4:1d,sp mb16", 1.0),
+        ("tp4:1d,sp pp2 mb16", 0.2),
+        ("tp4:1d,sp pp4 mb16", 0.6),
+        ("tp4:1d,sp pp8 mb2", 0.2),
+    ],
+)
+def test_outputs_wait_for_their_sums_where_a_host_runs_ahead(plan, part):
+    """Two tensors a layer, as many as the gathered inputs that could be kept in their place."""
+    asked = Plan.parse(f"{plan} precision:bf16")
+    model = describe(LAYERS, 512)
+    held = {}
+    for name, runtime in {
+        "again": Runtime(),
+        "kept": Runtime(keep_gathered=True),
+        "ahead": Runtime(runs_ahead=True),
+    }.items():
+        shard = lay_out(Job(model, 16, runtime=runtime), asked).shard
+        (layer,) = {block for block in model.blocks() if block.name == "layer"}
+        held[name] = block_activations(layer, shard, ("bf16", False, "none"))
+    assert held["kept"] > held["again"]
+    waiting = part * (held["kept"] - held["again"])
+    assert held["ahead"] == pytest.approx(held["again"] + waiting)

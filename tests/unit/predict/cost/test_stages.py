@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from plait.errors import PlanError
 from plait.predict.cost import describe
-from plait.predict.cost.time.stages import _balanced_ends, layer_shares, split_model
+from plait.predict.cost.time.stages import _balanced_ends, _filled_ends, layer_shares, split_model
 from tests.unit.predict.cost.shapes import GPT
 
 
@@ -32,8 +32,8 @@ def test_the_dearest_stage_is_as_cheap_as_can_be(costs, stages):
 
 def test_every_block_is_in_one_stage_in_order():
     model = describe(GPT, 128)
-    for balanced in (True, False):
-        stages = split_model(model, 4, balanced)
+    for cut in ("cost", "layers", "filled"):
+        stages = split_model(model, 4, cut)
         assert [b.name for s in stages for b, n in s.runs for _ in range(n)] == [
             b.name for b in model.blocks()
         ]
@@ -56,3 +56,15 @@ def test_more_stages_than_blocks():
         PlanError, match="16 pipeline stages need 16 blocks or more, and gpt has 10"
     ):
         split_model(describe(GPT, 128), 16)
+
+
+def test_a_filled_stage_takes_the_block_that_passes_its_share():
+    """Llama of 16 layers whose head counts as four of them, as nanotron cuts it into four."""
+    products = [0.0, *[1.0] * 16, 4.0]
+    ends = _filled_ends(products, 4)
+    assert [end - start for start, end in zip([0, *ends], ends, strict=False)] == [7, 5, 5, 1]
+
+
+def test_a_filled_model_leaves_each_stage_a_block():
+    ends = _filled_ends([0.0, 1.0, 1.0, 9.0], 4)
+    assert ends == [1, 2, 3, 4]

@@ -166,9 +166,7 @@ def block_activations(
             tokens * width * ((sequence + block.width) / shard.sequence_split + tensor / shard.tp)
         )
         return min(kept, block_activations(block, shard, (precision, compiled, "none"), rules))
-    gathered = (
-        saved.gathered * width * (1 - 1 / shard.sequence_split) if not shard.regather else 0.0
-    )
+    gathered = saved.gathered * width * (1 - 1 / shard.sequence_split) * shard.gathered_share
     sequence = (saved.sequence * width + saved.sequence_masks) / shard.sequence_split + gathered
     numbers = saved.tensor + saved.routed + (0.0 if compiled else saved.unfused)
     # The loss keeps its logits in the working width and in float32: as themselves, as probabilities

@@ -2,7 +2,7 @@
 
 Balanced by the cost of each block, so that a stage with a large head holds fewer layers. Frameworks
 whose stages must be equal deal them out evenly instead; embedding and head then count as a layer
-each.
+each. Others fill one stage after the other.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from plait.errors import PlanError
 from plait.plan.axes import BlockRemat, Remat
 from plait.predict.cost.cached_hash import caches_hash
 from plait.predict.cost.model.operations import Block, Model
+from plait.predict.cost.runtime import StageCut
 
 
 @caches_hash
@@ -63,11 +64,11 @@ class StageBlocks:
 def split_model(
     model: Model,
     num_stages: int,
-    balanced: bool = True,
+    cut: StageCut = "cost",
     counts: tuple[int, ...] = (),
 ) -> tuple[StageBlocks, ...]:
-    """`num_stages` stages in order: of nearly equal flops, or (not balanced) of nearly equal
-    numbers of layers. `counts` are the layers of each stage, or all its blocks.
+    """`num_stages` stages in order, cut as `cut` says. `counts` are the layers of each stage, or
+    all its blocks.
 
     Raises `PlanError` when there are more stages than layers.
     """
@@ -82,8 +83,10 @@ def split_model(
         )
     if counts:
         ends = _counted_ends(counts, len(blocks), model)
-    elif balanced:
+    elif cut == "cost":
         ends = _balanced_ends([block.flops(model.seq_len) for block in blocks], num_stages)
+    elif cut == "filled":
+        ends = _filled_ends([block.flops(0) for block in blocks], num_stages)
     elif inner % num_stages and len(blocks) % num_stages == 0:
         ends = [len(blocks) // num_stages * (index + 1) for index in range(num_stages)]
     else:
@@ -163,6 +166,24 @@ def _balanced_ends(costs: list[float], num_stages: int) -> list[int]:
         ends.append(end)
         start = end
     return [*ends, len(costs)]
+
+
+def _filled_ends(products: list[float], num_stages: int) -> list[int]:
+    """The end of each stage, where a stage takes blocks until their products pass its share.
+
+    The block that passes is included (`build_model` of nanotron's `models/base.py`). Each stage has
+    a block at least, where nanotron may leave its last ones none.
+    """
+    whole = sum(products)
+    ends: list[int] = []
+    total = 0.0
+    for end, own in enumerate(products, start=1):
+        total += own
+        stages_left = num_stages - 1 - len(ends)
+        passed = total * num_stages > whole * (len(ends) + 1)
+        if stages_left and (passed or len(products) - end == stages_left):
+            ends.append(end)
+    return [*ends, len(products)]
 
 
 def _least_capacity(costs: list[float], num_stages: int) -> float:
