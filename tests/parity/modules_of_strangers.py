@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 VOCABULARY, LENGTH, WIDTH, SAMPLES = 26, 8, 16, 32
 
@@ -313,6 +314,24 @@ class Several(nn.Module):
             hidden.append(x)
         outputs = {"kind": self.heads["kind"](x.mean(1))}
         return {"logits": self.heads["next"](x), "hidden": hidden, "more": outputs}
+
+
+class Packed(nn.Module):
+    """Two LSTM that read all but the last token, as a `PackedSequence` that goes between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(nn.LSTM(WIDTH, WIDTH, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        lengths = torch.full((len(ids),), LENGTH - 1)
+        packed = pack_padded_sequence(self.embed(ids), lengths, batch_first=True)
+        for layer in self.layers:
+            packed, _ = layer(packed)
+        x, _ = pad_packed_sequence(packed, batch_first=True, total_length=LENGTH)
+        return self.head(x)
 
 
 def lines() -> list[tuple[Tensor, Tensor]]:

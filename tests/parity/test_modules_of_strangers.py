@@ -32,6 +32,8 @@ QUICK = [
     (others.Scaled, "dp2:zero3 pp2:zbv mb4"),
     (others.Normed, "dp2"),
     (others.Normed, "pp2:1f1b mb1"),
+    (others.Packed, "pp2:1f1b mb2"),
+    (others.Packed, "dp2:zero3 pp2:1f1b mb2"),
 ]
 LONG = [
     *[(kind, PRODUCT) for kind in (others.Mixer, others.Experts, others.Short, others.Several)],

@@ -8,13 +8,14 @@ plan. Their state travels only if a stage has drawn from it.
 from __future__ import annotations
 
 import random as pythons
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten, treespec_leaf
 
 from plait.errors import ModelError
 from plait.random_state import seeding, set_state_of_host, state_of_host
@@ -115,6 +116,38 @@ def memory_order(tensor: Tensor) -> tuple[int, ...]:
     return () if order == tuple(range(tensor.dim())) else order
 
 
+@dataclass(frozen=True)
+class Nesting:
+    """The nesting of a value without its leaves: a `TreeSpec` of torch that can be pickled.
+
+    `kind` and `context` are those of the spec, None for a leaf.
+    """
+
+    kind: type | None
+    context: object
+    children: tuple[Nesting, ...]
+
+    @classmethod
+    def of(cls, spec: TreeSpec) -> Nesting:
+        """The nesting of a spec."""
+        if spec.is_leaf():
+            return cls(None, None, ())
+        return cls(spec.type, spec.context, tuple(map(cls.of, spec.children())))
+
+    def value(self, leaves: Iterable[object]) -> PyTree:
+        """The value with these leaves, in the order of `tree_flatten`."""
+        return tree_unflatten(leaves, self._spec)
+
+    @cached_property
+    def _spec(self) -> TreeSpec:
+        if self.kind is None:
+            return treespec_leaf()
+        return TreeSpec(self.kind, self.context, [child._spec for child in self.children])
+
+    def __reduce__(self) -> tuple[type[Nesting], tuple[object, ...]]:
+        return Nesting, (self.kind, self.context, self.children)
+
+
 def pack(value: object, what: str) -> Payload:
     """Any nesting of tensors [...] (and None) as a payload; `what` names its maker.
 
@@ -125,16 +158,16 @@ def pack(value: object, what: str) -> Payload:
     for leaf in leaves:
         if leaf is not None:
             check_sendable(leaf, what)
-    places = iter(range(len(leaves)))
-    skeleton = tree_unflatten(
-        [None if leaf is None else next(places) for leaf in leaves], structure
-    )
-    return Payload([leaf for leaf in leaves if leaf is not None], skeleton)
+    present = tuple(leaf is not None for leaf in leaves)
+    return Payload([leaf for leaf in leaves if leaf is not None], (Nesting.of(structure), present))
 
 
 def unpack(payload: Payload) -> object:
     """The value that `pack` made the payload from."""
-    return tree_map(lambda place: None if place is None else payload.tensors[place], payload.note)
+    nesting: Nesting
+    nesting, present = payload.note
+    tensors = iter(payload.tensors)
+    return nesting.value([next(tensors) if there else None for there in present])
 
 
 def check_sendable(leaf: object, what: str) -> None:

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
 from plait import regions
 from plait.errors import ModelError
 from plait.parallel.pipeline.dataflow import Flow, Result
-from plait.parallel.pipeline.payload import Payload, TensorForm, check_sendable, get_state
+from plait.parallel.pipeline.payload import Nesting, Payload, TensorForm, check_sendable, get_state
 from plait.parallel.pipeline.stage import StageModule
 from plait.values import PyTree
 
@@ -33,9 +33,9 @@ class _StageDone(Exception):
 
 @dataclass(frozen=True)
 class _Template:
-    """The form of a call's result: places in `leaves`, forms of tensors or other values."""
+    """The form of a call's result: its nesting, and forms of tensors or other values."""
 
-    skeleton: object
+    nesting: Nesting
     leaves: tuple[PyTree, ...]
 
 
@@ -220,7 +220,7 @@ class ReplayedStage(StageModule):
                 return torch.zeros(leaf.shape, dtype=leaf.dtype, device=self._device)
             return torch.zeros((), dtype=leaf.dtype, device=self._device).expand(leaf.shape)
 
-        return tree_map(value, template.skeleton)
+        return template.nesting.value(map(value, range(len(template.leaves))))
 
     def _record(self, now: _ReplayState, number: int, output: object) -> None:
         leaves, structure = tree_flatten(output)
@@ -233,7 +233,7 @@ class ReplayedStage(StageModule):
         if number == self._last_call:
             devices = (leaf.device for leaf in leaves if isinstance(leaf, Tensor))
             now.random = get_state(next(devices, torch.device("cpu")))
-        now.templates.append(_Template(tree_unflatten(range(len(leaves)), structure), forms))
+        now.templates.append(_Template(Nesting.of(structure), forms))
 
 
 def check_draws(flow: Flow, stage_of: Sequence[int]) -> None:
