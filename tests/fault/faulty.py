@@ -176,24 +176,32 @@ def slow_down(fault: dict[str, Any]) -> None:
 
 def is_linear(module: nn.Module) -> bool:
     """Whether a module is a linear layer, whole or a rank's part of one."""
-    return "Linear" in type(module).__name__ and isinstance(module.weight, Tensor)
+    return "Linear" in type(module).__name__ and weight_of(module) is not None
+
+
+def weight_of(module: nn.Module) -> Tensor | None:
+    """The weight of a module as it lies there: under ZeRO-3 `module.weight` would gather it, on
+    this rank alone.
+    """
+    return module._parameters.get("weight")
 
 
 def damage(fault: dict[str, Any], module: nn.Module) -> None:
     """Change the weights of a linear layer in place, where it holds them now."""
-    if not is_linear(module) or not module.weight.untyped_storage().nbytes():
+    weight = weight_of(module)
+    if not is_linear(module) or weight is None or not weight.untyped_storage().nbytes():
         return
     with torch.no_grad():
         if is_due(fault, "flipped bit"):
-            bits = module.weight.view(-1).view(torch.int32)
+            bits = weight.view(-1).view(torch.int32)
             bits[fault.get("element", 5)] ^= 1 << fault.get("bit", 20)
         if is_due(fault, "NaN weight"):
-            module.weight.view(-1)[3] = float("nan")
+            weight.view(-1)[3] = float("nan")
         if is_due(fault, "infinite weight"):
-            module.weight.view(-1)[3] = float("inf")
-        is_head = module.weight.shape[0] == VOCAB_SIZE
+            weight.view(-1)[3] = float("inf")
+        is_head = weight.shape[0] == VOCAB_SIZE
         if is_head and is_due(fault, "spike"):
-            module.weight.mul_(1e3)
+            weight.mul_(1e3)
 
 
 def _wrap_collective(fault: dict[str, Any]) -> None:

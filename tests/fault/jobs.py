@@ -40,17 +40,17 @@ def heap_given_back() -> int:
 
 
 def freed_neighbours_are_one_piece() -> bool:
-    """Whether 12 MB for a tensor take the memory of two freed pieces of 8 MB that lay side by
-    side.
+    """Whether 28 MB for a tensor take the memory of two freed pieces of 15 MB that lay side by
+    side. No other piece of that size is free in a new rank.
     """
     library = ctypes.CDLL(None)
     library.aligned_alloc.restype = ctypes.c_void_p
     library.aligned_alloc.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
     library.free.argtypes = [ctypes.c_void_p]
-    pieces = [library.aligned_alloc(64, 8 << 20) for _ in range(4)]
+    pieces = [library.aligned_alloc(64, 15 << 20) for _ in range(4)]
     library.free(pieces[1])
     library.free(pieces[2])
-    return bool(library.aligned_alloc(64, 12 << 20) == pieces[1])
+    return bool(library.aligned_alloc(64, 28 << 20) == pieces[1])
 
 
 def own_threads() -> int:
@@ -126,5 +126,7 @@ if __name__ == "__main__":
         restart_a_rank()
     elif "sum" in sys.argv:
         launch(sum_ranks, nproc=2)
+    elif "freed" in sys.argv:
+        print(launch(freed_neighbours_are_one_piece, nproc=1))
     else:
         launch(say_pid_and_wait, nproc=2)

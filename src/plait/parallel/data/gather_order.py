@@ -63,5 +63,6 @@ class GatherOrder:
 _ADVICE = (
     "zero3 gathers layers as the forward calls them, and another rank calls others or in another "
     "order: draw the order from numbers that all ranks share, as random.Random(step), or take "
-    "zero2, under which layers are whole"
+    "zero2, under which layers are whole; a weight that code reads in the forward is gathered too, "
+    "so a hook on one rank alone must not read one"
 )

@@ -202,7 +202,8 @@ def check_depth(num_layers: int, num_stages: int, per_rank: int = 1) -> None:
     if most < 2 and per_rank > 1:
         cure = "take a schedule with one stage a rank (1f1b), or a deeper model"
     raise ModelError(
-        f"{num_stages} stages{each} need as many layers, the model has {num_layers}; {cure}"
+        f"{num_stages} stages{each} need as many layers, the model has {num_layers}; {cure} "
+        "(a layer is a module that the model's forward calls: the embedding, a block, the head)"
     )
 
 
