@@ -82,6 +82,7 @@ CASES += [
     ("mlp", plan)
     for plan in ("tp2", "tp2:1d,sp remat:full", "tp4:2d dp2:zero2 mb2", "tp8:3d", "dp4:server")
 ]
+CASES += [("experts", "dp2:server ep2"), ("experts", "dp4:server ep2 mb2")]
 CASES += [("gpt", "dp2:local,every2"), ("odd", "dp4:ring"), ("odd", "dp2:ring mb2")]
 KEPT = [
     ("gpt", "dp2:zero3"),

@@ -19,6 +19,7 @@ from plait.predict.cost.memory.rank_memory import (
     stage_weights,
     updated_numbers,
 )
+from plait.predict.cost.model.operations import Block
 from plait.predict.cost.records import Job, StateRules
 from plait.predict.cost.sharding import Sharding, sharding
 from plait.predict.cost.time.gradients import Buckets, DataMessages, buckets_of, data_messages
@@ -118,9 +119,7 @@ def rank_state(stages: tuple[StageBlocks, ...], plan: Plan, training: StateRules
     parts = plan.optimizer_shards
     blocks = tuple(run for stage in stages for run in stage.runs)
     if plan.dp.strategy == "server" and not training.tied_parameters:
-        weights = replace(
-            weights, least_keys=least_keys(blocks, shard, plan.dp.size * plan.cp.size)
-        )
+        weights = _with_least_keys(weights, blocks, shard, plan)
     if plan.dp.strategy == "ring":
         weights = replace(weights, padding=ring_padding(blocks, shard, plan.dp.size * plan.cp.size))
     shared = shared_sums(blocks, shard, parts, width)
@@ -138,6 +137,20 @@ def rank_state(stages: tuple[StageBlocks, ...], plan: Plan, training: StateRules
     )
     return RankState(
         weights, messages, states, weights.total * width, own, offloaded, sent, matrices
+    )
+
+
+def _with_least_keys(
+    weights: WeightBytes, blocks: tuple[tuple[Block, int], ...], shard: Sharding, plan: Plan
+) -> WeightBytes:
+    """The weights with the numbers of the parameter servers that own fewest."""
+    servers = plan.dp.size * plan.cp.size
+    if plan.ep == 1:
+        return replace(weights, least_keys=least_keys(blocks, shard, servers))
+    return replace(
+        weights,
+        least_keys=least_keys(blocks, shard, servers, experts=False),
+        least_expert_keys=least_keys(blocks, shard, max(1, servers // plan.ep), experts=True),
     )
 
 

@@ -140,15 +140,24 @@ def _shared_by_rank(
     return tuple(shared)
 
 
-def least_keys(blocks: tuple[tuple[Block, int], ...], shard: Sharding, num_servers: int) -> float:
+def least_keys(
+    blocks: tuple[tuple[Block, int], ...],
+    shard: Sharding,
+    num_servers: int,
+    *,
+    experts: bool | None = None,
+) -> float:
     """The numbers of the parameter server that owns fewest. Keys go, largest first, to the server
     with the least so far.
+
+    `experts`: those of experts alone, or all but those; by default all.
     """
     keys = sorted(
         (
             one.numbers
             for block, count in blocks
             for one in held(block, shard)
+            if experts is None or one.expert == experts
             for _ in range(count)
         ),
         reverse=True,

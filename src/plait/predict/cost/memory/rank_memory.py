@@ -65,6 +65,8 @@ class WeightBytes:
     """Numbers that a ring adds to blocks that its ranks do not divide."""
     least_keys: float | None = None
     """Numbers of the parameter server that owns fewest; None: an equal share."""
+    least_expert_keys: float = 0.0
+    """Numbers of the server of experts that owns fewest, where an expert axis divides them."""
     kept_dense: float = 0.0
     """Dense weights that ZeRO-3 keeps whole once they are gathered (`[plan] keep_gathered`)."""
     kept_experts: float = 0.0

@@ -114,7 +114,8 @@ def data_messages(
         ranks = max(1, plan.dp.size * plan.cp.size // plan.ep)
         stride = plan.tp.size * plan.ep
         kept = (weights.kept_experts, weights.kept_share)
-        experts = _part(plan, weights.experts, gradient_bytes, ranks, stride, kept=kept)
+        keys = weights.least_expert_keys
+        experts = _part(plan, weights.experts, gradient_bytes, ranks, stride, keys=keys, kept=kept)
         messages = messages.plus(experts)
     if reduces_whole and STRATEGIES[plan.dp.strategy].zero_stage == 1:
         whole = tuple(replace(one, op="all_reduce") for one in messages.reduce)
