@@ -21,6 +21,7 @@ FLOOR = {
     "torch_internals",
     "random_state",
     "regions",
+    "stateless",
 }
 ENGINE = {*FLOOR, "comm", *STRATEGIES, "models", "datasets", "outer"}
 RUN = {*ENGINE, "engine", "launcher"}
@@ -32,6 +33,7 @@ PLANNING = {
     "patterns",
     "torch_internals",
     "random_state",
+    "stateless",
 }  # see test_what_plans_needs_no_torch
 LOWER = FLOOR - {"config", "reference"}
 
@@ -44,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "patterns": set(),  # names of modules with wildcards
     "random_state": set(),  # who draws, one thread after another
     "regions": {"torch_internals"},  # what a forward recomputes by its own code
+    "stateless": set(),  # a module with other tensors than its own
     "torch_internals": {"imports"},  # private functions of torch
     "imports": set(),  # what to do once a module is loaded
     "reference": {"errors"},  # "module:function" of a config

@@ -316,6 +316,17 @@ class Several(nn.Module):
         return {"logits": self.heads["next"](x), "hidden": hidden, "more": outputs}
 
 
+class Named(Several):
+    """A block that the model has under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = self.layers[1]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.heads["next"](self.last(self.layers[0](self.embed(ids))))
+
+
 class Packed(nn.Module):
     """Two LSTM that read all but the last token, as a `PackedSequence` that goes between them."""
 

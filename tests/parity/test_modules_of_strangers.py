@@ -32,6 +32,8 @@ QUICK = [
     (others.Scaled, "dp2:zero3 pp2:zbv mb4"),
     (others.Normed, "dp2"),
     (others.Normed, "pp2:1f1b mb1"),
+    (others.Named, "cp2:ring"),
+    (others.Named, "tp4:2d"),
     (others.Packed, "pp2:1f1b mb2"),
     (others.Packed, "dp2:zero3 pp2:1f1b mb2"),
 ]

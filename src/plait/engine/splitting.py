@@ -13,7 +13,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from plait import models
@@ -41,6 +40,7 @@ from plait.parallel.tensor import Placement, TensorGroup, TensorSplit
 from plait.parallel.tensor.mixed_samples import refuse_mixed_samples
 from plait.plan import Plan, TensorAxis
 from plait.products import Products
+from plait.stateless import call_with, replaced
 from plait.values import PyTree
 
 
@@ -217,15 +217,15 @@ def call_without_values(
     Its parameters are zeros of one row's memory, on the device of the inputs. Views as complex
     numbers ask for rows that lie in memory.
     """
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     inputs = in_its_precision(model, make(accepted(model, example)))
     positional, named = arguments(inputs)
     device = next(leaf.device for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
-    zeros = {
-        name: torch.zeros(tensor.shape[-1:], dtype=tensor.dtype, device=device).expand(tensor.shape)
-        for name, tensor in tensors.items()
-    }
-    return functional_call(model, zeros, tuple(positional), dict(named))
+
+    def zeros(tensor: Tensor) -> Tensor:
+        row = torch.zeros(tensor.shape[-1:], dtype=tensor.dtype, device=device)
+        return row.expand(tensor.shape)
+
+    return call_with(model, replaced(model, zeros), positional, named)
 
 
 def _split_layers(

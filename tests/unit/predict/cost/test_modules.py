@@ -204,3 +204,11 @@ def test_attention_by_its_function_is_one_operation() -> None:
 
     described = describe_by_running(nn.Sequential(Fused(), Fused()), 16)
     assert described.forward_flops == 2 * 16 * (2 * 8 * 8 + 2 * 16 * 2 * (4 + 4) / 2)
+
+
+def test_a_module_of_two_names_keeps_its_weights():
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    model.again = model[1]
+    weights = [layer.weight for layer in model]
+    describe(model)
+    assert all(layer.weight is weight for layer, weight in zip(model, weights, strict=False))

@@ -20,6 +20,7 @@ from plait.predict.cost.model.from_leaves import describe_leaves
 from plait.predict.cost.model.operations import Block, Elementwise, Model, Saved
 from plait.predict.cost.model.watching import OperationWatch, is_layer
 from plait.predict.cost.model.with_values import state_of, tokens_for, value_of
+from plait.stateless import call_with
 from plait.values import PyTree
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def _first_run(
         handles = [unit.register_forward_pre_hook(remember, with_kwargs=True) for unit in units]
         try:
             with _lenient([unit for unit in units if id(unit) in blocks]):
-                torch.func.functional_call(module, state, args, kwargs)
+                call_with(module, state, args, kwargs)
         except Exception as error:  # whatever its code raises; another input may fit
             failure = failure or error
             met.clear()

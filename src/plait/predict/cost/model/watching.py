@@ -21,6 +21,7 @@ from plait.predict.cost.model.operations import (
     Split,
 )
 from plait.predict.cost.model.with_values import state_of
+from plait.stateless import call_with
 from plait.values import AutogradContext, PyTree
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class OperationWatch:
                 _operators(self),
                 torch.autograd.graph.saved_tensors_hooks(self._save, lambda x: x),
             ):
-                return torch.func.functional_call(module, state, args, dict(kwargs))
+                return call_with(module, state, args, kwargs)
         finally:
             for hook in hooks:
                 hook.remove()

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from plait.stateless import replaced
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -36,10 +38,9 @@ def state_of(module: nn.Module, *, real: bool) -> dict[str, Any]:
     """Weights and buffers by name: on the meta device, or with values, those that it has or
     noise.
     """
-    named = (*module.named_parameters(), *module.named_buffers())
-    return {
-        name: value_of(tensor, weight=True) if real else tensor.to("meta") for name, tensor in named
-    }
+    return replaced(
+        module, lambda tensor: value_of(tensor, weight=True) if real else tensor.to("meta")
+    )
 
 
 def value_of(x: object, *, weight: bool = False) -> Any:
