@@ -2,7 +2,7 @@
 
 `plait estimate --framework megatron-core` predicts the plan as that framework would run it, and
 `plait plan` then chooses among the plans that it offers. What stands here is from each framework's
-own code; its two times of waiting (`LATE`, `SKEW`) were set on published runs.
+own code; its two times of waiting (`LATE`, `SKEW`) and `MANY_FORWARDS` were set on published runs.
 """
 
 from __future__ import annotations
