@@ -113,8 +113,8 @@ def waiting_share(num_stages: int, micro_batches: int) -> float:
     """The part of the row-parallel outputs of live micro-batches that lie in memory at once.
 
     A host that runs ahead (`Runtime.runs_ahead`) gains on its device with each forward. It waits
-    where a stage needs its first gradient. Of one forward nothing lies there, of `MANY_FORWARDS`
-    all.
+    where a stage needs its first gradient. After one forward none of the outputs lie in memory,
+    after `MANY_FORWARDS` forwards all of them do.
     """
     forwards = micro_batches if num_stages == 1 else min(num_stages, micro_batches)
     return min(1.0, (forwards - 1) / (MANY_FORWARDS - 1))

@@ -40,7 +40,9 @@ class Sharding:
     backward.
     """
     gathered_share: float = 1.0
-    """Part of what sequence parallelism gathers that lies in memory until backward, or its like."""
+    """Part of what sequence parallelism gathers that lies in memory until backward. Outputs that
+    wait for their sums are counted here: they have as many bytes.
+    """
     imbalance: float = 1.0
     """`Runtime.expert_imbalance`, where experts are divided."""
     folded: bool = False
