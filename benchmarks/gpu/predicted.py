@@ -7,6 +7,7 @@ import torch
 import plait
 from benchmarks.gpu.models import Subject
 from plait.predict.cost.api import machine
+from plait.predict.cost.memory.rules import DeviceMemory
 from plait.predict.cost.records import Estimate
 from plait.predict.cost.time.machine import Machine
 
@@ -31,3 +32,10 @@ def card_machine() -> Machine:
 def estimated(subject: Subject) -> Estimate:
     """The step and the memory of a subject under plait."""
     return plait.estimate(subject.config(), "dp1 precision:bf16 compile", f"{preset()}x1")
+
+
+def living_bytes(guess: Estimate) -> float:
+    """What lives at the peak, as `max_memory_allocated` counts it: the total without what the
+    allocator reserves beyond.
+    """
+    return guess.memory.total - DeviceMemory.fragmentation * guess.memory.activations

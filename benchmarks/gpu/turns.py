@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.gpu.child import Turn
 from benchmarks.gpu.measuring import Build, Measured, clear, take_turn
 from benchmarks.gpu.models import Subject
-from benchmarks.gpu.predicted import estimated, preset
+from benchmarks.gpu.predicted import estimated, living_bytes, preset
 from benchmarks.gpu.record import say
 
 TURNS = 2
@@ -118,16 +118,23 @@ def _predict(turn: Turn, subject: Subject, turns: list[Measured]) -> None:
     guess = estimated(subject)
     seconds = step_seconds(turns)
     steps = max(one.steps_peak_bytes for one in turns)
+    lives = living_bytes(guess)
     parts = {key: value for key, value in asdict(guess.breakdown).items() if value}
     turn.record.head(
         f"{subject.title}: predicted for {preset()}",
-        ("step s", "/ measured", "memory GB", "/ measured peak of steps", "parts of the step ms"),
+        (
+            "step s",
+            "/ measured",
+            "memory that lives GB",
+            "/ measured peak of steps",
+            "parts of the step ms",
+        ),
     )
     turn.record.row(
         f"{guess.step_seconds:.4f}",
         f"{guess.step_seconds / seconds:.3f}",
-        f"{guess.memory.total / 1e9:.2f}",
-        f"{guess.memory.total / max(1, steps):.3f}",
+        f"{lives / 1e9:.2f}",
+        f"{lives / max(1, steps):.3f}",
         ", ".join(f"{key} {value * 1e3:.1f}" for key, value in parts.items()),
     )
     turn.record.keep(
@@ -137,6 +144,7 @@ def _predict(turn: Turn, subject: Subject, turns: list[Measured]) -> None:
         measured_step_seconds=seconds,
         predicted_bytes=asdict(guess.memory),
         predicted_total_bytes=guess.memory.total,
+        predicted_living_bytes=lives,
         measured_bytes=steps,
         breakdown=parts,
     )

@@ -12,6 +12,10 @@ from plait.predict.cost.machines import machine_of
 from plait.predict.cost.time.machine import Efficiency, Machine
 
 GIB = 2.0**30
+EFA_LATENCY = 20e-6
+"""Seconds of the smallest message between two nodes through EFA: the constant of its own tuner
+(aws-ofi-nccl, `nccl_ofi_tuner_model.c`, p5).
+"""
 
 
 def machine_for(case: Case, efficiency: Efficiency | None = None) -> Machine:
@@ -49,8 +53,8 @@ def machine_for(case: Case, efficiency: Efficiency | None = None) -> Machine:
         network = replace(network, bandwidth=6.25e9)  # four 100 Gb/s RoCE ports for eight devices
     if case.source in {"09d", "09e"}:
         # The same authors' collectives on this network: bus bandwidth halves from one node to two
-        # and again to eight.
-        network = replace(network, congestion=1.0)
+        # and again to eight. It is EFA.
+        network = replace(network, congestion=1.0, latency_seconds=EFA_LATENCY)
     return machine_of(Cluster(cluster.name, device, node, network, case.num_devices), chosen)
 
 

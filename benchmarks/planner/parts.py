@@ -6,6 +6,13 @@
 (Apache-2.0, commit 095f58a: gemm_perf, context_attention_perf, nccl_perf) as far as they were at
 hand. Columns `a` to `e` are (ranks, bytes), (m, n, k) and (batch, length, heads, heads of keys,
 width of a head). Attention is the forward of causal kernels tuned for the device.
+
+`data/collectives_between_nodes.csv` has nccl-tests (float32, out of place) as clouds and their
+users print them in guides. One more log is left out: it takes twice the time of another on the same
+kind of nodes. So is one of devices whose port hangs on another bus.
+
+`data/reserved_memory.csv` has a line a run of the logs of Megatron-LM and its forks
+(`report_memory`): what lives between steps, the peak that lives, and the peak that is reserved.
 """
 
 from __future__ import annotations
@@ -13,20 +20,26 @@ from __future__ import annotations
 import csv
 import statistics
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from benchmarks.machine import announce
+from benchmarks.planner.clusters import EFA_LATENCY
 from benchmarks.planner.validate import error
 from plait.cluster import Cluster
 from plait.cluster.presets import PRESETS
 from plait.predict.cost.machines import machine_of
+from plait.predict.cost.memory.rules import DeviceMemory
 from plait.predict.cost.model.operations import Attention
 from plait.predict.cost.sharding import Sharding
-from plait.predict.cost.time.groups import group
+from plait.predict.cost.time.groups import Group, group
 from plait.predict.cost.time.kernels import Setting, attention_seconds, gemm_seconds
 from plait.predict.cost.time.machine import Machine
 
 DATA = Path(__file__).parent / "data" / "measured_parts.csv"
+BETWEEN_NODES = Path(__file__).parent / "data" / "collectives_between_nodes.csv"
+RESERVED = Path(__file__).parent / "data" / "reserved_memory.csv"
 SMALL = 1 << 20
 """Bytes below which a collective is latency."""
 
@@ -73,8 +86,32 @@ PARTS: dict[str, Callable[[Machine, Row], tuple[str, float]]] = {
 }
 
 
+@cache
+def networked(device: str, network: str, gbps_per_device: str) -> Machine:
+    """Nodes of a device behind a network of this rate, in Gbit/s for each device."""
+    cluster = Cluster.parse(device)
+    link = replace(cluster.network, bandwidth=float(gbps_per_device) * 1e9 / 8)
+    if network == "EFA":
+        link = replace(link, latency_seconds=EFA_LATENCY)
+    return machine_of(replace(cluster, network=link))
+
+
+def between_nodes() -> Iterator[Part]:
+    """Every measured collective over nodes."""
+    with BETWEEN_NODES.open(newline="") as file:
+        for row in csv.DictReader(file):
+            machine = networked(row["device"], row["network"], row["gbps_per_device"])
+            ranks, payload = int(row["ranks"]), int(row["payload_bytes"])
+            members = Group(ranks, ranks // int(row["nodes"]))
+            seconds = machine.collective_seconds(row["collective"], payload, members)
+            size = "small" if payload < SMALL else "large"
+            measured = float(row["microseconds"]) * 1e-6
+            yield f"between nodes, {size}", row["device"], error(seconds, measured)
+
+
 def errors() -> Iterator[Part]:
     """Every measured part of a device that has a preset."""
+    yield from between_nodes()
     with DATA.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["device"] in PRESETS]
     machines = {name: machine_of(Cluster.parse(name)) for name in {row["device"] for row in rows}}
@@ -95,11 +132,28 @@ def medians() -> dict[str, tuple[int, float, float]]:
     }
 
 
+def reserved_beyond() -> list[float]:
+    """What each run's allocator reserves beyond its peak, of what a step adds to what lives."""
+    with RESERVED.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = []
+    for row in rows:
+        lives, peak, reserved = (
+            float(row[f"{name}_mb"]) for name in ("allocated", "max_allocated", "max_reserved")
+        )
+        found.append((reserved - peak) / (peak - lives))
+    return sorted(found)
+
+
 def main() -> None:
     announce()
     print(f"{'part':32} {'rows':>5} {'bias':>8} {'median':>8}")
     for name, (count, bias, size) in medians().items():
         print(f"{name:32} {count:5} {bias:8.1%} {size:8.1%}")
+    beyond = reserved_beyond()
+    low, middle, high = statistics.quantiles(beyond, n=4)
+    print(f"reserved beyond the peak, of activations: {middle:.2f} [{low:.2f}, {high:.2f}]")
+    print(f"counted: {DeviceMemory.fragmentation:.2f}")
 
 
 if __name__ == "__main__":

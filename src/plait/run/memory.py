@@ -15,13 +15,11 @@ _MACHINE: Final = Path("/proc/meminfo")
 
 
 def peak_memory_bytes() -> int:
-    """The most memory that this rank has held: of its GPU, or of the process (resident) where there
-    is none.
-    """
+    """The most memory of this rank so far: reserved of its GPU, else resident in the process."""
     import torch
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return torch.cuda.max_memory_allocated()
+        return torch.cuda.max_memory_reserved()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )

@@ -2,6 +2,8 @@
 carries.
 """
 
+import statistics
+
 import pytest
 from benchmarks.planner.calculon import CALCULON_MEAN, CALCULON_WORST, points
 from benchmarks.planner.ptdp import COLUMNS, PUBLISHED, predict
@@ -80,9 +82,11 @@ def test_experts_in_bf16_which_no_constant_was_fitted_to():
 
 
 def test_peak_memory(pairs):
+    """Most logs tell what the allocator reserved; those of zero bubble tell what lived."""
     errors = by_source(pairs, lambda case: case.peak_bytes, peak)
-    assert summary([value for values in errors.values() for value in values])["median"] <= 0.10
-    assert max(summary(values)["median"] for values in errors.values()) <= 0.10
+    assert summary([value for values in errors.values() for value in values])["median"] <= 0.08
+    medians = sorted(summary(values)["median"] for values in errors.values())
+    assert statistics.median(medians) <= 0.08 and medians[-1] <= 0.13, medians
 
 
 def test_what_ran_is_predicted_to_fit(pairs):

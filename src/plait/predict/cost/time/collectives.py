@@ -23,9 +23,9 @@ LOW_BANDWIDTH = 0.35
 """Bandwidth of that protocol, of the plain one's, as half of each word is a flag. NCCL's own model
 says a quarter; measured inside nodes it is a little more.
 """
-CHUNK_SECONDS = 10.3e-6
-"""A step between nodes beyond the network's own latency, as whole chunks are stored and sent on.
-NCCL's `hwLat` says 14 microseconds in all.
+CROSSING_SECONDS = 18e-6
+"""A step between nodes beyond the network's own latency: host threads pass each chunk to the port
+and on. Set by collectives of 64 kB to 1 MB over two nodes (`benchmarks.planner.parts`).
 """
 RAMP_SECONDS = 5e-6
 """Loss of messages of medium size: the root of this times the seconds that their bytes take."""
@@ -99,10 +99,17 @@ def _exchange(machine: Machine, op: str, sent: float, ranks: Group) -> float:
 
 
 def _tree(machine: Machine, sent: float, ranks: Group) -> float:
-    """Double binary trees: up and down in as many steps between nodes as the trees are deep."""
+    """Double binary trees: up and down in as many steps between nodes as the trees are deep.
+
+    Of two nodes whose switches add up, each sends its sum once, where a ring sends it twice.
+    """
     depth = math.ceil(math.log2(ranks.nodes))
     inside = ranks.in_node - 1
-    rate = TREE * ring_rate(machine, "all_reduce", ranks)
+    node = Group(ranks.in_node, ranks.in_node)
+    ports = ranks.in_node * network_rate(machine, ranks.nodes)
+    if ranks.nodes == 2 and machine.sums_in_switch(node):
+        ports *= 2
+    rate = TREE * min(ring_rate(machine, "all_reduce", node), ports)
     return 2 * protocol_seconds(machine, (inside, depth), sent / rate / 2)
 
 
@@ -112,10 +119,9 @@ def protocol_seconds(machine: Machine, steps: tuple[float, float], moving: float
     """
     inside, between = steps
     low = LOW_LATENCY * machine.link_latency
-    quick = inside * low + between * machine.network_latency + moving / LOW_BANDWIDTH
-    step = machine.network_latency + CHUNK_SECONDS
-    ramp = math.sqrt(RAMP_SECONDS * moving)
-    return min(quick, inside * machine.link_latency + between * step + moving + ramp)
+    quick = inside * low + moving / LOW_BANDWIDTH
+    plain = inside * machine.link_latency + moving + math.sqrt(RAMP_SECONDS * moving)
+    return min(quick, plain) + between * (machine.network_latency + CROSSING_SECONDS)
 
 
 @lru_cache(maxsize=65536)
