@@ -108,6 +108,10 @@ class PooledGradients(GradientStore):
                 state.stale.discard(index)
         state.zero_stale()
 
+    def is_first(self, state: BucketState) -> bool:
+        """Whether this step has not reduced the whole of a bucket yet."""
+        return state.index not in self._reduced
+
     def goes_in_pieces(self, bucket: Bucket) -> bool:
         """Whether a bucket is larger than a buffer."""
         return bucket.padded_numel > self.buffers[0].numel()
@@ -134,8 +138,7 @@ class PooledGradients(GradientStore):
         if previous is not None:
             self._release(previous)
         grad = self.buffers[self._turn][:numel]
-        is_first = state.index not in self._reduced
-        self._users[self._turn] = PooledPiece(state, start, grad, is_first)
+        self._users[self._turn] = PooledPiece(state, start, grad, self.is_first(state))
         self._turn = (self._turn + 1) % len(self.buffers)
         state.grad, state.start = grad, start
 

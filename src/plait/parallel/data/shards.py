@@ -169,21 +169,22 @@ class ShardedGradients:
             self._works[key] = FixedOrderScatter(axis, own, full)
             return
         last = state.start + own.numel() == state.bucket.shard_numel
+        if self._pool is not None and self._pool.is_first(state):
+            own = self._shard(state)[state.start : state.start + own.numel()]
         with self._naming(_reduces(state)):
             padding = state.bucket.padding if last else 0
             self._works[key] = axis.reduce_scatter(own, full, padding=padding)
 
     def _release(self, piece: PooledPiece) -> None:
-        """Finish the reduce-scatter of a pooled piece, and keep this rank's elements of it."""
+        """Finish the reduce-scatter of a pooled piece, and add this rank's elements of it.
+
+        The first ones of a step are in their shard already.
+        """
         index = piece.state.index
         with self._naming(_reduces(piece.state)):
             self._works.pop((index, piece.start)).wait()
-        kept = piece.of(self._shard(piece.state))
-        own = piece.own(self._group.shard.rank)
-        if piece.is_first:
-            kept.copy_(own)
-        else:
-            kept.add_(own)
+        if not piece.is_first:
+            piece.of(self._shard(piece.state)).add_(piece.own(self._group.shard.rank))
 
     def finish(self) -> None:
         """Have every shard's sum over the axis, and over the replicas of the shard. Collective."""
