@@ -200,3 +200,40 @@ def test_bad_input_is_one_sentence(text: str, form: str, framework: str | None, 
 def test_a_value_where_a_table_belongs_is_of_the_wrong_type() -> None:
     with pytest.raises(ConfigError, match="zero_optimization = 5 is of the wrong type; it must"):
         import_text('{"zero_optimization": 5}', "json", "deepspeed")
+
+
+SCRIPT = """#!/bin/bash
+GPUS_PER_NODE=8
+NNODES=2
+DISTRIBUTED_ARGS="--nproc_per_node $GPUS_PER_NODE --nnodes $NNODES"
+TRAINING_ARGS="--micro-batch-size 1 --global-batch-size 64 --lr 6.0e-5 \\
+    --train-iters 500"
+NAME="a run of mine"
+if [ "$PRECISION" = bf16 ]; then
+    TRAINING_ARGS+=(--bf16)
+fi
+PARALLEL_ARGS=(
+    --tensor-model-parallel-size 4
+    --pipeline-model-parallel-size
+        2
+    --seed 5
+)
+mkdir -p logs
+cmd="torchrun $DISTRIBUTED_ARGS pretrain_gpt.py $TRAINING_ARGS --clip-grad 0.5"
+echo "$cmd"
+"""
+
+
+def test_options_in_quotes_are_read_and_end_with_their_command() -> None:
+    imported = import_text(SCRIPT, "shell")
+    assert imported.plan == "pp2 tp4 dp2 mb32 precision:bf16"
+    train = imported.config["train"]
+    assert (train["lr"], train["steps"], train["global_batch"]) == (6e-5, 500, 64)
+    assert (train["seed"], train["clip_grad_norm"]) == (5, 0.5)
+    assert not [item for item in imported.unmapped if item.kind == "unknown"]
+
+
+def test_options_alone_may_stand_one_to_a_line() -> None:
+    text = "# WORLD_SIZE=4\n--tensor-model-parallel-size\n2\n--lr\n1e-4\n--bf16\n"
+    imported = import_text(text, "shell")
+    assert (imported.plan, imported.config["train"]["lr"]) == ("tp2 dp2 precision:bf16", 1e-4)
