@@ -10,6 +10,7 @@ from plait.errors import ConfigError, nearest
 from plait.interop import accelerate, axolotl, deepspeed, files, megatron, nanotron, torchtitan
 from plait.interop.effects import name_without_effect
 from plait.interop.source import Imported, Source
+from plait.plan import Plan
 from plait.values import JsonMapping
 
 FRAMEWORKS: Final[dict[str, Callable[[Source], Imported]]] = {
@@ -38,7 +39,6 @@ SIGNS: Final[dict[str, tuple[str, ...]]] = {
         "zero_optimization.stage",
         "bf16.enabled",
         "fp16.enabled",
-        "gradient_accumulation_steps",
     ),
     "megatron-lm": ("tensor-model-parallel-size", "micro-batch-size", "num-layers"),
 }
@@ -54,6 +54,7 @@ def import_file(
     of ranks, for files that leave it to the launcher.
 
     Errors: `ConfigError` for a file that cannot be read, or whose numbers cannot all be true.
+    `world_size` is one of these numbers.
     """
     path = Path(path)
     text = files.read_text(path)
@@ -70,7 +71,8 @@ def import_text(
     """`import_file` for a text in one form: `json`, `yaml`, `toml` or `shell`.
 
     Raises:
-        ConfigError: a text that cannot be read, has no key, or is of another framework.
+        ConfigError: a text that cannot be read, has no key, or is of another framework. Or one that
+            says another number of ranks than `world_size`.
     """
     known = _name_of(framework)
     if known == "megatron-lm" and form not in ("yaml", "json"):
@@ -89,14 +91,29 @@ def import_text(
     read = FRAMEWORKS[source.framework]
     imported = read(source)
     unknown = {item.key for item in imported.unmapped if item.kind == "unknown"}
-    if unknown >= source.values.keys():
+    if unknown >= source.values.keys() or (unknown and _is_of_another(source, imported)):
         raise ConfigError(_of_another(source, name))
+    ranks = Plan.parse(imported.plan).world_size
+    if world_size is not None and ranks != world_size:
+        raise ConfigError(
+            f"{name} means {imported.plan}, which is {ranks} ranks, and {world_size} were asked "
+            "for; change the sizes in the file, or leave --gpus out"
+        )
     name_without_effect(read, source.values, world_size, imported)
     return imported
 
 
+def _is_of_another(source: Source, imported: Imported) -> bool:
+    """Whether a file gave nothing to the framework that the user named, and looks like another's.
+
+    Names such as `checkpoint.enable` are keys of several frameworks.
+    """
+    votes = _votes(source.values)
+    return not imported.mapped and max(votes.values()) > votes[source.framework]
+
+
 def _of_another(source: Source, name: str) -> str:
-    """Say that no key of a file is one of the framework that the user named, and whose it is."""
+    """Say that no key of a file is mapped as the named framework's, and whose it is."""
     count = len(source.values)
     first = ", ".join(list(source.values)[:3])
     sentence = f"{name}: none of its {count} keys ({first}) is one of {source.framework}"

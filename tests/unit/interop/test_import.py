@@ -237,3 +237,22 @@ def test_options_alone_may_stand_one_to_a_line() -> None:
     text = "# WORLD_SIZE=4\n--tensor-model-parallel-size\n2\n--lr\n1e-4\n--bf16\n"
     imported = import_text(text, "shell")
     assert (imported.plan, imported.config["train"]["lr"]) == ("tp2 dp2 precision:bf16", 1e-4)
+
+
+def test_ranks_that_the_file_contradicts_are_refused() -> None:
+    text = "parallelism: {dp: 2, tp: 2, pp: 2}\ntokens: {micro_batch_size: 1}\n"
+    with pytest.raises(ConfigError, match="which is 8 ranks, and 7 were asked for"):
+        import_text(text, "yaml", "nanotron", world_size=7)
+    assert import_text(text, "yaml", "nanotron", world_size=8).plan == "pp2 tp2 dp2 mb1"
+
+
+def test_a_file_of_another_framework_is_refused_though_some_keys_are_named_alike() -> None:
+    text = "[training]\nlocal_batch_size = 8\n[checkpoint]\nload_universal = true\n"
+    with pytest.raises(ConfigError, match="they are those of torchtitan: say --from torchtitan"):
+        import_text(text, "toml", "deepspeed")
+
+
+def test_arguments_of_transformers_are_nobodys_config() -> None:
+    text = "model_name_or_path: m\nbf16: true\ngradient_accumulation_steps: 2\n"
+    with pytest.raises(ConfigError, match="no key tells whose config it is"):
+        import_text(text, "yaml")
