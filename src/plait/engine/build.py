@@ -18,6 +18,7 @@ from plait import comm
 from plait.cluster.products import MEASUREMENTS
 from plait.comm import World
 from plait.engine import choosing, compiling, eight_bits, graphs, one_pass, recompute, update
+from plait.engine.arguments import check_arguments
 from plait.engine.around import contexts_of, make_balance, make_splitter
 from plait.engine.balance import has_routers
 from plait.engine.composition import check_coded, check_composition, check_delayed
@@ -100,11 +101,12 @@ def build(
     Raises:
         PlanError: the plan is wrong, or cannot be run.
         WorldSizeError: the plan has another number of ranks than the world.
-        ModelError: the model or its sizes do not fit the plan.
-        OptimizerError: the optimizer cannot update shards.
+        ModelError: the model is no module, the loss no function, or sizes do not fit the plan.
+        OptimizerError: the optimizer is none, or cannot update shards.
     """
     options = options or Options()
     plan = _checked(plan)
+    check_arguments(model, loss, optimizer)
     refuse_complex(model)
     refuse_whole_batch(model, plan)
     recompute.check_chosen(plan, options.remat)
@@ -257,7 +259,7 @@ def join_world(plan: Plan, silent_seconds: float = 300.0, **place: Any) -> World
 
 
 def _checked(plan: Plan | str) -> Plan:
-    plan = Plan.parse(plan) if isinstance(plan, str) else plan
+    plan = plan if isinstance(plan, Plan) else Plan.parse(plan)
     plan.check()
     check_runnable(plan)
     eight_bits.check(plan)

@@ -96,6 +96,8 @@ def launch(
         raise WorldSizeError(
             f"nproc must be a whole number of ranks, as in launch(main, nproc=2), not {nproc!r}"
         )
+    if not callable(main):
+        raise PlaitError(f"launch needs a function, as in launch(main, nproc=2), not {main!r:.60}")
     world = joined_world()
     if world is not None:
         if nproc is not None and nproc != world.world_size:

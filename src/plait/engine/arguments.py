@@ -1,0 +1,36 @@
+"""Arguments of `build` are checked before anything is made of them: module, loss and optimizer."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from plait.errors import ModelError, OptimizerError
+
+
+def check_arguments(model: object, loss: object, optimizer: object) -> None:
+    """Refuse what cannot be a model, a loss or an optimizer.
+
+    Raises:
+        ModelError: the model is no module, or the loss is no function.
+        OptimizerError: the optimizer neither is one nor makes one.
+    """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"a model is a torch.nn.Module, not {_named(model)}")
+    if not callable(loss):
+        raise ModelError(
+            f"a loss is a function of (output, targets), as F.cross_entropy, not {_named(loss)}"
+        )
+    if not isinstance(optimizer, torch.optim.Optimizer) and not callable(optimizer):
+        raise OptimizerError(
+            "an optimizer is one of torch.optim, or a function of parameters that makes one, as "
+            f"lambda params: torch.optim.AdamW(params), not {_named(optimizer)}"
+        )
+
+
+def _named(value: object) -> str:
+    """The kind of a value in words, and the start of its text."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}; make one, as {value.__name__}(...)"
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 40 else text[:37] + '...'}"

@@ -1,0 +1,47 @@
+"""What `build` cannot use is refused in one sentence, before anything is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import plait
+from plait.errors import ModelError, OptimizerError, PlaitError, PlanError
+
+GIVEN: dict[str, Any] = {
+    "model": nn.Linear(2, 1),
+    "plan": "dp1",
+    "loss": F.mse_loss,
+    "optimizer": torch.optim.SGD,
+}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("name", "value", "error", "words"),
+    [
+        ("model", nn.Linear, ModelError, "not the class Linear; make one, as Linear"),
+        ("model", {"weight": 1}, ModelError, "a model is a torch.nn.Module, not dict"),
+        ("plan", None, PlanError, "a plan is text such as 'dp2:zero3', not NoneType"),
+        ("loss", "mse", ModelError, r"a function of \(output, targets\).* not str 'mse'"),
+        ("optimizer", "adamw", OptimizerError, "a function of parameters .* not str 'adamw'"),
+        ("optimizer", None, OptimizerError, "not NoneType None"),
+    ],
+)
+def test_a_wrong_argument_is_named(
+    name: str, value: object, error: type[PlaitError], words: str
+) -> None:
+    arguments = {**GIVEN, name: value}
+    with pytest.raises(error, match=words):
+        plait.build(arguments.pop("model"), arguments.pop("plan"), **arguments)
+
+
+@pytest.mark.quick
+def test_launch_needs_a_function() -> None:
+    main: Any = "train"
+    with pytest.raises(PlaitError, match=r"launch needs a function, .* not 'train'"):
+        plait.launch(main, nproc=2)
