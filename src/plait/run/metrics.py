@@ -246,6 +246,13 @@ def first_loss(path: Path) -> float | None:
     return None
 
 
+def last_loss(path: Path) -> float | None:
+    """The loss of the last step in `metrics.jsonl`; None where there is none."""
+    with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
+        return _finite(json.loads(path.read_text().splitlines()[-1])["loss"])
+    return None
+
+
 def _finite(value: float | None) -> float | None:
     """JSON has no NaN."""
     return float(value) if value is not None and math.isfinite(value) else None
