@@ -23,8 +23,8 @@ from plait.cli import table
 from plait.cli.answer import Answer, to_json
 from plait.cli.parser import Parser, UsageError
 from plait.cli.streams import DrawnText, StdoutError, complain, open_closed, say, settle
-from plait.errors import PlaitError
-from plait.launcher import joined_world
+from plait.errors import PlaitError, WorldSizeError
+from plait.launcher import JoinedWorld, joined_world
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -52,7 +52,7 @@ def command() -> NoReturn:
     code = main()
     for stream in (sys.stdout, sys.stderr):
         settle(stream)
-    if joined_world() is None:
+    if _told_world() is None:
         sys.exit(code)
     os._exit(code)
 
@@ -185,12 +185,20 @@ def _report(error: Exception, verb: str, json_to: TextIO | None) -> int:
         message = f"{type(error).__name__}: {error} (at {where}; --debug shows the whole traceback)"
         code = 1
     who = f"plait {verb}" if verb in table.VERBS else "plait"
-    world = joined_world()  # torchrun starts one command a rank, and each of them speaks of itself
+    world = _told_world()  # torchrun starts one command a rank, and each of them speaks of itself
     complain(f"{who}{f' (rank {world.rank})' if world else ''}: {message}")
     if json_to is not None and (world is None or world.rank == 0):
         with contextlib.suppress(StdoutError):  # stderr has said why
             say(f"{to_json({'error': message, 'kind': type(error).__name__})}\n", json_to)
     return code
+
+
+def _told_world() -> JoinedWorld | None:
+    """The world of this process; None also where its variables are wrong, which has been said."""
+    try:
+        return joined_world()
+    except WorldSizeError:
+        return None
 
 
 def _help() -> str:

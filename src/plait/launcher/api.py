@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from numbers import Integral
@@ -21,6 +21,8 @@ from plait.launcher.allocator import keep_freed_memory
 T = TypeVar("T")
 
 _WORLD_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_LAST_PORT = 65535
+_MOST_RANKS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,49 @@ class JoinedWorld:
 def joined_world(environment: Mapping[str, str] | None = None) -> JoinedWorld | None:
     """The world that this process belongs to by torchrun's variables; None when it belongs to
     none.
+
+    Raises:
+        WorldSizeError: a variable is no number in its range, or nobody says where ranks meet.
     """
     variables = os.environ if environment is None else environment
-    if any(name not in variables for name in _WORLD_VARIABLES):
+    missing = [name for name in _WORLD_VARIABLES if name not in variables]
+    if missing:
+        _check_alone(variables, missing)
         return None
-    return JoinedWorld(
-        rank=int(variables["RANK"]),
-        world_size=int(variables["WORLD_SIZE"]),
-        local_rank=int(variables.get("LOCAL_RANK", variables["RANK"])),
+    world_size = _number(variables, "WORLD_SIZE", 1, _MOST_RANKS)
+    rank = _number(variables, "RANK", 0, world_size - 1)
+    _number(variables, "MASTER_PORT", 0, _LAST_PORT)
+    local_rank = rank
+    if "LOCAL_RANK" in variables:
+        local_rank = _number(variables, "LOCAL_RANK", 0, world_size - 1)
+    return JoinedWorld(rank, world_size, local_rank)
+
+
+def _check_alone(variables: Mapping[str, str], missing: Sequence[str]) -> None:
+    """Refuse to be alone where a rank among several is told. Each would train the whole model."""
+    if "RANK" not in variables or variables.get("WORLD_SIZE", "1") == "1":
+        return
+    raise WorldSizeError(
+        f"RANK is {variables['RANK']} and WORLD_SIZE is {variables['WORLD_SIZE']}, but "
+        f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set, so the ranks "
+        "cannot meet; set the address and a free port of the first machine on all of them, or "
+        "unset RANK and WORLD_SIZE"
     )
+
+
+def _number(variables: Mapping[str, str], name: str, least: int, most: int) -> int:
+    """The whole number of a variable that torchrun or a batch script has set."""
+    told = variables[name]
+    try:
+        number = int(told)
+    except ValueError:
+        number = least - 1
+    if not least <= number <= most:
+        raise WorldSizeError(
+            f"the variable {name} is {told!r}, which is no whole number from {least} to {most}; "
+            "torchrun sets it, or the script that starts the ranks"
+        )
+    return number
 
 
 def is_restart(environment: Mapping[str, str] | None = None) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 from plait.cli import Answer, main, table
 from plait.errors import PlanError, RunError
+from plait.launcher import joined_world
 
 
 @pytest.fixture
@@ -82,6 +83,23 @@ def test_under_json_an_error_is_an_object_too(
     captured = capsys.readouterr()
     assert json.loads(captured.out) == {"error": "no such axis", "kind": "PlanError"}
     assert captured.err == "plait train: no such axis\n"
+
+
+def test_a_rank_whose_variables_are_garbled_is_told_so_in_one_sentence(
+    verb: types.SimpleNamespace,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The message itself says the rank, which nobody knows here."""
+    told = {"RANK": "", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    verb.run = lambda arguments: Answer({"rank": joined_world()})
+    assert main(["train", "--json"]) == 2
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["kind"] == "WorldSizeError"
+    assert captured.err.startswith("plait train: the variable RANK is '', which is no whole number")
+    assert len(captured.err.splitlines()) == 1
 
 
 def test_a_traceback_is_shown_with_debug_only(

@@ -23,11 +23,39 @@ def test_a_world_is_joined_by_torchruns_variables() -> None:
     assert joined_world(TORCHRUN) == JoinedWorld(rank=3, world_size=4, local_rank=1)
 
 
-@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
+@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE"])
 def test_no_world_is_joined_when_a_variable_lacks(missing: str) -> None:
     assert (
         joined_world({name: value for name, value in TORCHRUN.items() if name != missing}) is None
     )
+
+
+@pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])
+def test_a_rank_among_several_is_not_alone_because_nobody_said_where_to_meet(missing: str) -> None:
+    """Each of them would train the whole model for itself."""
+    told = {name: value for name, value in TORCHRUN.items() if name != missing}
+    with pytest.raises(WorldSizeError, match=f"RANK is 3 and WORLD_SIZE is 4, but {missing} is"):
+        joined_world(told)
+    assert joined_world({**told, "RANK": "0", "WORLD_SIZE": "1"}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "range_"),
+    [
+        ("RANK", "", "0 to 3"),
+        ("RANK", "one", "0 to 3"),
+        ("RANK", "4", "0 to 3"),
+        ("RANK", "-1", "0 to 3"),
+        ("LOCAL_RANK", "x", "0 to 3"),
+        ("WORLD_SIZE", "0", "1 to"),
+        ("MASTER_PORT", "99999", "0 to 65535"),
+    ],
+)
+def test_a_variable_that_is_no_number_in_its_range_is_named(
+    name: str, told: str, range_: str
+) -> None:
+    with pytest.raises(WorldSizeError, match=f"variable {name} is '{told}'.* from {range_}"):
+        joined_world({**TORCHRUN, name: told})
 
 
 def test_inside_a_world_main_runs_here_and_its_result_is_the_only_one(
