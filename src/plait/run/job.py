@@ -100,9 +100,11 @@ def _watched(
     job: TrainingRun, world: World, place: RankContext | None, ending: Ending | None
 ) -> JsonObject:
     """The run in a world, watched over where no launcher does. Collective."""
+    from plait.run.alike import check_alike
     from plait.run.assemble import shares_between
     from plait.run.sources import newest_of_run, snapshots_of_host
 
+    check_alike(world, job.config, job.plan)
     job, folder = _agreed(world, job)
     if place is not None and not place.is_first:
         newest = newest_of_run(world, folder, job.began)
