@@ -249,7 +249,8 @@ def _make_writable(path: Path) -> None:
             f"{WRITE_ELSEWHERE}, with --out"
         ) from error
     folder = RunFolder(path)
-    inside = (one for one in (folder.doctor, path / "logs") if one.exists())
+    parts = (folder.doctor, path / "logs", path / "checkpoints")
+    inside = (one for one in parts if one.exists())
     for one in (path, *inside):
         if not one.is_dir() or not os.access(one, os.W_OK | os.X_OK):
             raise ConfigError(

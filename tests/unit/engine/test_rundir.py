@@ -52,6 +52,14 @@ def test_a_folder_inside_that_takes_no_files_is_named(tmp_path: Path, name: str)
         resumed_run(run, None, "gpt")
 
 
+def test_a_run_begins_only_where_its_checkpoints_can_be_written(tmp_path: Path) -> None:
+    """It would train to its end, and then say that nothing was saved."""
+    (tmp_path / "plan.txt").write_text("dp1\n")
+    (tmp_path / "checkpoints").touch()
+    with pytest.raises(ConfigError, match=r"/checkpoints takes no files; name .*--out"):
+        fresh_run(tmp_path, "gpt")
+
+
 def test_a_run_has_a_checkpoint_once_one_is_whole(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-00000999.tmp").mkdir(parents=True)
     assert not RunFolder(tmp_path).has_checkpoint
