@@ -6,7 +6,9 @@ launcher gets it twice within a millisecond, though it was meant once.
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -58,3 +60,37 @@ def heard(hear: Callable[[int, object], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def hear_beside(hear: Callable[[int, object], None]) -> None:
+    """Have a thread of its own call `hear` with each signal of this process from here on.
+
+    Python runs a handler between two lines of the main thread. A rank that waits for a peer in
+    native code would hear nothing. Children that are forked have the system's handlers again.
+    """
+    ears, mouth = socket.socketpair()
+    mouth.setblocking(False)
+
+    def listen() -> None:
+        while numbers := ears.recv(64):
+            for number in numbers:
+                if number in SIGNALS:
+                    hear(number, None)
+
+    def forget() -> None:
+        if signal.getsignal(signal.SIGTERM) is not _leave_to_thread:
+            return
+        signal.set_wakeup_fd(-1)  # its other end is the parent's ears
+        mouth.close()
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in SIGNALS:
+        signal.signal(number, _leave_to_thread)
+    signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=forget)
+    threading.Thread(target=listen, name="signals", daemon=True).start()
+
+
+def _leave_to_thread(number: int, frame: object) -> None:
+    """Do nothing: the system has told the thread already."""

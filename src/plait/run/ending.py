@@ -22,7 +22,7 @@ from plait.comm import World
 from plait.comm.network import on_one_machine
 from plait.engine.sums import HostPages
 from plait.launcher.board import GONE, Page
-from plait.launcher.hearing import SIGNALS, Echoes
+from plait.launcher.hearing import SIGNALS, Echoes, hear_beside
 from plait.launcher.seat import POLITE_SECONDS
 
 LINGER_SECONDS = 5.0
@@ -50,6 +50,9 @@ class EndByPeers:
 
     An agent of torchrun signals its own ranks before it starts them again. Those of other machines
     may be earlier. So the word of a peer is no signal of this rank's own.
+
+    A thread hears the signals, since Python runs no handler while native code waits for a peer.
+    A rank that waits for its peers to come has nothing to save: the first signal ends it soon.
     """
 
     def __init__(self, deadline_seconds: float, *, reads_later: bool | None = None) -> None:
@@ -61,8 +64,7 @@ class EndByPeers:
         self._echoes = Echoes()
         self._deadline_seconds = deadline_seconds
         self._world: World | None = None
-        for number in SIGNALS:
-            signal.signal(number, self._hear)
+        hear_beside(self._hear)
 
     def of(self, world: World) -> EndByPeers:
         """The ending of the ranks of a world."""
@@ -119,6 +121,22 @@ class EndByPeers:
         self._is_heard = True
         if not self.signal:
             self._begin(number)
+        if self._world is None:
+            timer = threading.Timer(LINGER_SECONDS, self._leave_the_start)
+            timer.daemon = True
+            timer.start()
+
+    def _leave_the_start(self) -> None:
+        """End this rank if its peers are still missing."""
+        if self._world is not None:
+            return
+        name = signal.Signals(self.signal).name
+        sys.stderr.write(
+            f"plait train: {name} came while this rank waited for others to come; nothing has "
+            "begun, and nothing is saved\n"
+        )
+        sys.stderr.flush()
+        os._exit(128 + self.signal)
 
     def _begin(self, number: int) -> None:
         """Give the run its time to end."""
