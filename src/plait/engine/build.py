@@ -26,6 +26,7 @@ from plait.engine.deferral import make_deferral
 from plait.engine.engine import Engine
 from plait.engine.guard import Guard, make_guard
 from plait.engine.loss import LossFunction
+from plait.engine.masked_means import MaskedMeanCheck
 from plait.engine.optimizer_like import like
 from plait.engine.options import Options
 from plait.engine.own_modules import own_modules
@@ -88,7 +89,8 @@ def build(
             name. No rank holds more of them than the plan gives it.
         plan: a `Plan` or its text.
         loss: `loss(output, targets)` of a micro-batch, whose tensors are (samples, ...). It returns
-            `(sum, count)`, both 0-dim, or the mean over the samples (0-dim).
+            `(sum, count)`, both 0-dim, or the mean over the samples (0-dim). A mean over targets
+            that are not masked, or over weights, is `(sum, count)`.
         optimizer: makes the optimizer of the parameters that this rank owns, whole or flat
             (numel,). An optimizer of the whole model is rebuilt for them.
         options: the settings that a plan does not have.
@@ -215,6 +217,9 @@ def compose(
     own_loss = split.loss(loss)
     if plan.compile:
         own_loss = compiled(own_loss)
+    num_parts = plan.dp.size * plan.micro_batches
+    if num_parts > 1 and world.worker[0] == 0:
+        own_loss = MaskedMeanCheck(own_loss, num_parts)
     pipeline = make_pipeline(parts, schedule, own_loss, contexts, world, wire=options.wire)
     reductions = [
         strategy.reduce,

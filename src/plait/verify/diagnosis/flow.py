@@ -84,7 +84,11 @@ def by_parameters(failed: Sequence[Difference]) -> Finding | None:
     """The finding where every output that can be compared is right: a loss, or some parameters."""
     wrong = [one.name for one in failed if one.kind == "grad"]
     if any(one.kind == "loss" for one in failed):
-        text = "every module's output is right, and the loss is not: it is computed wrongly"
+        text = (
+            "every module's output is right, and the loss is not: it is computed wrongly; a loss "
+            "of one number counts as the mean over samples, and a mean over anything else, such as "
+            "targets that are not -100 or weights of classes, returns (sum, count)"
+        )
         return Finding("loss", "", text, 0.9)
     if not wrong:
         return None

@@ -1,0 +1,63 @@
+"""A mean over targets that are not masked is told from a mean over samples."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import plait
+from plait.engine.loss import LossFunction
+
+
+def targets(lengths: list[int]) -> Tensor:
+    """Classes [B, 4], of which each row keeps so many."""
+    places = torch.arange(4).expand(len(lengths), 4)
+    return torch.where(places < torch.tensor(lengths)[:, None], 1, -100)
+
+
+def mean(output: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(output.flatten(0, 1), labels.flatten())
+
+
+def counted(output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    total = F.cross_entropy(output.flatten(0, 1), labels.flatten(), reduction="sum")
+    return total, (labels != -100).sum()
+
+
+def said(plan: str, loss: LossFunction, lengths: list[int]) -> list[str]:
+    """The warnings of two steps."""
+    engine = plait.build(torch.nn.Linear(3, 5), plan, loss=loss, optimizer=torch.optim.SGD)
+    batch = (torch.ones(len(lengths), 4, 3), targets(lengths))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        engine.step(batch)
+        engine.step(batch)
+    engine.world.close()
+    return [str(one.message) for one in caught if "mean over samples" in str(one.message)]
+
+
+def test_a_mean_over_uneven_targets_is_told_once() -> None:
+    (text,) = said("mb2", mean, [1, 4, 2, 2])
+    assert "1 to 4 targets that are not -100" in text
+    assert "return (sum, count)" in text
+
+
+def test_micro_batches_of_one_sample_are_compared_with_each_other() -> None:
+    assert len(said("mb2", mean, [1, 4])) == 1
+
+
+@pytest.mark.parametrize(
+    ("plan", "loss", "lengths"),
+    [
+        ("mb2", counted, [1, 4, 2, 2]),
+        ("mb2", mean, [2, 2, 2, 2]),
+        ("mb2", mean, [4, 4, 4, 4]),
+        ("dp1", mean, [1, 4, 2, 2]),
+    ],
+)
+def test_what_is_right_is_not_warned_of(plan: str, loss: LossFunction, lengths: list[int]) -> None:
+    assert said(plan, loss, lengths) == []
