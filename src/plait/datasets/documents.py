@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 IGNORE = -100
+LABELLED = "labelled tokens"
+"""The kind of documents whose rows say which tokens are learnt."""
 """The label that counts for nothing."""
 
 Numbers: TypeAlias = npt.NDArray[np.integer]
@@ -30,7 +32,7 @@ class DocumentFacts:
         digest: a number of 62 bits that follows from all tokens, labels and ends.
         num_bad: rows that were left out.
         bad: the sentences of the first such rows.
-        kind: `text`, `tokens`, or `chat` for conversations.
+        kind: `text`, `tokens`, `labelled tokens`, or `chat` for conversations.
     """
 
     max_token: int
@@ -43,6 +45,11 @@ class DocumentFacts:
     def is_chat(self) -> bool:
         """Whether the documents are conversations, learnt from in their answers alone."""
         return self.kind == "chat"
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether some tokens may not be learnt."""
+        return self.is_chat or self.kind == LABELLED
 
 
 class Documents(Sequence[dict[str, Tensor]]):

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 from plait.datasets.keys import SectionKeys, key
 from plait.datasets.named_files import named_by, source_of
-from plait.datasets.rows import BATCH, Row, chosen_column, of_value
+from plait.datasets.rows import BATCH, LABELS, Row, chosen_column, of_value
 from plait.errors import DataError, PlaitError, nearest
 from plait.reference import load
 from plait.values import JsonValue
@@ -51,9 +51,10 @@ class LibrarySet:
         batches = rows.iter(batch_size=min(BATCH, self.most or BATCH))
         number = 0
         while (batch := _said(self.name, lambda: next(batches, None), after=number)) is not None:
-            for value in batch[self.column]:
+            values = batch[self.column]
+            for value, labels in zip(values, batch.get(LABELS, repeat(None)), strict=False):
                 number += 1
-                yield of_value(f"{self.name}, row {number}", value)
+                yield of_value(f"{self.name}, row {number}", value, labels)
 
 
 def library_set(data: SectionKeys) -> LibrarySet:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from plait.datasets.documents import IGNORE, LABELLED
 from plait.errors import DataError, nearest
 from plait.values import JsonValue
 
@@ -25,17 +26,33 @@ LINES: Final = (".jsonl", ".ndjson")
 ARROW: Final = (".arrow", ".feather", ".ipc")
 PARQUET: Final = (".parquet",)
 SUFFIXES: Final = (*TEXTS, *LINES, *PARQUET, *ARROW)
+LABELS: Final = "labels"
+"""The column beside tokens that masks some of them by `IGNORE`."""
 BATCH: Final = 1024
 MOST_TOKENS: Final = 1 << 31
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row: the place that a message names, and its value, or the fault that hides it."""
+    """One row: the place that a message names, and its value, or the fault that hides it.
+
+    Attributes:
+        learnt: for each token whether it is learnt; None where the row has no labels.
+    """
 
     place: str
     value: JsonValue = None
     fault: str = ""
+    learnt: Sequence[bool] | None = None
+
+    @property
+    def kind(self) -> str:
+        """The kind of the value: `text`, `tokens`, `labelled tokens`, or `chat`."""
+        if self.learnt is not None:
+            return LABELLED
+        if isinstance(self.value, str):
+            return "text"
+        return "tokens" if isinstance(self.value[0], int) else "chat"
 
 
 class RowSource(Protocol):
@@ -146,7 +163,7 @@ class FileRows:
             if column not in table:
                 yield Row(place, fault=f"there is no column {column!r}; {_near(column, table)}")
                 continue
-            yield of_value(place, table[column])
+            yield of_value(place, table[column], table.get(LABELS))
 
     def _parquet(self, path: Path) -> Iterator[Row]:
         arrow = _pyarrow(path)
@@ -156,7 +173,8 @@ class FileRows:
             with parquet.ParquetFile(path) as file:
                 names = file.schema_arrow.names
                 column = chosen_column(names, self.column, str(path))
-                batches = file.iter_batches(batch_size=BATCH, columns=[column])
+                wanted = [name for name in names if name in (column, LABELS)]
+                batches = file.iter_batches(batch_size=BATCH, columns=wanted)
                 yield from _columns(path, batches, column)
         except (arrow.lib.ArrowException, OSError) as failure:
             raise _unreadable(path, "Parquet", failure) from None
@@ -195,8 +213,11 @@ def chosen_column(names: Sequence[str], column: str | None, place: str) -> str:
     return column
 
 
-def of_value(place: str, value: object) -> Row:
-    """A row of a value, which is a text, tokens or a conversation; else with its fault."""
+def of_value(place: str, value: object, labels: object = None) -> Row:
+    """A row of a value, which is a text, tokens or a conversation; else with its fault.
+
+    `labels`: a list beside tokens, of the same tokens or `IGNORE`; anything else is not used.
+    """
     if isinstance(value, str):
         return Row(place, value)
     if isinstance(value, list) and value:
@@ -204,7 +225,9 @@ def of_value(place: str, value: object) -> Row:
             wrong = next((one for one in value if not 0 <= one < MOST_TOKENS), None)
             if wrong is not None:
                 return Row(place, fault=f"the token {wrong} is not in 0 .. {MOST_TOKENS - 1}")
-            return Row(place, value)
+            return (
+                _labelled(place, value, labels) if isinstance(labels, list) else Row(place, value)
+            )
         if all(isinstance(one, dict) and {"role", "content"} <= one.keys() for one in value):
             return Row(place, value)
     if isinstance(value, list) and not value:
@@ -216,15 +239,33 @@ def of_value(place: str, value: object) -> Row:
     )
 
 
+def _labelled(place: str, tokens: list[int], labels: list[object]) -> Row:
+    """A row of tokens and their labels, which are not yet moved by one place."""
+    if len(labels) != len(tokens):
+        return Row(place, fault=f"{len(labels)} labels stand beside {len(tokens)} tokens")
+    for index, (token, label) in enumerate(zip(tokens, labels, strict=True)):
+        if label not in (token, IGNORE):
+            return Row(
+                place,
+                fault=f"the label {label} at {index} is neither {IGNORE} nor the token {token} "
+                "there; labels are not moved, and the next token is learnt",
+            )
+    return Row(place, tokens, learnt=[label != IGNORE for label in labels])
+
+
 def _columns(path: Path, batches: Iterable[Any], column: str) -> Iterator[Row]:
     """The values of a column, batch after batch."""
     number = 0
     for batch in batches:
-        for value in batch.column(column):
+        values = batch.column(column)
+        has_labels = LABELS in batch.schema.names and column != LABELS
+        for value, label in zip(
+            values, batch.column(LABELS) if has_labels else values, strict=True
+        ):
             number += 1
             place = f"{path}, row {number}"
             try:
-                yield of_value(place, value.as_py())
+                yield of_value(place, value.as_py(), label.as_py() if has_labels else None)
             except UnicodeDecodeError as failure:
                 yield Row(place, fault=_no_text(failure))
 

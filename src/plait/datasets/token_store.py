@@ -26,18 +26,17 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from plait.datasets.documents import DocumentFacts, Documents, Numbers
+from plait.datasets.documents import LABELLED, DocumentFacts, Documents, Numbers
 from plait.datasets.rows import Row, RowSource
 from plait.datasets.tokenizer import BadRow, Encoded, Tokenizer
 from plait.errors import DataError, RunError
 from plait.values import JsonObject
 
 CACHE: Final = Path("~/.cache/plait/tokens")
-VERSION: Final = 1
+VERSION: Final = 2
 HEAD_BYTES: Final = 1 << 16
 BATCH: Final = 512
 SHOWN: Final = 10
-KINDS: Final[dict[type, str]] = {str: "text", int: "tokens", dict: "chat"}
 QUIET_SECONDS: Final = 2.0
 """Seconds of work before a line of progress is written, and between two lines."""
 FACTS: Final = "facts.json"
@@ -159,7 +158,7 @@ def _keep(making: Making, kept: Path) -> None:
             ):
                 writer = _TokenWriter(making, tokens, learnt)
                 writer.fill()
-            if not writer.facts.is_chat:
+            if not writer.facts.has_labels:
                 (unfinished / LEARNT).unlink()
             np.save(unfinished / ENDS, writer.all_ends)
             (unfinished / FACTS).write_text(json.dumps(writer.about))
@@ -176,7 +175,7 @@ def _in_memory(making: Making) -> Documents:
     return Documents(
         np.frombuffer(tokens.getbuffer(), dtype=writer.dtype),
         writer.all_ends,
-        np.frombuffer(learnt.getbuffer(), dtype=np.uint8) if writer.facts.is_chat else None,
+        np.frombuffer(learnt.getbuffer(), dtype=np.uint8) if writer.facts.has_labels else None,
         writer.facts,
     )
 
@@ -195,8 +194,7 @@ class _TokenWriter:
         self._num_tokens = 0
         self._max_token = 0
         self._num_bad = 0
-        self._kind: type | None = None
-        self._kind_name = "text"
+        self._kind = ""
         self.dtype = _dtype_of(making.tokenizer.vocab_size)
 
     def fill(self) -> None:
@@ -220,7 +218,7 @@ class _TokenWriter:
     def _add_numbers(self, row: Row) -> None:
         """A list of tokens, or a conversation."""
         if isinstance(row.value[0], int):
-            self._add(Encoded(row.value))
+            self._add(Encoded(row.value, row.learnt))
             return
         try:
             self._add(self._making.tokenizer.converse(row.value))
@@ -232,18 +230,16 @@ class _TokenWriter:
         if row.fault:
             self._leave_out(f"{row.place}: {row.fault}")
             return False
-        kind = str if isinstance(row.value, str) else type(row.value[0])
-        if self._kind is None and row.value:
-            self._kind = kind
-            self._kind_name = KINDS[kind]
-            if kind is int:
-                self.dtype = np.dtype(np.uint32)
-        if row.value and kind is not self._kind:
-            self._leave_out(
-                f"{row.place}: this is {KINDS[kind]}, and the first row is {self._kind_name}"
-            )
+        if not row.value:
             return False
-        return bool(row.value)
+        if not self._kind:
+            self._kind = row.kind
+            if self._kind in ("tokens", LABELLED):
+                self.dtype = np.dtype(np.uint32)
+        if row.kind != self._kind:
+            self._leave_out(f"{row.place}: this is {row.kind}, and the first row is {self._kind}")
+            return False
+        return True
 
     def _leave_out(self, sentence: str) -> None:
         self._num_bad += 1
@@ -281,7 +277,7 @@ class _TokenWriter:
         digest.update(self.all_ends.tobytes())
         number = int.from_bytes(digest.digest(), "little") >> 2
         return DocumentFacts(
-            self._max_token, number, self._num_bad, tuple(self._bad), self._kind_name
+            self._max_token, number, self._num_bad, tuple(self._bad), self._kind or "text"
         )
 
     @property
