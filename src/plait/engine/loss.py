@@ -9,7 +9,7 @@ the division is folded into the factor that the update applies to gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -160,6 +160,12 @@ class LossSum:
             raise ModelError(
                 "the loss function returned None; it must return a 0-dim tensor, or a tuple "
                 "(sum, count) of them (is its last line a return?)"
+            )
+        if isinstance(loss, Mapping):
+            raise ModelError(
+                f"the loss function returned a mapping of {', '.join(map(str, loss))}; it must "
+                "return a 0-dim tensor, or a tuple (sum, count) of them: give one value of it, "
+                "or their sum"
             )
         if isinstance(loss, tuple):
             total, count = _sum_and_count(loss)
