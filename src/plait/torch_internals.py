@@ -41,6 +41,11 @@ def no_dispatch_modes() -> AbstractContextManager[object]:
     return hidden
 
 
+def is_recorded() -> bool:
+    """Whether a CUDA graph is recorded, of what this thread asks."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 def has_function_transforms() -> bool:
     """Whether a transform of `torch.func` (grad, vmap) is at work."""
     return bool(torch._C._are_functorch_transforms_active())

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 IGNORE = -100
+"""The label that counts for nothing."""
 LABELLED = "labelled tokens"
 """The kind of documents whose rows say which tokens are learnt."""
-"""The label that counts for nothing."""
 
 Numbers: TypeAlias = npt.NDArray[np.integer]
 

@@ -19,7 +19,8 @@ def check_arguments(model: object, loss: object, optimizer: object) -> None:
         raise ModelError(f"a model is a torch.nn.Module, not {_named(model)}")
     if not callable(loss):
         raise ModelError(
-            f"a loss is a function of (output, targets), as F.cross_entropy, not {_named(loss)}"
+            f"a loss is a function of (output, targets), as F.cross_entropy, not {_named(loss)}; "
+            "of a model that computes its own it is lambda output, targets: output.loss"
         )
     if not isinstance(optimizer, torch.optim.Optimizer) and not callable(optimizer):
         raise OptimizerError(

@@ -59,7 +59,6 @@ from plait.engine.update import Update, partial_sums
 from plait.engine.whole import whole_matrices
 from plait.engine.whole_batch import refuse_whole_batch
 from plait.engine.whole_tensors import check_state_whole
-from plait.errors import ModelError
 from plait.mesh import Mesh
 from plait.models.adapters import coded_weights
 from plait.models.coded import coded_parts
@@ -108,11 +107,6 @@ def build(
         OptimizerError: the optimizer is none, or cannot update shards.
     """
     options = options or Options()
-    if not callable(loss):
-        raise ModelError(
-            f"loss is {loss!r}, and must be a function of (output, targets); for a model that "
-            "computes its own loss it is lambda output, targets: output.loss"
-        )
     plan = _checked(plan)
     check_arguments(model, loss, optimizer)
     refuse_complex(model)

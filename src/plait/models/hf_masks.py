@@ -18,6 +18,7 @@ from torch import Tensor
 
 from plait.errors import ModelError
 from plait.models.layers import document_mask
+from plait.torch_internals import is_recorded
 from plait.values import PyTree
 
 
@@ -93,17 +94,12 @@ def _look_only_elsewhere() -> None:
     @functools.wraps(is_tracing)
     def tracing(tensor: Tensor | None = None) -> bool:
         is_whole = tensor is None and _IN_ONE_PIECE.get()
-        if is_whole and _is_recorded():
+        if is_whole and is_recorded():
             return False
         found: bool = is_tracing(tensor)
         return found
 
     library.is_tracing = tracing
-
-
-def _is_recorded() -> bool:
-    """Whether a CUDA graph is recorded, of what this thread asks."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _within_documents(masks: PyTree, own: Tensor) -> PyTree:

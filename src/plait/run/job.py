@@ -210,7 +210,7 @@ def _ended(
     job: TrainingRun, world: World, training: Training, tally: Tally, more: JsonMapping
 ) -> JsonObject:
     """The numbers of a run that has done its steps, and `more`, written into its folder."""
-    from plait.run.metrics import first_loss, last_loss, planned
+    from plait.run.metrics import planned, written_losses
     from plait.run.rundir import RunFolder
     from plait.trace import Timeline
 
@@ -226,11 +226,9 @@ def _ended(
         **more,
     }
     if folder is not None and world.rank == 0:
-        result["first_loss"] = first_loss(folder.metrics)
-        if not tally.losses:  # every step was made before this start
-            result["final_loss"] = last_loss(folder.metrics)
-    if folder is not None and world.rank == 0 and tally.has_news(folder.summary):
-        folder.summary.write_text(json.dumps(result, indent=2) + "\n")
+        result |= written_losses(folder.metrics, tally)
+        if tally.has_news(folder.summary):
+            folder.summary.write_text(json.dumps(result, indent=2) + "\n")
     return (
         {**result, "timeline": Timeline.merge(timelines), "course": tally.course}
         if job.keeps_timeline and world.rank == 0

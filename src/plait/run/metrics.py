@@ -239,17 +239,21 @@ def planned(plan: str, section: PlanSection) -> JsonObject:
     return found
 
 
-def first_loss(path: Path) -> float | None:
-    """The loss of the first step in `metrics.jsonl`; None where there is none."""
-    with suppress(OSError, ValueError, KeyError, TypeError), path.open() as file:
-        return _finite(json.loads(file.readline())["loss"])
-    return None
+def written_losses(path: Path, tally: Tally) -> JsonObject:
+    """The loss of a run's first step, by its `metrics.jsonl`.
+
+    The loss of its last step is there too where this start had no step left to do.
+    """
+    losses: JsonObject = {"first_loss": _loss_of_line(path, 0)}
+    if not tally.losses:
+        losses["final_loss"] = _loss_of_line(path, -1)
+    return losses
 
 
-def last_loss(path: Path) -> float | None:
-    """The loss of the last step in `metrics.jsonl`; None where there is none."""
+def _loss_of_line(path: Path, index: int) -> float | None:
+    """The loss of a line of `metrics.jsonl`; None where there is none."""
     with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
-        return _finite(json.loads(path.read_text().splitlines()[-1])["loss"])
+        return _finite(json.loads(path.read_text().splitlines()[index])["loss"])
     return None
 
 
