@@ -19,6 +19,7 @@ from plait.checkpoint import save as save_shards
 from plait.checkpoint.entry import dtype_name
 from plait.checkpoint.hugging_face import write_adapter, write_tables
 from plait.engine.state import saving
+from plait.engine.state.averaging import average_buffers
 from plait.engine.state.training import TrainingState
 from plait.errors import CheckpointError
 from plait.models import expert_adapters
@@ -51,7 +52,7 @@ def save_pretrained(
         CheckpointError: on every rank alike, where a rank could not write.
     """
     state.driver.synchronize()
-    saving.average_buffers(state)
+    average_buffers(state)
     gather = state.world.axis("world").gather_objects
     rank = state.world.rank
     slices = path / ".slices"

@@ -13,8 +13,8 @@ from pathlib import Path
 from plait.checkpoint.behind import BackgroundSave, SaveMemory, Wanted
 from plait.checkpoint.room import side_stream_of
 from plait.checkpoint.token import digest
+from plait.engine.state.averaging import average_buffers
 from plait.engine.state.listed import listed_of
-from plait.engine.state.saving import average_buffers
 from plait.engine.state.training import TrainingState
 from plait.values import JsonObject
 

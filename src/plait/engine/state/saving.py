@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,7 +24,14 @@ from plait.checkpoint import save as save_shards
 from plait.checkpoint.hugging_face import ADAPTER, META
 from plait.engine.axes import data_axis
 from plait.engine.group_counts import Number
-from plait.engine.state.shards import buffer_shards, frozen_shards, optimizer_shards, with_decoded
+from plait.engine.state.averaging import average_buffers, average_optimizer_state
+from plait.engine.state.shards import (
+    buffer_shards,
+    empty_shards,
+    frozen_shards,
+    optimizer_shards,
+    with_decoded,
+)
 from plait.engine.state.training import TrainingState
 from plait.engine.state.trees import require_saveable
 from plait.engine.whole_tensors import STATE as WHOLE_STATE
@@ -40,7 +46,7 @@ from plait.models.packed_experts import has_part
 from plait.parallel.data import OptimizerShard, Replicas
 from plait.plan.facts import STRATEGIES
 from plait.torch_internals import place_state
-from plait.values import JsonMapping, JsonObject
+from plait.values import JsonObject
 
 OPTIMIZER = "optimizer/"
 GROUP = "group."
@@ -174,66 +180,6 @@ def _kept_frozen(state: TrainingState) -> list[Shard]:
     return [] if adapted(state.model) else frozen_shards([state.strategy], state.holding)
 
 
-def average_optimizer_state(state: TrainingState) -> None:
-    """Let optimizers that went apart between two outer steps agree on the mean of their states.
-
-    A rank that has come since has no state yet, and takes the mean of the others. Collective.
-    """
-    strategy = state.strategy
-    axis = state.world.axis("dp")
-    if state.driver.is_synchronous or strategy.replicas.count == 1:
-        return
-    optimizer = state.update.optimizer
-    own = [_described(optimizer.state.get(piece.value, {})) for piece in strategy.pieces]
-    of_ranks: list[list[JsonObject]] = axis.gather_objects(own)
-    for index, piece in enumerate(strategy.pieces):
-        holders = [described[index] for described in of_ranks if described[index]]
-        if not holders:
-            continue
-        values = optimizer.state[piece.value]
-        for key, about in sorted(holders[0].items()):
-            if not isinstance(about, EmptyTensor):
-                values.setdefault(key, about)
-                continue
-            if key not in values:
-                values[key] = place_state(about.zeros(), piece.value, optimizer)
-            if about.dtype.is_floating_point:
-                total = values[key].to(state.world.device)
-                axis.all_reduce(total).wait()
-                values[key].copy_(total.div_(len(holders)))
-
-
-@dataclass(frozen=True)
-class EmptyTensor:
-    """A tensor's shape and type, without its values."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def zeros(self) -> Tensor:
-        """A tensor of zeros of the shape of this one, on the host."""
-        return torch.zeros(self.shape, dtype=self.dtype)
-
-
-def _described(values: JsonMapping) -> JsonObject:
-    return {
-        key: EmptyTensor(tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value
-        for key, value in values.items()
-    }
-
-
-def average_buffers(state: TrainingState) -> None:
-    """Let running statistics, which every rank keeps of its own samples, be the mean over the data
-    axis. Collective.
-    """
-    axis = data_axis(state.world)
-    for shard in buffer_shards(state.holding):
-        if axis.size > 1 and shard.values.is_floating_point():
-            mean = shard.values / axis.size
-            axis.all_reduce(mean, control=True).wait()
-            shard.values.copy_(mean)
-
-
 def _check(state: TrainingState, checkpoint: Checkpoint) -> None:
     if "step" not in checkpoint.meta:
         raise CheckpointError(f"{checkpoint.directory} says no step; no engine has saved it")
@@ -259,6 +205,7 @@ def saved_parameters(state: TrainingState, *, frozen: bool = True) -> Iterator[S
     """The shards of parameters that this rank saves; the trained alone without `frozen`."""
     for piece, shard in _counted(state):
         yield from _share(state, piece.name, shard, piece.replicas)
+    yield from empty_shards(state.holding)
     if not frozen:
         return
     for shard in with_decoded([state.strategy], state.holding):

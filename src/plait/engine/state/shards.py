@@ -7,8 +7,10 @@ in those of the model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
+import torch
 from torch import Tensor
 
 from plait.engine.state.local_parameters import LocalParameters
@@ -69,6 +71,16 @@ def parameter_shards(strategies: Iterable[DataStrategy], holding: LocalParameter
     known = list(strategies)
     trained = [shard for each in known for _, shard in optimizer_shards(each, holding)]
     return [*trained, *frozen_shards(known, holding)]
+
+
+def empty_shards(holding: LocalParameters) -> Iterator[Shard]:
+    """The trainable parameters without elements. No strategy has a place for them, but a model has
+    their names.
+    """
+    for name, param in holding.params.items():
+        shape = holding.shapes[name]
+        if param.requires_grad and not math.prod(shape) and name not in holding.tied_copies:
+            yield Shard.whole(name, torch.zeros(shape, dtype=param.dtype))
 
 
 def module_shards(holding: LocalParameters) -> list[Shard]:
