@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from plait.errors import ModelError, OptimizerError
 
@@ -12,11 +13,13 @@ def check_arguments(model: object, loss: object, optimizer: object) -> None:
     """Refuse what cannot be a model, a loss or an optimizer.
 
     Raises:
-        ModelError: the model is no module, or the loss is no function.
+        ModelError: the model is no module or is wrapped in DistributedDataParallel, or the loss is
+            no function.
         OptimizerError: the optimizer neither is one nor makes one.
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"a model is a torch.nn.Module, not {_named(model)}")
+    _refuse_wrapped(model)
     if not callable(loss):
         raise ModelError(
             f"a loss is a function of (output, targets), as F.cross_entropy, not {_named(loss)}; "
@@ -27,6 +30,18 @@ def check_arguments(model: object, loss: object, optimizer: object) -> None:
             "an optimizer is one of torch.optim, or a function of parameters that makes one, as "
             f"lambda params: torch.optim.AdamW(params), not {_named(optimizer)}"
         )
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    """Refuse a model inside which torch's own data parallelism sums gradients too."""
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel | DataParallel):
+            what = f"module '{name}'" if name else "the model"
+            raise ModelError(
+                f"{what} is wrapped in {type(module).__name__}, which sums gradients beside the "
+                "plan and puts 'module.' before every name that is saved; give what is inside it, "
+                "its .module, before Accelerator.prepare or DistributedDataParallel"
+            )
 
 
 def _named(value: object) -> str:

@@ -26,6 +26,18 @@ GIVEN: dict[str, Any] = {
     [
         ("model", nn.Linear, ModelError, "not the class Linear; make one, as Linear"),
         ("model", {"weight": 1}, ModelError, "a model is a torch.nn.Module, not dict"),
+        (
+            "model",
+            nn.DataParallel(nn.Linear(2, 1)),
+            ModelError,
+            r"the model is wrapped in DataParallel, .* give what is inside it, its \.module",
+        ),
+        (
+            "model",
+            nn.Sequential(nn.Tanh(), nn.DataParallel(nn.Linear(2, 1))),
+            ModelError,
+            "module '1' is wrapped in DataParallel",
+        ),
         ("plan", None, PlanError, "a plan is text such as 'dp2:zero3', not NoneType"),
         ("loss", "mse", ModelError, r"a function of \(output, targets\).* not str 'mse'"),
         ("optimizer", "adamw", OptimizerError, "a function of parameters .* not str 'adamw'"),
