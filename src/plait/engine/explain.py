@@ -60,6 +60,27 @@ def memory_error(rank: int, what: str) -> Explainer:
     return explain
 
 
+_CLASS = re.compile(r"Target (-?\d+) is out of bounds")
+
+
+def label_error(model: nn.Module, what: str) -> Explainer:
+    """Explains a label of a class that a cross entropy has no output for."""
+
+    def explain(error: Exception) -> DataError | None:
+        match = _CLASS.search(str(error))
+        if match is None:
+            return None
+        config = getattr(getattr(model, "model", model), "config", None)
+        count = getattr(config, "num_labels", None)
+        known = f" 0 to {count - 1}" if isinstance(count, int) else ""
+        return DataError(
+            f"{what}: label {match[1]} is outside the classes{known}; give the model an output for "
+            "each class (num_labels), count labels from 0, and mask with -100"
+        )
+
+    return explain
+
+
 def token_error(model: nn.Module, batches: Iterable[tuple[object, object]], what: str) -> Explainer:
     """Explains tokens of (inputs, targets) that the model has no row of a table for."""
 

@@ -17,7 +17,7 @@ from plait.doctor.flight import Phase
 from plait.engine.axes import within_stage
 from plait.engine.balance import Load
 from plait.engine.deferral import PendingStep, PendingSteps, StepReadout
-from plait.engine.explain import Explainer, explained, memory_error, token_error
+from plait.engine.explain import Explainer, explained, label_error, memory_error, token_error
 from plait.engine.graphs import StepGraphs
 from plait.engine.loss import LossFunction, LossSum, LossTotals, MetricSum, summed
 from plait.engine.parts import EngineParts
@@ -137,6 +137,7 @@ class TrainingStep:
         explainers = [memory_error(self._world.rank, name), *self._explainers]
         if step is not None:
             explainers.append(token_error(self._model, step.pairs(), name))
+            explainers.append(label_error(self._model, name))
         self._updates_left = sum(action.kind is Kind.UPDATE for action in actions)
         with explained(*explainers), own_random_state(self._world.device):
             begin = self._world.recorder.flight.action

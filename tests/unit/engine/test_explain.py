@@ -97,3 +97,21 @@ def test_memory_that_is_not_there_is_named() -> None:
 def test_other_errors_stay_themselves() -> None:
     with pytest.raises(RuntimeError, match="mat1 and mat2"), explained(memory_error(0, "step 1")):
         nn.Linear(3, 4)(torch.zeros(2, 5))
+
+
+@pytest.mark.quick
+def test_a_label_outside_the_classes_is_named() -> None:
+    def on(world: World) -> None:
+        model = nn.Linear(2, 3)
+        engine = build(
+            model,
+            "dp1",
+            loss=nn.functional.cross_entropy,
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+            options=Options(),
+            world=world,
+        )
+        engine.step((torch.ones(2, 2), torch.tensor([0, 5])))
+
+    with pytest.raises(DataError, match=r"step 1: label 5 is outside the classes; .*num_labels"):
+        threaded(1, on, plan="dp1")
