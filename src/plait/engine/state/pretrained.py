@@ -29,6 +29,8 @@ from plait.models.adapters import adapted, merged
 from plait.models.hf import HuggingFace, files_of
 
 MAX_SHARD_BYTES = 5_000_000_000
+COMPILED = "_orig_mod."
+"""The prefix that torch.compile puts before the names of a module's parameters."""
 
 
 def save_pretrained(
@@ -83,10 +85,10 @@ def _assemble(
 ) -> list[Path]:
     adapters = adapted(state.model)
     parts = peft_names(state.model)
-    names = {name: name for name in state.holding.shapes if name not in parts}
+    names = {name: name.replace(COMPILED, "") for name in state.holding.shapes if name not in parts}
     config: list[Path] = []
     if isinstance(state.model, HuggingFace):
-        names = {name: name.removeprefix("model.") for name in names}
+        names = {name: written.removeprefix("model.") for name, written in names.items()}
         saved = dtype or Checkpoint.open(slices).dtype(next(iter(names)))
         config = write_tables(path, files_of(state.model), dtype_name(saved))
 
