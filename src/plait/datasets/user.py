@@ -21,9 +21,10 @@ def make(python: str) -> SampleSet:
     data = _call(python)
     sample = data[0]
     if not (isinstance(sample, tuple | list) and len(sample) == 2):
+        cure = "; return (sample, sample['labels'])" if isinstance(sample, Mapping) else ""
         raise DataError(
             f"python = {python!r}: sample 0 is a {type(sample).__name__}, not a pair (input, "
-            "target)"
+            f"target){cure}"
         )
     return data
 

@@ -175,6 +175,7 @@ def test_data_by_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "def none(): return []\n"
         "def number(): return 3\n"
         "def single(): return [1, 2]\n"
+        "def mapping(): return [{'input_ids': [1, 2], 'labels': 0}]\n"
         "def broken(): raise KeyError('x')\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -186,6 +187,7 @@ def test_data_by_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ("none", "returned no samples"),
         ("number", "must have a length"),
         ("single", "sample 0 is a int, not a pair"),
+        ("mapping", r"sample 0 is a dict, .*; return \(sample, sample\['labels'\]\)"),
         ("broken", "failed: KeyError"),
         ("pair", "did you mean 'pairs'"),
     ]:
