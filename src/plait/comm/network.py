@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from plait.errors import ConfigError, RunError, nearest
+from plait.errors import ConfigError, RankFailed, RunError, nearest
 
 if TYPE_CHECKING:  # a launcher starts its server before it loads torch
     from torch._C._distributed_c10d import Store, TCPStore
@@ -173,16 +173,68 @@ def store_of_world(timeout: timedelta) -> Store | None:
         return None  # on every rank: who meets in torch's own way counts all the others there
     if variables.get("RANK") != "0":
         host = LOOPBACK if is_local else variables["MASTER_ADDR"]
-        return TCPStore(host, port, is_master=False, timeout=timeout)
+        return _store_of_rank_0(host, port, timeout)
     host = LOOPBACK if is_local else _address_to_listen_on(str(interface), variables["MASTER_ADDR"])
     try:
         store = listening_store(host, port)
     except OSError as error:
-        raise RunError(
-            f"rank 0 cannot listen at {host}:{port} ({error}); choose another MASTER_PORT"
-        ) from error
+        raise _is_taken(host, port, error) from error
     store.set_timeout(timeout)
     return store
+
+
+def open_store_of_world(timeout: timedelta) -> Store:
+    """The store of ranks on several machines that know no interface: on all that rank 0 has.
+
+    Agents of several machines keep one by themselves. Errors: `RunError` when the port is taken.
+    """
+    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed.rendezvous import rendezvous
+
+    variables = os.environ
+    if variables.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+        store, _, _ = next(rendezvous("env://", timeout=timeout))
+        return store
+    address = (variables["MASTER_ADDR"], int(variables["MASTER_PORT"]))
+    if variables["RANK"] != "0":
+        return _store_of_rank_0(*address, timeout)
+    try:
+        return TCPStore(*address, is_master=True, wait_for_workers=False, timeout=timeout)
+    except RuntimeError as error:
+        raise _is_taken(*address, str(error).partition("\n")[0]) from error
+
+
+def _store_of_rank_0(host: str, port: int, timeout: timedelta) -> TCPStore:
+    """The store that rank 0 keeps; a line on stderr comes every so often while it does not answer.
+
+    Errors: `RankFailed` when the time is over.
+    """
+    from torch._C._distributed_c10d import TCPStore
+
+    from plait.comm.rollcall import NOTICE_SECONDS, telling
+
+    rank = os.environ["RANK"]
+    cure = (
+        "start rank 0, or choose a MASTER_ADDR and a MASTER_PORT that reach it and that no other "
+        "program uses"
+    )
+
+    def line(seconds: float) -> str:
+        waits = f"rank {rank} has been waiting for {seconds:.0f} s"
+        return f"{waits} for rank 0 to answer at {host}:{port}; {cure}"
+
+    try:
+        with telling(line, NOTICE_SECONDS):
+            return TCPStore(host, port, is_master=False, timeout=timeout)
+    except RuntimeError as error:
+        seconds = timeout.total_seconds()
+        raise RankFailed(
+            f"rank {rank} got no answer of rank 0 at {host}:{port} in {seconds:.0f} s; {cure}"
+        ) from error
+
+
+def _is_taken(host: str, port: int, error: object) -> RunError:
+    return RunError(f"rank 0 cannot listen at {host}:{port} ({error}); choose another MASTER_PORT")
 
 
 def _address_to_listen_on(interface: str, told: str) -> str:

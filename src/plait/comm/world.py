@@ -27,7 +27,8 @@ from plait.comm.hosts import ranks_a_node
 from plait.comm.ledger import Ledger
 from plait.comm.links import Links
 from plait.comm.membership import Membership, RendezvousPlace
-from plait.comm.network import listen_on, on_one_machine, store_of_world
+from plait.comm.network import listen_on, on_one_machine, open_store_of_world, store_of_world
+from plait.comm.rollcall import RollCall
 from plait.comm.severance import Severance
 from plait.comm.work import Label, Recorder, naming_failure
 from plait.doctor.flight import FlightRecorder
@@ -373,10 +374,11 @@ def _make_group(
 
 def _join_told_world(kind: str, timeout: timedelta) -> None:
     """Join the world of torchrun's variables. Raises `ValueError` when they tell of none."""
-    store = store_of_world(timeout)
-    if store is None:
+    if not os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}:
         dist.init_process_group(kind, timeout=timeout)
         return
     rank = int(os.environ["RANK"])
     size = int(os.environ["WORLD_SIZE"])
+    store = store_of_world(timeout) or open_store_of_world(timeout)
+    RollCall(store, rank, size).answer(timeout)
     dist.init_process_group(kind, store=store, rank=rank, world_size=size, timeout=timeout)
