@@ -155,7 +155,8 @@ def _starts_again(out: Path | None) -> bool:
     if out is None or is_restart():
         return is_restart()
     told = RunFolder(out).run_id
-    return told.is_file() and told.read_text().strip() == run_id()
+    name = told.read_text(encoding="utf-8", errors="replace").strip() if told.is_file() else ""
+    return name != "" and name == run_id()
 
 
 def _folder(

@@ -20,6 +20,7 @@ from plait.engine.loss import MetricSum
 from plait.errors import RunError
 from plait.models.losses import correct_classes
 from plait.run.hooks import Hook, RunStart, StepDone
+from plait.run.json_lines import rows_of
 from plait.run.rundir import RunFolder
 from plait.values import JsonObject, JsonValue
 
@@ -180,15 +181,8 @@ def read_rows(folder: RunFolder | None) -> list[JsonObject]:
     """The evaluations of a run so far; lines that a crash has cut are left out."""
     if folder is None or not folder.evaluations.is_file():
         return []
-    rows: list[JsonObject] = []
-    for line in folder.evaluations.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int) and "loss" in row:
-            rows.append(row)
-    return rows
+    rows = rows_of(folder.evaluations)
+    return [row for row in rows if isinstance(row.get("step"), int) and "loss" in row]
 
 
 def write_rows(folder: RunFolder, rows: list[JsonObject]) -> None:

@@ -20,6 +20,7 @@ from plait.plan import Plan
 from plait.run.assemble import kept_under
 from plait.run.data_numbers import TRACED_STEPS, BatchWaits
 from plait.run.hooks import Hook, RunStart, StepDone
+from plait.run.json_lines import JsonLine, read_lines, rows_of
 from plait.trace import Timeline
 from plait.trace.breakdown import TimeBreakdown, of_steps
 from plait.values import JsonObject
@@ -252,8 +253,8 @@ def written_losses(path: Path, tally: Tally) -> JsonObject:
 
 def _loss_of_line(path: Path, index: int) -> float | None:
     """The loss of a line of `metrics.jsonl`; None where there is none."""
-    with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
-        return _finite(json.loads(path.read_text().splitlines()[index])["loss"])
+    with suppress(OSError, KeyError, TypeError, IndexError):
+        return _finite(rows_of(path)[index]["loss"])
     return None
 
 
@@ -264,21 +265,26 @@ def _finite(value: float | None) -> float | None:
 
 def _keep_before(path: Path, first_step: int) -> None:
     """Drop the lines of steps that a resumed run is going to repeat, so that every step stands
-    there once.
+    there once. Damaged lines go too; the last is what a killed run left half written.
     """
-    if not path.exists():
-        return
-    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    lines = read_lines(path)
     kept = [line for line in lines if _step_of(line) < first_step]
-    if len(kept) < len(lines):
-        part = path.with_suffix(".part")
-        part.write_text("".join(f"{line}\n" for line in kept))
-        part.replace(path)
+    if len(kept) == len(lines):
+        return
+    damaged = [str(line.number) for line in lines[:-1] if _step_of(line) == math.inf]
+    if damaged:
+        print(
+            f"{path} is damaged: line {', '.join(damaged)} cannot be read, and is left out; the "
+            "steps of the other lines are kept",
+            file=sys.stderr,
+            flush=True,
+        )
+    part = path.with_suffix(".part")
+    part.write_bytes(b"".join(line.raw + b"\n" for line in kept))
+    part.replace(path)
 
 
-def _step_of(line: str) -> float:
-    """The step of a line; infinite for one that a killed run left half written."""
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf
+def _step_of(line: JsonLine) -> float:
+    """The step of a line; infinite for one that cannot be read."""
+    step = None if line.row is None else line.row.get("step")
+    return step if isinstance(step, int) else math.inf

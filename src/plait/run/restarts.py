@@ -9,8 +9,12 @@ import json
 import time
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from plait.run.hooks import Hook, StepDone
+from plait.run.json_lines import rows_of
 from plait.run.rundir import RunFolder
+from plait.run.runfiles import RecoveryRecord
 from plait.values import JsonObject
 
 if TYPE_CHECKING:
@@ -30,7 +34,9 @@ class Restarted(Hook):
     def __init__(self, folder: RunFolder, plan: str, source: str, first: int) -> None:
         self._file = folder.restarts
         steps_done = _steps_done(folder)
-        before = folder.plan.read_text().strip() if folder.plan.exists() else plan
+        before = plan
+        if folder.plan.exists():
+            before = folder.plan.read_text(encoding="utf-8", errors="replace").strip()
         self._is_told = False
         self._record: JsonObject = {
             "step": max(steps_done, first),
@@ -65,15 +71,20 @@ def restarted(folder: RunFolder, plan: str, source: str, first: int) -> list[Hoo
 def earlier_recoveries(folder: RunFolder | None, place: RankContext | None) -> list[JsonObject]:
     """The recoveries of a run until now: restarts by torchrun, then those by its own launcher."""
     found = [] if place is None else place.recoveries()
-    if folder is None or not folder.restarts.exists():
-        return found
-    return [*map(json.loads, folder.restarts.read_text().splitlines()), *found]
+    restarts = [] if folder is None else rows_of(folder.restarts)
+    return [*filter(_is_recovery, restarts), *found]
+
+
+def _is_recovery(row: JsonObject) -> bool:
+    """Whether a line tells of a restart; a crash or a full disk may have damaged it."""
+    try:
+        RecoveryRecord.model_validate(row)
+    except ValidationError:
+        return False
+    return "seconds" in row
 
 
 def _steps_done(folder: RunFolder) -> int:
     """The last step that the folder tells of."""
-    if not folder.metrics.exists():
-        return 0
-    lines = folder.metrics.read_text().splitlines()
-    steps = [json.loads(line)["step"] for line in lines if line.endswith("}")]
-    return max(steps, default=0)
+    steps = [row.get("step") for row in rows_of(folder.metrics)]
+    return max((step for step in steps if isinstance(step, int)), default=0)

@@ -101,6 +101,17 @@ def test_a_resumed_run_writes_the_steps_that_it_repeats_once(tmp_path: Path) -> 
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
 
 
+def test_a_damaged_line_costs_no_other_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": \xff}\n{"step": 3}\n{"step": 4}\n')
+    MetricsFile(path, first_step=4)
+    assert path.read_bytes() == b'{"step": 1}\n{"step": 3}\n'
+    said = capsys.readouterr().err
+    assert "line 2 cannot be read, and is left out; the steps of the other lines are kept" in said
+
+
 def test_the_summary_is_computed_from_the_steps() -> None:
     tally = Tally()
     for step, seconds in ((1, 10.0), (2, 1.0), (3, 3.0)):

@@ -44,3 +44,20 @@ def test_a_restart_is_a_recovery_once_a_step_is_done(tmp_path: Path) -> None:
     assert (recovery["plan_before"], recovery["plan_after"]) == ("dp3", "dp2")
     assert (recovery["source"], recovery["lost_ranks"]) == ("start", [])
     assert recovery["seconds"] >= 0
+
+
+def test_bytes_that_are_no_text_cost_no_recovery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    folder = RunFolder(tmp_path)
+    folder.run_id.write_bytes(b"\xff\xfe\n")
+    assert not _starts_again(tmp_path)
+    folder.plan.write_bytes(b"\xff\n")
+    folder.metrics.write_bytes(b'{"step": 3}\n{"step": \xff}\n{"step": 5}\n')
+    folder.restarts.write_bytes(b'\xff\n[1]\n{"step": 2}\n')
+    (hook,) = restarted(folder, "dp2", "start", 4)
+    result: Any = None
+    hook.on_step(StepDone(5, 0.1, result))
+    (recovery,) = earlier_recoveries(folder, None)
+    assert (recovery["step"], recovery["steps_repeated"]) == (5, 1)
