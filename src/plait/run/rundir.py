@@ -97,6 +97,12 @@ class RunFolder:
         """The flight records of the ranks, and the findings."""
         return self.path / "doctor"
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files beside the folders."""
+        asked = (self.config, self.plan, self.schedule, self.products, self.run_id)
+        return (*asked, self.metrics, self.evaluations, self.restarts, self.summary, self.trace)
+
     def log(self, rank: int) -> Path:
         """The log of a rank: its stdout and stderr."""
         return self.path / "logs" / f"rank-{rank}.txt"
@@ -249,6 +255,10 @@ def _make_writable(path: Path) -> None:
             f"{WRITE_ELSEWHERE}, with --out"
         ) from error
     folder = RunFolder(path)
+    latest = path / "checkpoints" / LATEST
+    for file in (*folder.files, latest):
+        if file.is_dir():
+            raise ConfigError(f"{file} is a folder, and a run writes a file there; move it away")
     parts = (folder.doctor, path / "logs", path / "checkpoints")
     inside = (one for one in parts if one.exists())
     for one in (path, *inside):

@@ -180,3 +180,11 @@ def test_two_runs_do_not_share_a_folder_and_a_killed_one_leaves_it_free(tmp_path
         pass
     assert list(tmp_path.iterdir()) == []
     assert new_run(tmp_path, "gpt").path == tmp_path
+
+
+@pytest.mark.parametrize("name", ["checkpoints/latest", "metrics.jsonl", "summary.json"])
+def test_a_folder_where_a_file_belongs_is_refused_before_the_run(tmp_path: Path, name: str) -> None:
+    run = _run_with(tmp_path / "run", 1)
+    (run.path / name).mkdir()
+    with pytest.raises(ConfigError, match=f"{name} is a folder, and a run writes a file there"):
+        resumed_run(run.path, None, "gpt")
