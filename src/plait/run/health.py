@@ -13,8 +13,11 @@ from typing import Final
 
 from plait.checkpoint.folder import newest_whole, step_number
 from plait.doctor import findings
+from plait.doctor.findings import RunFinding
+from plait.doctor.flight import record_path
 from plait.doctor.record import RankSnapshot, Records, now
-from plait.errors import CheckpointError, ConfigError
+from plait.errors import CheckpointError, ConfigError, PlaitError
+from plait.plan import Plan
 from plait.run.rundir import RunFolder
 from plait.toml import parse_json, read_toml
 from plait.values import JsonObject
@@ -29,7 +32,7 @@ def findings_of(path: Path) -> JsonObject:
     return {
         "run": str(path),
         "state": state_of(folder, views),
-        "findings": findings.read(folder.doctor),
+        "findings": _findings(folder, views),
         "ranks": [_rank(view) for view in views.values()],
     }
 
@@ -53,8 +56,38 @@ def status_of(path: Path) -> JsonObject:
         "tokens_per_second": sum(tokens) / sum(seconds) if seconds else None,
         "ranks": [_rank(view) for view in views.values()],
         "last_checkpoint": _checkpoint(path),
-        "findings": len(findings.read(folder.doctor)),
+        "findings": len(_findings(folder, views)),
     }
+
+
+def _findings(folder: RunFolder, views: dict[int, RankSnapshot]) -> list[JsonObject]:
+    """The findings of the run, and one for each rank whose flight record cannot be read."""
+    paths = folder.doctor.glob("rank-*.flight")
+    names = [path.stem.removeprefix("rank-") for path in paths]
+    kept = {int(name) for name in names if name.isdecimal()}
+    expected = kept | set(range(_world_size(folder) if kept else 0))
+    unread = [
+        RunFinding(
+            "corruption",
+            rank,
+            None,
+            f"flight record {record_path(folder.doctor, rank)}",
+            "it cannot be read, or its names cannot; what this rank did is unknown"
+            if rank in kept
+            else "none is here; the rank has not begun, has its files elsewhere, or lost them",
+        ).as_dict()
+        for rank in sorted(expected - views.keys())
+    ]
+    return [*findings.read(folder.doctor), *unread]
+
+
+def _world_size(folder: RunFolder) -> int:
+    """The ranks of the run's plan; 0 where the folder does not tell."""
+    text = _text(folder.plan)
+    try:
+        return Plan.parse(text).world_size if text else 0
+    except PlaitError:
+        return 0
 
 
 def state_of(folder: RunFolder, views: dict[int, RankSnapshot]) -> str:

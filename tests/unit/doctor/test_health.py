@@ -57,6 +57,18 @@ def test_findings_are_read_back_beside_damaged_lines(tmp_path: Path) -> None:
     )
 
 
+def test_a_rank_whose_record_cannot_be_read_is_named(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    folder.plan.write_text("dp3\n")
+    for rank in range(2):
+        FlightRecorder(rank, 3, folder.doctor).close()
+    (folder.doctor / "rank-1.flight").write_bytes(b"\xff" * 99)
+    damaged, missing = findings_of(tmp_path)["findings"]
+    assert (damaged["kind"], damaged["rank"], missing["rank"]) == ("corruption", 1, 2)
+    assert "cannot be read" in damaged["cause"] and "none is here" in missing["cause"]
+    assert status_of(tmp_path)["findings"] == 2
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no folder of a run"):
         findings_of(tmp_path)
