@@ -156,15 +156,22 @@ def summary_of(path: Path) -> JsonObject:
 
 
 def metrics_of(path: Path) -> tuple[JsonObject, ...]:
-    """The steps of `metrics.jsonl`. Raises `ConfigError` naming the line and the key."""
+    """The steps of `metrics.jsonl`. A kill may have cut the last line, which is left out.
+
+    Raises `ConfigError` naming the line and the key.
+    """
+    text = text_of(path)
+    lines = text.splitlines()
     steps = []
-    for number, line in enumerate(text_of(path).splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
         try:
             given = parse_json(line)
         except ValueError as error:
+            if number == len(lines) and not text.endswith("\n"):
+                break
             raise ConfigError(f"{where}: this is no JSON ({error}); remove the line") from error
         _held(StepRecord, given, where)
         steps.append({"loss": None, "grad_norm": None, **given})

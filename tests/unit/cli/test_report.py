@@ -297,3 +297,16 @@ def test_hostile_text_of_a_run_is_text(tmp_path: Path, capsys: pytest.CaptureFix
     moved = run.rename(tmp_path / "<img src=x onerror=alert(1)>")
     text = Path(report(moved, capsys)["out"]).read_text()
     assert "<img" not in text and "<script>alert" not in text and "alert(1)" in text
+
+
+def test_a_last_line_that_a_kill_has_cut_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path, "pp2:1f1b mb4", two_steps(lower(make("1f1b", 2, 4)), 2))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "lo')
+    assert main(["report", str(run)]) == 0
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("\n")
+    assert main(["report", str(run)]) == 2
+    assert "this is no JSON" in capsys.readouterr().err
