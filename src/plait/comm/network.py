@@ -183,18 +183,17 @@ def store_of_world(timeout: timedelta) -> Store | None:
     return store
 
 
-def open_store_of_world(timeout: timedelta) -> Store:
+def open_store_of_world(timeout: timedelta) -> Store | None:
     """The store of ranks on several machines that know no interface: on all that rank 0 has.
 
-    Agents of several machines keep one by themselves. Errors: `RunError` when the port is taken.
+    None where agents of several machines keep one: they call the roll themselves, again and again.
+    Errors: `RunError` when the port is taken.
     """
     from torch._C._distributed_c10d import TCPStore
-    from torch.distributed.rendezvous import rendezvous
 
     variables = os.environ
     if variables.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
-        store, _, _ = next(rendezvous("env://", timeout=timeout))
-        return store
+        return None
     address = (variables["MASTER_ADDR"], int(variables["MASTER_PORT"]))
     if variables["RANK"] != "0":
         return _store_of_rank_0(*address, timeout)

@@ -374,11 +374,12 @@ def _make_group(
 
 def _join_told_world(kind: str, timeout: timedelta) -> None:
     """Join the world of torchrun's variables. Raises `ValueError` when they tell of none."""
-    if not os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}:
+    is_told = os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    store = (store_of_world(timeout) or open_store_of_world(timeout)) if is_told else None
+    if store is None:
         dist.init_process_group(kind, timeout=timeout)
         return
     rank = int(os.environ["RANK"])
     size = int(os.environ["WORLD_SIZE"])
-    store = store_of_world(timeout) or open_store_of_world(timeout)
     RollCall(store, rank, size).answer(timeout)
     dist.init_process_group(kind, store=store, rank=rank, world_size=size, timeout=timeout)

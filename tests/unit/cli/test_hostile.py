@@ -135,7 +135,7 @@ def test_reports_of_damaged_runs(
     target[key] = value
     path.write_text("\n".join([json.dumps(record), *lines[1:]]))
     assert message in refused(["report", str(run)], capsys)
-    path.write_text(lines[0][:-3])
+    path.write_text(f"{lines[0][:-3]}\n")
     assert "JSON" in refused(["report", str(run)], capsys)
     path.write_text("[]")
     assert file in refused(["report", str(run)], capsys)
