@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from plait.interop.deepspeed import adopt_below, word_on_file
 from plait.interop.draft import ZERO_STRATEGIES, Draft
 from plait.interop.source import Imported, Kind, Source
 
@@ -67,6 +68,9 @@ def read(source: Source) -> Imported:
         readers[kind](source, draft)
     elif kind not in ("NO", "MULTI_GPU", "MULTI_CPU", "MULTI_XPU", "MULTI_NPU", "MULTI_HPU"):
         source.note("distributed_type", "ignored", "plait runs on CPUs and CUDA devices")
+    if kind != "DEEPSPEED":
+        file = source.values.get("deepspeed_config.deepspeed_config_file")
+        source.note_all(((f"{file}.*", "ignored", "distributed_type is another than DEEPSPEED"),))
     _axes(source, draft)
     draft.compile = str(source.take("dynamo_config.dynamo_backend") or "NO").upper() != "NO"
     for key in EMPTY:
@@ -128,6 +132,9 @@ def _fsdp(source: Source, draft: Draft) -> None:
 def _deepspeed(source: Source, draft: Draft) -> None:
     prefix = "deepspeed_config."
     stage = source.count(f"{prefix}zero_stage")
+    file = source.take(f"{prefix}deepspeed_config_file")
+    if file is not None and stage is None:
+        source.note(f"{prefix}deepspeed_config_file", *word_on_file(source, str(file), "zero2"))
     stage = 2 if stage is None else stage
     if not 0 <= stage < len(ZERO_STRATEGIES):
         source.note(f"{prefix}zero_stage", "contradictory", "a ZeRO stage is 0, 1, 2 or 3")
@@ -138,14 +145,8 @@ def _deepspeed(source: Source, draft: Draft) -> None:
     accumulation = source.count(f"{prefix}gradient_accumulation_steps")
     draft.micro_batches = accumulation or draft.micro_batches
     draft.put("train", clip_grad_norm=source.number(f"{prefix}gradient_clipping"))
-    file = source.take(f"{prefix}deepspeed_config_file")
     if file is not None:
-        source.note(
-            f"{prefix}deepspeed_config_file",
-            "ignored",
-            f"import that file as well: plait import {file} --from deepspeed",
-        )
-        draft.strategy = ZERO_STRATEGIES[stage]
+        adopt_below(source, draft, str(file))
 
 
 def _megatron(source: Source, draft: Draft) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +11,7 @@ from plait.interop import accelerate, axolotl, deepspeed, files, megatron, nanot
 from plait.interop.effects import name_without_effect
 from plait.interop.source import Imported, Source
 from plait.plan import Plan
-from plait.values import JsonMapping
+from plait.values import JsonMapping, JsonObject
 
 FRAMEWORKS: Final[dict[str, Callable[[Source], Imported]]] = {
     "deepspeed": deepspeed.read,
@@ -51,14 +51,17 @@ def import_file(
     """The plan and the config that a file of another framework means.
 
     `framework` is a key of `FRAMEWORKS`; None asks the file's own keys. `world_size` is the number
-    of ranks, for files that leave it to the launcher.
+    of ranks, for files that leave it to the launcher. A DeepSpeed file that it names is read as
+    well, where it is there. A relative path begins at the folder of `path`.
 
     Errors: `ConfigError` for a file that cannot be read, or whose numbers cannot all be true.
     `world_size` is one of these numbers.
     """
     path = Path(path)
     text = files.read_text(path)
-    return import_text(text, files.form_of(path, text), framework, world_size, str(path))
+    known = _name_of(framework)
+    table = _table(text, files.form_of(path, text), known, str(path))
+    return _import_table({**table, **_named_file(table, path.parent)}, known, world_size, str(path))
 
 
 def import_text(
@@ -75,12 +78,36 @@ def import_text(
             says another number of ranks than `world_size`.
     """
     known = _name_of(framework)
+    return _import_table(_table(text, form, known, name), known, world_size, name)
+
+
+def _table(text: str, form: str, known: str | None, name: str) -> JsonObject:
+    """The keys of a text. Errors: `ConfigError` naming the file."""
     if known == "megatron-lm" and form not in ("yaml", "json"):
         form = "shell"
     try:
-        table = files.parse(text, form)
+        return files.parse(text, form)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
+
+
+def _named_file(table: JsonMapping, folder: Path) -> JsonObject:
+    """The DeepSpeed file that a table names, as a table below its name.
+
+    Empty where it names none, or the file is not there. A relative path begins at `folder`.
+    """
+    part = table.get("deepspeed_config")
+    inner = part.get("deepspeed_config_file") if isinstance(part, Mapping) else None
+    for name in (inner, table.get("deepspeed")):
+        if isinstance(name, str) and name not in ("", *table) and (folder / name).is_file():
+            path = folder / name
+            return {name: _table(files.read_text(path), "json", None, str(path))}
+    return {}
+
+
+def _import_table(
+    table: JsonObject, known: str | None, world_size: int | None, name: str
+) -> Imported:
     if known == "megatron-lm" or "MODEL_ARGS" in table:
         known = "megatron-lm"
         table = megatron.options_of(table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from plait.interop.deepspeed import adopt_below, word_on_file
 from plait.interop.draft import ZERO_STRATEGIES, Draft
 from plait.interop.optimizers import adopt_course, adopt_name
 from plait.interop.source import Imported, Kind, Source
@@ -16,6 +17,7 @@ DATA: Final = "axolotl's own reading of data; see [data] files, tokenizer and pa
 OTHER: Final = "another kind of training than plait's"
 RULE: Final = "the update is another one there"
 COURSE: Final = "the learning rate or the model is another one there"
+ALL_LINEAR: Final = "adapter.targets left out means every linear layer but the output here"
 LAUNCH: Final = "an option of the launcher; plait train --nproc or torchrun takes its place"
 
 NOTES: Final[tuple[tuple[str, Kind, str], ...]] = (
@@ -131,7 +133,6 @@ NOTES: Final[tuple[tuple[str, Kind, str], ...]] = (
     ("adapter_*", "ignored", "a setting of adapters with no word here"),
     ("fsdp_config.*", "ignored", "a setting of FSDP's implementation"),
     ("fsdp*", "ignored", "a setting of FSDP's implementation"),
-    ("deepspeed*", "ignored", "import that file as well"),
     ("gradient_checkpointing_kwargs*", "ignored", KERNEL),
     ("gpu_memory_limit", "ignored", "plait estimate predicts memory"),
     ("ddp_*", "ignored", KERNEL),
@@ -183,8 +184,9 @@ def read(source: Source) -> Imported:
     draft.micro_batch_size = source.count("micro_batch_size")
     draft.micro_batches = source.count("gradient_accumulation_steps") or 1
     draft.global_batch = source.count("batch_size")
-    _axes(source, draft)
+    _sizes(source, draft)
     _precision(source, draft)
+    _strategy(source, draft)
     _training(source, draft)
     _adapter(source, draft)
     base = source.take("base_model")
@@ -197,10 +199,13 @@ def read(source: Source) -> Imported:
     return draft.finish({"global": "batch_size", "micro": "micro_batch_size"})
 
 
-def _axes(source: Source, draft: Draft) -> None:
+def _sizes(source: Source, draft: Draft) -> None:
     draft.tp = source.size("tensor_parallel_size")
     draft.cp = source.size("context_parallel_size", "sequence_parallel_degree")
     draft.ep = source.size("expert_parallel_size")
+
+
+def _strategy(source: Source, draft: Draft) -> None:
     replicate = source.count("dp_replicate_size")
     shard = source.count("dp_shard_size")
     file = source.take("deepspeed")
@@ -210,11 +215,10 @@ def _axes(source: Source, draft: Draft) -> None:
         stage = next((number for number in (3, 2, 1) if ZERO_STRATEGIES[number] in str(file)), None)
         if stage is not None:
             draft.strategy = ZERO_STRATEGIES[stage]
-        source.note(
-            "deepspeed",
-            "ignored",
-            f"import that file as well: plait import {file} --from deepspeed",
-        )
+        source.note("deepspeed", *word_on_file(source, str(file), draft.strategy))
+        adopt_below(source, draft, str(file))
+    elif adopt_below(source, draft, "deepspeed"):  # the keys themselves
+        pass
     elif has_fsdp or version is not None or (shard or 1) > 1:
         draft.strategy = ZERO_STRATEGIES[3]
         reshard = source.take("fsdp_config.reshard_after_forward")
@@ -284,13 +288,7 @@ def _adapter(source: Source, draft: Draft) -> None:
     if str(kind).lower() not in ("lora", "qlora"):
         source.note("adapter", "ignored", "plait has lora and dora")
         return
-    targets: PyTree = source.take("lora_target_modules")
-    targets = [targets] if isinstance(targets, str) else targets
-    parameters: PyTree = source.take("lora_target_parameters")  # of packed experts
-    if parameters:
-        targets = [*(targets or ()), *([parameters] if isinstance(parameters, str) else parameters)]
-    if source.flag("lora_target_linear") and not targets:
-        source.note("lora_target_linear", "different", "name the layers in adapter.targets")
+    targets = _targets(source)
     draft.put(
         "adapter",
         kind="dora" if is_dora else "lora",
@@ -298,8 +296,26 @@ def _adapter(source: Source, draft: Draft) -> None:
         rank=source.count("lora_r"),
         alpha=source.number("lora_alpha"),
         dropout=source.number("lora_dropout"),
-        targets=list(targets) if targets else None,
+        targets=targets or None,
     )
+
+
+def _targets(source: Source) -> list[str]:
+    """The names of the layers that have adapters; none for every linear layer."""
+    modules = _as_list(source.take("lora_target_modules"))
+    parameters = _as_list(source.take("lora_target_parameters"))  # of packed experts
+    if source.flag("lora_target_linear"):
+        if parameters:
+            source.note("lora_target_linear", "different", "name the layers in adapter.targets")
+        else:
+            source.note("lora_target_linear", "ignored", ALL_LINEAR)
+            modules = []
+    return [*modules, *parameters]
+
+
+def _as_list(value: PyTree) -> list[str]:
+    """The names of a key that may hold one or several."""
+    return [value] if isinstance(value, str) else list(value or ())
 
 
 def _base(source: Source) -> str:

@@ -78,15 +78,62 @@ NOTES: Final[tuple[tuple[str, Kind, str], ...]] = (
         )
     ),
 )
+BATCH_KEYS: Final = {
+    "global_batch": "train_batch_size",
+    "micro_batch_size": "train_micro_batch_size_per_gpu",
+    "micro_batches": "gradient_accumulation_steps",
+}
+"""The key of each number of the batch, by its field of a draft."""
 
 
 def read(source: Source) -> Imported:
     """The plan and the config of a DeepSpeed configuration. Errors: `ConfigError`."""
     draft = Draft(source)
-    draft.global_batch = source.count("train_batch_size")
-    draft.micro_batch_size = source.count("train_micro_batch_size_per_gpu")
-    draft.micro_batches = source.count("gradient_accumulation_steps")
-    if draft.micro_batches is not None and draft.micro_batches > 1:
+    _adopt(source, draft)
+    return draft.finish(
+        {"global": "train_batch_size", "micro": "train_micro_batch_size_per_gpu"},
+    )
+
+
+def adopt_below(source: Source, draft: Draft, prefix: str) -> bool:
+    """Adopt the DeepSpeed configuration whose keys stand below `prefix` in another framework's
+    file; whether there are any. What it says counts. Errors: `ConfigError`.
+    """
+    inner = source.below(prefix, "deepspeed")
+    if not inner.values:
+        return False
+    told = {field: getattr(draft, field) for field in BATCH_KEYS}
+    _adopt(inner, draft)
+    for field, key in BATCH_KEYS.items():
+        before, after = told[field], getattr(draft, field)
+        if before is not None and after != before:
+            reason = f"the file that names this one says {before}; {after} is taken"
+            inner.note(key, "contradictory", reason)
+    inner.finish()
+    source.join(prefix, inner)
+    return True
+
+
+def word_on_file(source: Source, file: str, guess: str) -> tuple[Kind, str]:
+    """The word on a DeepSpeed file that another file names; `guess` is the strategy without it."""
+    if source.under(file):
+        return "ignored", "its keys are imported as well"
+    return (
+        "different",
+        f"{file} is not there, seen from the folder of the file that names it, so its ZeRO stage "
+        f"is unknown and {guess} is a guess; put it there, or ask plait import {file} --from "
+        "deepspeed and write its dp term into plan.text",
+    )
+
+
+def _adopt(source: Source, draft: Draft) -> None:
+    """Fill a draft with what a configuration says; what it leaves open stays as it is."""
+    accumulation = source.count("gradient_accumulation_steps")
+    draft.global_batch = _or(source.count("train_batch_size"), draft.global_batch)
+    micro = source.count("train_micro_batch_size_per_gpu")
+    draft.micro_batch_size = _or(micro, draft.micro_batch_size)
+    draft.micro_batches = _or(accumulation, draft.micro_batches)
+    if accumulation is not None and accumulation > 1:
         source.note(
             "gradient_accumulation_steps",
             "different",
@@ -95,18 +142,22 @@ def read(source: Source) -> Imported:
         )
     _zero(source, draft)
     _precision(source, draft)
-    draft.tp = source.size("tensor_parallel.autotp_size", "tensor_parallel.tp_size")
-    draft.cp = source.size("sequence_parallel_size")
-    draft.context = "ulysses"
-    draft.pp = source.size("pipeline.stages") if "pipeline.stages" in source else 1
+    tensor_keys = ("tensor_parallel.autotp_size", "tensor_parallel.tp_size")
+    draft.tp = source.size(*tensor_keys, default=draft.tp)
+    if "sequence_parallel_size" in source:
+        draft.cp = source.size("sequence_parallel_size", default=draft.cp)
+        draft.context = "ulysses"
+    draft.pp = source.size("pipeline.stages", default=draft.pp)
     clip = source.number("gradient_clipping")
     draft.put("train", clip_grad_norm=clip or None, seed=source.count("seed"))
     adopt_optimizer(source, draft, "optimizer.type", "optimizer.params")
     adopt_schedule(source, draft, "scheduler.type", "scheduler.params")
     source.note_all(NOTES)
-    return draft.finish(
-        {"global": "train_batch_size", "micro": "train_micro_batch_size_per_gpu"},
-    )
+
+
+def _or(value: int | None, otherwise: int | None) -> int | None:
+    """A number of the file, or what is known already where it has none."""
+    return otherwise if value is None else value
 
 
 def _zero(source: Source, draft: Draft) -> None:
@@ -146,7 +197,7 @@ def _zero(source: Source, draft: Draft) -> None:
 
 
 def _precision(source: Source, draft: Draft) -> None:
-    bf16 = source.flag("bf16.enabled", "bfloat16.enabled")
+    bf16 = source.flag("bf16.enabled", "bfloat16.enabled") or draft.precision == "bf16"
     fp16 = source.flag("fp16.enabled")
     if bf16 and fp16:
         source.note("fp16.enabled", "contradictory", "bf16 is enabled beside it; bf16 is taken")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final, Literal
 
 from plait.errors import ConfigError
@@ -86,6 +86,22 @@ class Source:
     def under(self, prefix: str) -> bool:
         """Whether any key begins with a prefix and a dot."""
         return any(key.startswith(f"{prefix}.") for key in self.values)
+
+    def below(self, prefix: str, framework: str) -> Source:
+        """The keys below a prefix, without it, as a source of their own."""
+        start = f"{prefix}."
+        values = {
+            key.removeprefix(start): value
+            for key, value in self.values.items()
+            if key.startswith(start)
+        }
+        return Source(framework, values, self.world_size)
+
+    def join(self, prefix: str, inner: Source) -> None:
+        """Take over what has become of the keys below a prefix."""
+        self.taken |= {f"{prefix}.{key}" for key in inner.taken}
+        self.read |= {f"{prefix}.{key}" for key in inner.read}
+        self.unmapped += [replace(item, key=f"{prefix}.{item.key}") for item in inner.unmapped]
 
     def take(self, *keys: str) -> JsonValue:
         """The value of the first key that is there and says something; all of them count as read.
