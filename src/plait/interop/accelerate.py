@@ -134,7 +134,8 @@ def _deepspeed(source: Source, draft: Draft) -> None:
     stage = source.count(f"{prefix}zero_stage")
     file = source.take(f"{prefix}deepspeed_config_file")
     if file is not None and stage is None:
-        source.note(f"{prefix}deepspeed_config_file", *word_on_file(source, str(file), "zero2"))
+        word = word_on_file(source, str(file), ZERO_STRATEGIES[2])
+        source.note(f"{prefix}deepspeed_config_file", *word)
     stage = 2 if stage is None else stage
     if not 0 <= stage < len(ZERO_STRATEGIES):
         source.note(f"{prefix}zero_stage", "contradictory", "a ZeRO stage is 0, 1, 2 or 3")
