@@ -133,7 +133,7 @@ def test_a_run_is_resumed_under_another_plan(
     assert (done.json()["steps"], done.json()["steps_here"]) == (4, 2)
 
 
-def test_a_command_that_is_repeated_after_the_last_step_says_the_losses_again(
+def test_a_command_that_is_repeated_after_the_last_step_says_its_numbers_again(
     tmp_path: Path,
 ) -> None:
     write_config(tmp_path)
@@ -141,8 +141,10 @@ def test_a_command_that_is_repeated_after_the_last_step_says_the_losses_again(
     first, again = (plait(*words, cwd=tmp_path) for _ in range(2))
     assert (first.code, again.code) == (0, 0), again.err
     assert again.json()["steps_here"] == 0
-    for key in ("first_loss", "final_loss"):
+    for key in ("first_loss", "final_loss", "tokens_per_second", "step_seconds_median", "traffic"):
         assert again.json()[key] == first.json()[key]
+    other = plait(*words, "--plan", "dp2", cwd=tmp_path)
+    assert other.json()["step_seconds_median"] is None  # no step ran under this plan
 
 
 def test_without_a_folder_a_run_goes_where_its_name_says_and_is_resumed_from_there(

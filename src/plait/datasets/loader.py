@@ -115,6 +115,11 @@ class Loader:
         return self._ahead is not None and bool(self._queue) and self._queue[0].done()
 
     @property
+    def samples_per_epoch(self) -> int:
+        """Samples in an epoch; a set that draws has one epoch that does not end."""
+        return self._order.num_samples
+
+    @property
     def batches_per_epoch(self) -> int:
         """Batches in an epoch that is read from its beginning, a short last one included."""
         return -(-len(self.dataset) // self.global_batch)

@@ -153,7 +153,6 @@ def _trained(
         training = assemble(job.config, plan, world, table)
     if folder is not None and world.rank == 0:
         training.engine.guard.listeners.append(partial(report, folder.doctor))
-    _say_what_is_in_vain(plan, world)
     taken = (load(job.checkpoint, training, place, memory), training.engine.step_index)
     again = _begun(folder if world.rank == 0 else None, job, table, taken)
     watch = Watch(_warn if world.rank == 0 else _be_silent)
@@ -201,16 +200,11 @@ def _trained(
     return result
 
 
-def _say_what_is_in_vain(plan: Plan, world: World) -> None:
-    if world.rank == 0 and plan.dp.offload and world.device.type == "cpu":
-        _say("offload saves nothing here: on the CPU optimizer state is in host memory already")
-
-
 def _ended(
     job: TrainingRun, world: World, training: Training, tally: Tally, more: JsonMapping
 ) -> JsonObject:
     """The numbers of a run that has done its steps, and `more`, written into its folder."""
-    from plait.run.metrics import planned, written_losses
+    from plait.run.metrics import planned, written_numbers
     from plait.run.rundir import RunFolder
     from plait.trace import Timeline
 
@@ -226,7 +220,7 @@ def _ended(
         **more,
     }
     if folder is not None and world.rank == 0:
-        result |= written_losses(folder.metrics, tally)
+        result |= written_numbers(folder, tally, job.plan)
         if tally.has_news(folder.summary):
             folder.summary.write_text(json.dumps(result, indent=2) + "\n")
     return (
@@ -322,9 +316,10 @@ def _hooks(
     from plait.run.metrics import MetricsFile
     from plait.run.profile import ProfileStep
     from plait.run.progress import progress
+    from plait.run.remarks import Remarks
     from plait.run.replicas import CompareReplicas
 
-    hooks: list[Hook] = []
+    hooks: list[Hook] = [Remarks(job.config.train.global_batch, _say)] if world.rank == 0 else []
     account = WaitedFor if place is None else place.waited_for
     if world.rank == 0 and folder is not None:
         first = training.engine.step_index + 1

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from plait.config import PlanSection
 from plait.errors import RunError
@@ -21,9 +21,16 @@ from plait.run.assemble import kept_under
 from plait.run.data_numbers import TRACED_STEPS, BatchWaits
 from plait.run.hooks import Hook, RunStart, StepDone
 from plait.run.json_lines import JsonLine, read_lines, rows_of
+from plait.run.rundir import RunFolder
 from plait.trace import Timeline
 from plait.trace.breakdown import TimeBreakdown, of_steps
 from plait.values import JsonObject
+
+OF_STEPS: Final = (
+    *("step_seconds_median", "tokens_per_second", "peak_memory", "traffic"),
+    *("bubble_fraction", "breakdown", "data_waits", "staleness"),
+)
+"""The numbers of a summary that are measured while steps are done."""
 
 
 class MetricsFile(Hook):
@@ -210,7 +217,7 @@ def summary(
     """The numbers of `plait train --json`, from one rank's tally and what every rank sent: peak
     memory and traffic.
 
-    `steps` counts from the beginning of training, `steps_here` those of this run alone, which the
+    `steps` counts from the beginning of training, `steps_here` those of this start alone, which the
     times are of. `traffic` is, axis by axis, that of the rank that sent most.
     """
     axes = sorted({axis for sent in traffic for axis in sent})
@@ -240,15 +247,21 @@ def planned(plan: str, section: PlanSection) -> JsonObject:
     return found
 
 
-def written_losses(path: Path, tally: Tally) -> JsonObject:
-    """The loss of a run's first step, by its `metrics.jsonl`.
+def written_numbers(folder: RunFolder, tally: Tally, plan: str) -> JsonObject:
+    """The numbers of a run that its folder has: the loss of its first step, by `metrics.jsonl`.
 
-    The loss of its last step is there too where this start had no step left to do.
+    A start that had no step left to do measured none. The loss of the last step is there then. So
+    is what `summary.json` says of the steps, where they ran under the same plan.
     """
-    losses: JsonObject = {"first_loss": _loss_of_line(path, 0)}
-    if not tally.losses:
-        losses["final_loss"] = _loss_of_line(path, -1)
-    return losses
+    numbers: JsonObject = {"first_loss": _loss_of_line(folder.metrics, 0)}
+    if tally.losses:
+        return numbers
+    numbers["final_loss"] = _loss_of_line(folder.metrics, -1)
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        written = json.loads(folder.summary.read_text())
+        if written["plan"] == plan:
+            numbers |= {key: written[key] for key in OF_STEPS if key in written}
+    return numbers
 
 
 def _loss_of_line(path: Path, index: int) -> float | None:
