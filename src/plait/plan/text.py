@@ -21,6 +21,8 @@ from plait.values import JsonObject, JsonValue
 _SHAPE: Final = re.compile(r"(?P<name>[a-z]+)(?P<number>[0-9]*)(?P<tail>[:,].*)?")
 _OPTION: Final = re.compile(r"(?P<name>[a-z]+)(?P<number>[0-9]+)?")
 _MAX_DIGITS: Final = 9
+_MOST_SHOWN: Final = 60
+"""The characters of a text that a message repeats."""
 
 # axis -> (its words, option -> (field, least number; None for an option without a number))
 _WORDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
@@ -63,6 +65,17 @@ _ELSEWHERE: Final = {
     "fp64": "precision:float64",
 }
 """Words of other libraries, and the terms that they mean."""
+_OPTIONS_ELSEWHERE: Final = {
+    "ddp": "dpN",
+    "fsdp": "dpN:zero3",
+    "hsdp": "dpN:zero3,replicateM",
+    "full_shard": "dpN:zero3",
+    "shard_grad_op": "dpN:zero2",
+    "no_shard": "dpN",
+    "zero": "dpN:zero1, dpN:zero2 or dpN:zero3",
+    "zero0": "dpN",
+}
+"""Words that other libraries have for what stands behind `dpN:`."""
 _TERMS: Final = ("pp", "tp", "dp", "ep", "cp", "mb", "remat", "precision", "compile")
 
 
@@ -84,7 +97,7 @@ def parse_terms(text: str) -> JsonObject:
         try:
             name, value = _parse_term(term)
         except _BadTermError as fact:
-            bad.append(f"{term}: {fact}")
+            bad.append(f"{_shown(term)}: {fact}")
             continue
         if name in seen:
             bad.append(f"{term}: {name} is given twice, {seen[name]} and {term}; keep one")
@@ -100,8 +113,15 @@ def parse_terms(text: str) -> JsonObject:
 
 def _report(text: str, bad: list[str]) -> str:
     if len(bad) == 1:
-        return f"plan '{text}': {bad[0].removeprefix(f'{text.strip()}: ')}"
-    return "\n  ".join([f"plan '{text}' has {len(bad)} faults:", *bad])
+        return f"plan '{_shown(text)}': {bad[0].removeprefix(f'{_shown(text.strip())}: ')}"
+    return "\n  ".join([f"plan '{_shown(text)}' has {len(bad)} faults:", *bad])
+
+
+def _shown(text: str) -> str:
+    """A text as messages repeat it: the beginning alone of one that is long."""
+    if len(text) <= 2 * _MOST_SHOWN:
+        return text
+    return f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"
 
 
 def _parse_term(term: str) -> tuple[str, JsonValue]:
@@ -133,7 +153,14 @@ def _choice(name: str, number: str, tail: str) -> str:
         raise _BadTermError(f"{name} needs one word after a colon, {name}:{'|'.join(known)}")
     word = tail[1:]
     if word not in known:
-        raise _BadTermError(f"unknown {name} '{word}'; {nearest(word, known)}")
+        meant = _ELSEWHERE.get(word.lower(), "")
+        if meant.startswith(f"{name}:"):
+            hint = f"{word} of other libraries is written {meant}"
+        elif word.lower() in known:
+            hint = f"words are lower case: write {name}:{word.lower()}"
+        else:
+            hint = nearest(word, known)
+        raise _BadTermError(f"unknown {name} '{_shown(word)}'; {hint}")
     return word
 
 
@@ -177,11 +204,17 @@ def _unknown_option(axis: str, piece: str) -> str:
             f"a {kind} or an option is missing beside a colon or comma; known: {', '.join(words)}"
         )
     if _SHAPE.fullmatch(piece) and re.split("[0-9:]", piece)[0] in _TERMS:
-        return f"'{piece}' is a term of its own; separate terms by blanks"
+        return f"'{_shown(piece)}' is a term of its own; separate terms by blanks"
     spelled = [
         f"{name}{'' if least is None else 'N'}" for name, (_, least) in _OPTIONS[axis].items()
     ]
-    return f"unknown {kind} or option '{piece}' of {axis}; {nearest(piece, [*words, *spelled])}"
+    fact = f"unknown {kind} or option '{_shown(piece)}' of {axis}"
+    meant = _OPTIONS_ELSEWHERE.get(piece.lower()) if axis == "dp" else None
+    if meant is not None:
+        return f"{fact}; {piece} of other libraries is written {meant}"
+    if piece != piece.lower() and piece.lower() in words:
+        return f"{fact}; words are lower case: write {piece.lower()}"
+    return f"{fact}; {nearest(piece, [*words, *spelled])}"
 
 
 def _count(name: str, digits: str, *, least: int, example: str) -> int:
@@ -208,12 +241,12 @@ def _hint(term: str) -> str:
     head = re.split("[:,]", term)[0]
     for axis, (kind, words) in _WORDS.items():
         if head in words:
-            return f"{head} is a {kind} of {axis}; write {axis}2:{term}"
+            return f"{head} is a {kind} of {axis}; write {axis}2:{_shown(term)}"
     for choice, words in _CHOICES.items():
         if head in words:
             return f"write {choice}:{head}"
     if term != term.lower():
-        return f"terms are lower case; did you mean '{term.lower()}'?"
+        return f"terms are lower case; did you mean '{_shown(term.lower())}'?"
     return _nearest_term(head)
 
 

@@ -173,7 +173,15 @@ BAD = [
     ("compile:full", "compile stands alone; write compile"),
     ("remat", "remat needs one word after a colon, remat:none|selective|full|auto"),
     ("remat:fulll", "unknown remat 'fulll'; did you mean 'full'?"),
-    ("precision:fp16", "unknown precision 'fp16'"),
+    ("precision:fp16", "unknown precision 'fp16'; fp16 of other libraries is written"),
+    ("precision:fp32", "fp32 of other libraries is written precision:float32"),
+    ("precision:BF16", "words are lower case: write precision:bf16"),
+    ("dp2:fsdp", "fsdp of other libraries is written dpN:zero3"),
+    ("dp2:ddp", "ddp of other libraries is written dpN"),
+    ("dp2:FULL_SHARD", "FULL_SHARD of other libraries is written dpN:zero3"),
+    ("dp2:ZeRO3", "words are lower case: write zero3"),
+    ("dp2:Zero3,offlaod", "words are lower case: write zero3"),
+    ("pp2:GPipe", "words are lower case: write gpipe"),
     ("dp99999999999", "dp has a number of 11 digits; the largest that is read has 9"),
     ("ép2", "this is no term"),
     ("dp٢", "this is no term"),
@@ -284,3 +292,13 @@ def test_any_text_parses_or_says_why(text: str) -> None:
         assert str(error).startswith("plan '")
     else:
         assert Plan.parse(str(plan)) == plan
+
+
+@pytest.mark.parametrize("text", [f"dp{'9' * 5000}", "quux" * 2000, f"dp2:{'x' * 5000}"])
+def test_a_long_text_is_not_repeated_whole(text: str) -> None:
+    with pytest.raises(PlanError, match=rf"{len(text)} characters") as caught:
+        Plan.parse(text)
+    assert len(str(caught.value)) < 600
+    with pytest.raises(PlanError) as caught:
+        Plan.parse(f"{text} {text}x tp0")
+    assert len(str(caught.value)) < 1200
