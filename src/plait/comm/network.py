@@ -210,7 +210,7 @@ def _store_of_rank_0(host: str, port: int, timeout: timedelta) -> TCPStore:
     """
     from torch._C._distributed_c10d import TCPStore
 
-    from plait.comm.rollcall import NOTICE_SECONDS, telling
+    from plait.comm.rollcall import NOTICE_SECONDS, repeating_notice
 
     rank = os.environ["RANK"]
     cure = (
@@ -223,7 +223,7 @@ def _store_of_rank_0(host: str, port: int, timeout: timedelta) -> TCPStore:
         return f"{waits} for rank 0 to answer at {host}:{port}; {cure}"
 
     try:
-        with telling(line, NOTICE_SECONDS):
+        with repeating_notice(line, NOTICE_SECONDS):
             return TCPStore(host, port, is_master=False, timeout=timeout)
     except RuntimeError as error:
         seconds = timeout.total_seconds()

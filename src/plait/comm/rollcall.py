@@ -28,7 +28,7 @@ _MET: Final = "roll/met"  # empty when all have come, else the sentence that end
 
 
 @contextlib.contextmanager
-def telling(line: Callable[[float], str | None], every_seconds: float) -> Iterator[None]:
+def repeating_notice(line: Callable[[float], str | None], every_seconds: float) -> Iterator[None]:
     """Say a line, made of the seconds so far, every so often until the block ends.
 
     No line is said where there is none, or where the store that it asks is gone.
@@ -66,16 +66,16 @@ class RollCall:
             RankFailed: a rank did not come in time, or the store was lost.
         """
         try:
-            self._come()
-            self._await(timeout, every_seconds)
+            self._register()
+            self._wait(timeout, every_seconds)
         except dist.DistNetworkError as error:
             raise RankFailed(
                 f"rank {self._rank} lost the store at which ranks meet before all had come; the "
                 "process that keeps it (rank 0, or torchrun) has ended, and its own output says why"
             ) from error
 
-    def _come(self) -> None:
-        """Be present. The last rank to come tells the others."""
+    def _register(self) -> None:
+        """Enter this rank. The last rank to enter tells the others that all have come."""
         store = self._store
         own = f"{self._size} {self._rank}"
         first = store.compare_set(_SIZE, "", own).decode().split()
@@ -89,17 +89,17 @@ class RollCall:
         if store.add(_place(self._rank), 1) == 1 and store.add(_COUNT, 1) == self._size:
             store.set(_MET, "")
 
-    def _await(self, timeout: timedelta, every_seconds: float) -> None:
+    def _wait(self, timeout: timedelta, every_seconds: float) -> None:
         try:
-            with telling(self._told, every_seconds):
+            with repeating_notice(self._notice, every_seconds):
                 self._store.wait([_MET], timeout)
         except dist.DistStoreError as error:  # the time is over
-            line = self._awaited(self._store, timeout.total_seconds())
+            line = self._absence(self._store, timeout.total_seconds())
             raise RankFailed(f"{line}; the time to come is over") from error
         if sentence := self._store.get(_MET).decode():
             raise WorldSizeError(sentence)
 
-    def _told(self, seconds: float) -> str | None:
+    def _notice(self, seconds: float) -> str | None:
         """The line of the first rank that is here; None for the others.
 
         It has a connection of its own: that of the rank is taken by its wait.
@@ -107,9 +107,9 @@ class RollCall:
         store: Store = self._store.clone()  # type: ignore[attr-defined]  # not in torch's stubs
         if any(store.check([_place(rank)]) for rank in range(self._rank)):
             return None
-        return self._awaited(store, seconds)
+        return self._absence(store, seconds)
 
-    def _awaited(self, store: Store, seconds: float) -> str:
+    def _absence(self, store: Store, seconds: float) -> str:
         """`rank 0 has been waiting for rank 1 to come for 10 s: 1 of 2 ranks are here`."""
         absent = [one for one in range(self._size) if not store.check([_place(one)])]
         here = self._size - len(absent)

@@ -68,11 +68,11 @@ def hear_beside(hear: Callable[[int, object], None]) -> None:
     Python runs a handler between two lines of the main thread. A rank that waits for a peer in
     native code would hear nothing. Children that are forked have the system's handlers again.
     """
-    ears, mouth = socket.socketpair()
-    mouth.setblocking(False)
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
 
     def listen() -> None:
-        while numbers := ears.recv(64):
+        while numbers := receiver.recv(64):
             for number in numbers:
                 if number in SIGNALS:
                     hear(number, None)
@@ -80,14 +80,14 @@ def hear_beside(hear: Callable[[int, object], None]) -> None:
     def forget() -> None:
         if signal.getsignal(signal.SIGTERM) is not _leave_to_thread:
             return
-        signal.set_wakeup_fd(-1)  # its other end is the parent's ears
-        mouth.close()
+        signal.set_wakeup_fd(-1)  # its other end is read by the parent
+        sender.close()
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)
 
     for number in SIGNALS:
         signal.signal(number, _leave_to_thread)
-    signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
+    signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=forget)
     threading.Thread(target=listen, name="signals", daemon=True).start()
 
