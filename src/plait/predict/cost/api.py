@@ -16,7 +16,7 @@ from plait.plan.fit import check_messages, check_offload
 from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
 from plait.predict.cost.machines import machine_of
 from plait.predict.cost.mixed import estimate_mixed, machines_of
-from plait.predict.cost.model.adapters import adapter_share
+from plait.predict.cost.model.adapters import adapters_of
 from plait.predict.cost.model.describe import describe
 from plait.predict.cost.model.operations import Matmul
 from plait.predict.cost.model.tables import config_tables, global_batch, with_lengths
@@ -181,13 +181,8 @@ def job_of(
     kept = kept_in(tables)
     if plan is None and kept == "auto":  # of many plans each would be as full as it can be
         kept = None
-    share = adapter_share(tables)
-    job = Job(model, batch, optimizer, chosen, share.trained, shares, counts, remat, offloads, kept)
-    if share.trained:
-        apart = (share.trained_dense, share.trained_experts)
-        own = replace(job, adapters_apart=apart, coded=share.coded)
-        job = replace(own, coded_bytes=share.coded_bytes)
-    return job
+    adapters = adapters_of(tables, model)
+    return Job(model, batch, optimizer, chosen, adapters, shares, counts, remat, offloads, kept)
 
 
 def kept_in(tables: JsonMapping) -> KeepGathered:

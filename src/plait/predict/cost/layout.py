@@ -123,7 +123,7 @@ def rank_state(stages: tuple[StageBlocks, ...], plan: Plan, training: StateRules
     if plan.dp.strategy == "ring":
         weights = replace(weights, padding=ring_padding(blocks, shard, plan.dp.size * plan.cp.size))
     shared = shared_sums(blocks, shard, parts, width)
-    if training.adapters:
+    if training.adapters.trained:
         return _adapted(weights, plan, training, buckets_of(blocks))
     messages = data_messages(
         plan, weights, width, shared, reduces_whole=training.runtime.reduces_whole
@@ -160,9 +160,10 @@ def _adapted(weights: WeightBytes, plan: Plan, training: StateRules, sent: Bucke
     ZeRO-3 gathers the frozen weights as well, forward and backward.
     """
     width = training.gradient_width(plan.precision)
-    trained = weights.times(training.adapters, *training.adapters_apart)
+    adapters = training.adapters
+    trained = weights.times(adapters.trained, adapters.trained_dense, adapters.trained_experts)
     messages = data_messages(plan, trained, width)
-    share = training.kept_share(plan.precision)
+    share = adapters.kept_share(plan.precision)
     frozen = data_messages(plan, weights.times(share), width)
     gathers = tuple(one for one in frozen.forward if one.op == "all_gather")
     messages = replace(

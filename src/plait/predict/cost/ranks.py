@@ -18,6 +18,7 @@ from plait.predict.cost.memory import host_activations, offload
 from plait.predict.cost.memory.rank_memory import Numerics, RankMemory, rank_activations
 from plait.predict.cost.records import Job
 from plait.predict.cost.sharding import Sharding
+from plait.predict.cost.time.adapters import adapter_pass
 from plait.predict.cost.time.collectives import messages_seconds
 from plait.predict.cost.time.gradients import DataMessages
 from plait.predict.cost.time.machine import Machine
@@ -40,18 +41,16 @@ class Question:
     def passes(self, stages: Sequence[StageBlocks]) -> list[PassSeconds]:
         """One micro-batch on each of these stages."""
         numerics = self.job.numerics(self.plan)
-        passes = [stage_pass(stage, self.machine, self.shard, numerics) for stage in stages]
+        machine = self.machine
+        passes = [job_pass(self.job, stage, machine, self.shard, numerics) for stage in stages]
         if self.offloads:
             moved = (host_activations.of_pass(stage, self.shard, numerics) for stage in stages)
             passes = [
                 one.beside(offload.link_seconds(m)) for one, m in zip(passes, moved, strict=True)
             ]
         if self.job.runtime.compute_share < 1.0:
-            passes = [one.computed_by(self.job.runtime.compute_share) for one in passes]
-        if not self.job.adapters:
-            return passes
-        share = self.job.adapters  # frozen weights have no gradient to compute
-        return [replace(one, weight_grad=one.weight_grad * share) for one in passes]
+            return [one.computed_by(self.job.runtime.compute_share) for one in passes]
+        return passes
 
     @property
     def updates_in_one_pass(self) -> bool:
@@ -208,6 +207,17 @@ class Rank:
         return seconds + messages_seconds(machine, (exchange,))
 
 
+def job_pass(
+    job: Job, stage: StageBlocks, machine: Machine, shard: Sharding, numerics: Numerics
+) -> PassSeconds:
+    """One micro-batch of a job on one stage, with the adapters of its layers."""
+    whole = stage_pass(stage, machine, shard, numerics)
+    if not job.adapters.trained:
+        return whole
+    frozen = replace(whole, weight_grad=0.0)
+    return frozen.plus(adapter_pass(job.adapters, stage, machine, shard, numerics), 1.0)
+
+
 @lru_cache(maxsize=65536)
 def stage_pass(
     stage: StageBlocks, machine: Machine, shard: Sharding, numerics: Numerics
@@ -234,7 +244,7 @@ def rank_memory(question: Question, state: RankState, kept: tuple[float, float])
         buffers += state.weights.largest_block * width
         whole = state.weights.kept_dense + state.weights.kept_experts
         buffers += whole * BYTES[plan.precision]
-    if job.coded:  # the block at work and the next one, decoded
+    if job.adapters.coded:  # the block at work and the next one, decoded
         buffers += 2 * state.weights.largest_block * BYTES[plan.precision]
     if plan.pp.size > 1:
         buffers += state.weights.total * job.runtime.whole_gradient_bytes

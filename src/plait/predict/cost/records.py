@@ -13,6 +13,7 @@ from plait.plan.precisions import Messages
 from plait.predict.cost import bars
 from plait.predict.cost.cached_hash import caches_hash
 from plait.predict.cost.memory.rank_memory import Numerics, RankMemory
+from plait.predict.cost.model.adapters import Adapters
 from plait.predict.cost.model.operations import Model
 from plait.predict.cost.runtime import Runtime
 from plait.predict.cost.widths import BYTES
@@ -40,15 +41,8 @@ class StateRules:
     state_numbers: float
     """float32 numbers that the optimizer keeps for a weight on average, master weights aside."""
     runtime: Runtime
-    adapters: float
+    adapters: Adapters
     tied_parameters: int
-    coded: float = 0.0
-    coded_bytes: float = 0.0
-    adapters_apart: tuple[float, float] = (0.0, 0.0)
-
-    def kept_share(self, precision: str) -> float:
-        """Bytes of a frozen base over those that it has in a precision."""
-        return 1.0 - self.coded + self.coded * self.coded_bytes / BYTES[precision]
 
     def gradient_width(self, precision: str) -> float:
         """Bytes of a gradient, kept and sent."""
@@ -64,8 +58,8 @@ class Job:
     global_batch: int
     optimizer: str = "adamw"
     runtime: Runtime = field(default_factory=Runtime)
-    adapters: float = 0.0
-    """Numbers of adapters over those of the model, which is then frozen; 0 trains all."""
+    adapters: Adapters = field(default_factory=Adapters)
+    """Adapters that are trained beside a frozen model; by default there are none."""
     shares: tuple[int, ...] = ()
     """Parts of the batch by data rank, under plans with so many of them; equal by default."""
     counts: tuple[int, ...] = ()
@@ -76,12 +70,6 @@ class Job:
     """Whether what blocks keep for backward waits in the host's memory."""
     kept: KeepGathered = None
     """Blocks that zero3 keeps whole once they are gathered; `auto` chooses them by memory."""
-
-    adapters_apart: tuple[float, float] = (0.0, 0.0)
-    """Numbers of adapters over those of dense weights, and over those of experts' weights."""
-    coded: float = 0.0
-    """The part of a frozen model's numbers that is kept in codes of `coded_bytes` a number."""
-    coded_bytes: float = 0.0
 
     @property
     def messages(self) -> Messages:
@@ -113,8 +101,7 @@ class Job:
     def training(self) -> StateRules:
         """The part that the state of a rank depends on."""
         tied = self.model.tied_parameters
-        own = (self.optimizer, self.state_numbers, self.runtime, self.adapters, tied)
-        return StateRules(*own, self.coded, self.coded_bytes, self.adapters_apart)
+        return StateRules(self.optimizer, self.state_numbers, self.runtime, self.adapters, tied)
 
     def gradient_width(self, precision: str) -> float:
         """Bytes of a gradient, kept and sent."""

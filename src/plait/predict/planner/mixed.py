@@ -22,7 +22,7 @@ from plait.predict.cost.layout import job_sharding
 from plait.predict.cost.mixed import check_one_link, estimate_mixed, machines_of
 from plait.predict.cost.model.operations import is_layer
 from plait.predict.cost.model.tables import config_tables
-from plait.predict.cost.ranks import Question, stage_pass
+from plait.predict.cost.ranks import Question, job_pass
 from plait.predict.cost.records import Estimate, Job
 from plait.predict.cost.sharding import sharding
 from plait.predict.cost.time.machine import Machine
@@ -182,7 +182,8 @@ def _sample_seconds(job: Job, plan: Plan, machine: Machine) -> float:
 
 def _seconds(job: Job, plan: Plan, machine: Machine, samples: float) -> float:
     shard = sharding(plan, job.model.seq_len, samples, job.runtime)
-    whole = stage_pass(StageBlocks(job.model.runs, True, True), machine, shard, job.numerics(plan))
+    stage = StageBlocks(job.model.runs, True, True)
+    whole = job_pass(job, stage, machine, shard, job.numerics(plan))
     return whole.compute + sum(whole.shown(job.runtime.overlap_tensor, job.runtime.overlap_expert))
 
 

@@ -33,7 +33,7 @@ from plait.predict.cost.rough import Guess, RoughPlan
 from plait.predict.cost.step import estimate_job
 from plait.predict.cost.time.machine import Machine
 from plait.predict.planner.search import SearchSettings, cheapest_that_fits, replay_work, score
-from plait.predict.planner.space import divisors, expert_degrees, suits
+from plait.predict.planner.space import data_axes, divisors, expert_degrees, suits
 
 STARTS = 3
 """Plans that are climbed from, each of another way to split."""
@@ -179,11 +179,16 @@ class LocalSearch:
 
     def _data(self, plan: Plan) -> Iterator[DataAxis]:
         size = plan.dp.size
+        alone = size * plan.cp.size == 1 and self.settings.fixed.allows(
+            replace(plan, dp=DataAxis(1))
+        )
+        if alone:  # strategies differ in offload, and in nothing else
+            offered = self.settings.framework.data
+            yield from data_axes(1, 1, offered, 1, offloads=self.settings.offloads)
+            return
         tried: tuple[DataStrategy, ...] = ("allreduce", *strategies_with("replicate"))
         for strategy in tried:
             sharded = STRATEGIES[strategy].shards_optimizer
-            if sharded and size * plan.cp.size == 1 and not self.settings.offloads:
-                continue
             for replicas in divisors(size)[:-1] if sharded and size > 1 else [1]:
                 for offload in (False, True) if sharded and self.settings.offloads else (False,):
                     yield DataAxis(size, strategy, replicate=replicas, offload=offload)

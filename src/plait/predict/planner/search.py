@@ -18,7 +18,7 @@ from plait.plan.axes import BlockRemat, Remat
 from plait.plan.fit import OFFLOADED
 from plait.plan.precisions import PRECISION
 from plait.predict.cost.frameworks import PLAIT, Framework
-from plait.predict.cost.ranks import stage_pass
+from plait.predict.cost.ranks import job_pass
 from plait.predict.cost.records import Estimate, Job
 from plait.predict.cost.rough import Guess, RoughFamily, RoughPlan
 from plait.predict.cost.sharding import sharding
@@ -243,20 +243,24 @@ def time_floor(
     samples = -(-job.global_batch // (combination.dp * fewest))
     shard = sharding(plan, job.model.seq_len, float(samples))
     fused = job.numerics(plan)[1]
-    whole = stage_pass(
-        split_model(job.model, 1)[0], machine, shard, (settings.precision, fused, "none")
-    )
+    stage = split_model(job.model, 1)[0]
+    whole = job_pass(job, stage, machine, shard, (settings.precision, fused, "none"))
     exposed = sum(whole.shown(job.runtime.overlap_tensor, job.runtime.overlap_expert))
     return fewest * (whole.compute + exposed) / combination.pp
 
 
 def states_floor(job: Job, combination: Degrees, settings: SearchSettings) -> float:
     """Bytes of weights, gradients and (where it cannot be offloaded) optimizer state when all are
-    sharded as far as possible.
+    sharded as far as possible. Of a frozen model adapters alone have gradients and state.
     """
-    width = 2 * BYTES[settings.precision]
+    of_weight = float(BYTES[settings.precision])
+    of_trained = of_weight
     if not settings.offloads:
-        width += 8 + (4 if PRECISION[settings.precision].has_masters else 0)
+        of_trained += 8 + (4 if PRECISION[settings.precision].has_masters else 0)
+    width = of_weight + of_trained
+    if job.adapters.trained:
+        width = of_weight * job.adapters.kept_share(settings.precision)
+        width += (of_weight + of_trained) * job.adapters.trained
     tp = combination.tp
     split = tp.size // tp.depth if tp.mode == "2.5d" else tp.size
     return (

@@ -7,11 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from plait import models
+from plait import choose, models
+from plait.cluster import Cluster
 from plait.errors import ModelError
 from plait.models.adapter_parts import AdapterSettings
 from plait.models.adapters import adapt
+from plait.plan import Plan
 from plait.predict.cost import estimate
+from plait.predict.cost.api import described, job_of
+from plait.predict.cost.machines import machine_of
+from plait.predict.cost.model.adapters import adapters_of
+from plait.predict.planner.search import SearchSettings, time_floor
+from plait.predict.planner.space import Degrees
 
 MODEL: dict[str, Any] = {
     "name": "llama",
@@ -36,13 +43,74 @@ def numbers() -> tuple[int, int]:
 
 def test_adapters_alone_have_gradients_and_moments() -> None:
     base, trained = numbers()
-    whole = estimate(CONFIG, plan="dp1", cluster="a100-80gbx1")
     guess = estimate({**CONFIG, "adapter": ADAPTER}, plan="dp1", cluster="a100-80gbx1")
     memory = guess.as_dict()["memory"]
     assert memory["parameters"] == pytest.approx(4 * (base + trained), rel=1e-6)
     assert memory["gradients"] == pytest.approx(4 * trained, rel=1e-6)
     assert memory["optimizer"] == pytest.approx(8 * trained, rel=1e-6)
-    assert guess.step_seconds < whole.step_seconds
+
+
+def test_frozen_weights_have_no_gradients_to_compute() -> None:
+    wide = {**CONFIG, "model": {**MODEL, "hidden_size": 4096, "intermediate_size": 14336}}
+    wide["data"] = {"name": "random", "seq_len": 4096}
+    whole, guess = (
+        estimate({**wide, **adapter}, plan="dp1", cluster="a100-80gbx1").step_seconds
+        for adapter in ({}, {"adapter": ADAPTER})
+    )
+    assert 0.6 * whole < guess < 0.75 * whole
+
+
+@pytest.mark.parametrize(("card", "tokens_per_second"), [("h100", 13_805), ("h200", 14_401)])
+def test_the_time_of_adapters_is_near_what_was_measured(card: str, tokens_per_second: int) -> None:
+    """Llama 8B, rank 16 on every linear layer, 4,096 tokens (docs/gpu.md); nothing is fitted."""
+    llama = {
+        "name": "llama",
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+    }
+    config = {"model": llama, "data": {"seq_len": 4096}, "train": {"global_batch": 1}}
+    config["adapter"] = {"kind": "lora", "rank": 16}
+    guess = estimate(config, plan="dp1 precision:bf16 compile", cluster=f"{card}x1")
+    assert guess.step_seconds == pytest.approx(4096 / tokens_per_second, rel=0.05)
+
+
+def wide_seconds(plan: str = "dp1", **keys: Any) -> float:
+    """Seconds of a step of two wide layers with adapters on all their linear layers."""
+    model = {**MODEL, "hidden_size": 2048, "intermediate_size": 8192}
+    adapter = {"kind": "lora", "rank": 16, **keys}
+    config = {"model": model, "data": {"seq_len": 2048}, "adapter": adapter}
+    cluster = f"a100-80gbx{Plan.parse(plan).world_size}"
+    return estimate(config, plan=f"{plan} precision:bf16", cluster=cluster).step_seconds
+
+
+def test_codes_and_norms_take_time() -> None:
+    assert wide_seconds(base="nf4") > wide_seconds()
+    assert wide_seconds(kind="dora") > wide_seconds()
+    assert wide_seconds("dp1 remat:full", kind="dora") > wide_seconds("dp1 remat:full")
+
+
+def test_a_tensor_axis_divides_the_matrix_that_touches_its_cut() -> None:
+    """Of a column-cut layer that is B, with the sum; of a row-cut layer A, and the sum is whole."""
+    assert wide_seconds("tp4", targets=["q"]) < wide_seconds("tp4", targets=["o"])
+    assert wide_seconds("tp4") < wide_seconds() / 2
+
+
+def test_no_plan_with_adapters_is_below_the_floor_of_its_degrees() -> None:
+    """The search leaves out degrees whose floor is above the best plan that it knows."""
+    wide = {**MODEL, "hidden_size": 2048, "intermediate_size": 8192}
+    config = {"model": wide, "data": {"seq_len": 2048}, "adapter": ADAPTER}
+    config["train"] = {"global_batch": 64}
+    job = job_of(config, None, num_devices=8)
+    machine = machine_of(Cluster.parse("h100x8"))
+    for found in choose(config, cluster="h100x8", top=20):
+        plan = found.plan
+        asked = Degrees(plan.tp, plan.pp.size, plan.cp, plan.ep, plan.dp.size)
+        settings = SearchSettings(precision=plan.precision)
+        assert found.step_seconds >= time_floor(job, machine, asked, settings, plan.micro_batches)
 
 
 def test_zero3_gathers_the_frozen_weights_and_reduces_adapters() -> None:
@@ -87,6 +155,21 @@ def test_adapters_of_experts_are_summed_where_their_experts_are() -> None:
 def test_a_model_without_a_name_is_refused() -> None:
     config = {"model": {"model_type": "llama"}, "adapter": ADAPTER}
     with pytest.raises(ModelError, match="the size of adapters is counted on the model itself"):
-        from plait.predict.cost.model.adapters import adapter_share
+        adapters_of(config, described(CONFIG))
 
-        adapter_share(config)
+
+def test_a_base_in_codes_of_the_size_of_one_device_finds_a_plan() -> None:
+    """70 B parameters in four bits are 40 GB: their bytes count, and not those of bf16."""
+    model = {
+        "name": "llama",
+        "num_hidden_layers": 80,
+        "hidden_size": 8192,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "intermediate_size": 28672,
+        "vocab_size": 128256,
+    }
+    adapter = {"kind": "lora", "rank": 16, "base": "nf4"}
+    config = {"model": model, "data": {"seq_len": 2048}, "adapter": adapter}
+    config["train"] = {"global_batch": 1}
+    assert choose(config, cluster="h100x1", top=1)[0].fits

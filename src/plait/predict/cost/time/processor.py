@@ -15,6 +15,7 @@ from plait.cluster.cpu_profile import REMAT, CpuProfile
 from plait.cluster.products import KINDS, WEIGHT_GRAD
 from plait.comm.transitions import bytes_sent
 from plait.plan import Plan
+from plait.predict.cost.model.adapters import ADAPTER
 from plait.predict.cost.model.operations import Attention, Block, Elementwise, Matmul, Operation
 from plait.predict.cost.model.shapes import products
 from plait.predict.cost.sharding import Sharding
@@ -219,7 +220,7 @@ def product(
 
 def overhead(block: Block, launches: float, profile: CpuProfile, remat: str = "none") -> float:
     """Seconds of Python and autograd for one block and micro-batch, forward and backward."""
-    if block.name in {"head", "embedding", "stem"}:
+    if block.name in {"head", "embedding", "stem", ADAPTER}:
         return launches / REFERENCE_LAUNCHES * profile.blocks["gpt"]["none"]
     return profile.blocks[_family(block)][remat]
 
