@@ -18,6 +18,7 @@ from plait.doctor.flight import record_path
 from plait.doctor.record import RankSnapshot, Records, now
 from plait.errors import CheckpointError, ConfigError, PlaitError
 from plait.plan import Plan
+from plait.run.last_words import last_words
 from plait.run.rundir import RunFolder
 from plait.toml import parse_json, read_toml
 from plait.values import JsonObject
@@ -29,10 +30,18 @@ def findings_of(path: Path) -> JsonObject:
     """The keys of `plait doctor --json`. Errors: `ConfigError` for what is no folder of a run."""
     folder = _folder(path)
     views = Records(folder.doctor).views()
+    state = state_of(folder, views)
+    here = [view for view in views.values() if view.host == socket.gethostname()]
+    metrics = metrics_so_far(folder)
+    found = _findings(folder, views)
+    is_told = state != "ended" or any(one["kind"] == "hang" for one in found)
     return {
         "run": str(path),
-        "state": state_of(folder, views),
-        "findings": _findings(folder, views),
+        "state": state,
+        "step": int(metrics[-1]["step"]) if metrics else 0,
+        "steps": _steps(folder),
+        "findings": found,
+        "errors": [] if is_told else last_words(folder, here),
         "ranks": [_rank(view) for view in views.values()],
     }
 
@@ -42,8 +51,8 @@ def status_of(path: Path) -> JsonObject:
     folder = _folder(path)
     views = Records(folder.doctor).views()
     metrics = metrics_so_far(folder)
-    seconds = [one["seconds"] for one in metrics[-RECENT:] if one.get("seconds")]
-    tokens = [one.get("tokens") or 0 for one in metrics[-RECENT:]]
+    seconds = _numbers(metrics, "seconds")
+    tokens = _numbers(metrics, "tokens")
     middle = statistics.median(seconds) if seconds else None
     return {
         "run": str(path),
@@ -137,6 +146,12 @@ def metrics_so_far(folder: RunFolder) -> list[JsonObject]:
         if isinstance(one, dict) and isinstance(one.get("step"), int):
             metrics.append(one)
     return metrics
+
+
+def _numbers(metrics: list[JsonObject], key: str) -> list[float]:
+    """The numbers of one key in the last steps."""
+    values = [one.get(key) for one in metrics[-RECENT:]]
+    return [value for value in values if isinstance(value, int | float) and value]
 
 
 def _steps(folder: RunFolder) -> int | None:

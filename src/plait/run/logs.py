@@ -13,9 +13,11 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
 from plait.errors import RunError
+
+AGAIN: Final = "=== this rank starts again ==="
 
 
 class Tee(io.TextIOBase):
@@ -56,6 +58,8 @@ class Tee(io.TextIOBase):
 def logged(path: Path) -> Iterator[None]:
     """Keep a log of what is written inside; an error that leaves it is written there too.
 
+    A line says where a rank that has a log already starts again.
+
     Errors: `RunError` where there can be no log.
     """
     try:
@@ -63,6 +67,9 @@ def logged(path: Path) -> Iterator[None]:
         log = path.open("a", buffering=1, encoding="utf-8")
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
+    if log.tell():
+        with contextlib.suppress(OSError):
+            log.write(f"{AGAIN}\n")
     try:
         with (
             contextlib.redirect_stdout(Tee(sys.stdout, log)),

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from plait.cli.doctor import view
 from plait.doctor import findings
 from plait.doctor.findings import RunFinding
-from plait.doctor.flight import FlightRecorder, Phase
+from plait.doctor.flight import HEADER, FlightRecorder, Phase, record_path
 from plait.errors import ConfigError
 from plait.run.health import findings_of, status_of
+from plait.run.logs import AGAIN
 from plait.run.rundir import RunFolder
 
+ERROR = "plait.errors.RunError: metrics.jsonl cannot be written"
 METRICS = """{"step": 1, "loss": 2.0, "tokens": 10, "seconds": 0.5}
 {"step": 2, "loss": 1.5, "tokens": 10, "seconds": 0.5}
 {"ste"""
@@ -24,6 +27,16 @@ def a_run(path: Path) -> RunFolder:
     folder.config.write_text("[train]\nsteps = 2\n")
     folder.metrics.write_text(METRICS)
     return folder
+
+
+def gone(folder: RunFolder, rank: int) -> FlightRecorder:
+    """The record of a rank whose process is no more: its start is that of no process."""
+    recorder = FlightRecorder(rank, 2, folder.doctor)
+    with record_path(folder.doctor, rank).open("r+b") as file:
+        magic, pid, start, *ranks = HEADER.unpack(file.read(HEADER.size))
+        file.seek(0)
+        file.write(HEADER.pack(magic, pid, start + 1, *ranks))
+    return recorder
 
 
 def test_a_run_that_goes_on(tmp_path: Path) -> None:
@@ -42,6 +55,37 @@ def test_a_run_that_has_ended(tmp_path: Path) -> None:
     assert status_of(tmp_path)["state"] == "ended"
     folder.summary.write_text("{}")
     assert status_of(tmp_path)["state"] == "finished"
+
+
+def test_a_run_that_an_error_ended_is_not_well(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    gone(folder, 0).close()
+    gone(folder, 1)
+    said = f"step 1\nTraceback (most recent call last):\n  File\n{ERROR}\n"
+    folder.log(0).parent.mkdir()
+    folder.log(0).write_text(said)
+    found = findings_of(tmp_path)
+    assert (found["state"], found["findings"]) == ("ended", [])
+    assert found["errors"] == [{"rank": 0, "step": 0, "error": ERROR}]
+    assert f"error: rank 0 after step 0: {ERROR}" in view(found)
+    folder.log(0).write_text(f"{said}{AGAIN}\nstep 2\n")
+    (killed,) = findings_of(tmp_path)["errors"]
+    assert killed["rank"] == 1 and "it was killed and left no error" in killed["error"]
+
+
+def test_a_run_that_was_asked_to_stop_has_no_error(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    gone(folder, 0).close()
+    gone(folder, 1).close()
+    found = findings_of(tmp_path)
+    assert found["errors"] == []
+    assert "no rank left an error; the run stopped after step 2 of 2" in view(found)
+
+
+def test_the_status_reads_beside_numbers_that_are_none(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    folder.metrics.write_text(METRICS.replace("0.5", '"0.5"', 1))
+    assert status_of(tmp_path)["step_seconds"] == 0.5
 
 
 def test_findings_are_read_back_beside_damaged_lines(tmp_path: Path) -> None:

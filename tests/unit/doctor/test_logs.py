@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait.errors import RunError
-from plait.run.logs import logged, terminal_of
+from plait.run.logs import AGAIN, logged, terminal_of
 
 
 def test_a_log_has_both_streams_and_the_error(
@@ -42,3 +42,10 @@ def test_a_log_without_a_place_is_one_sentence(tmp_path: Path) -> None:
         logged(tmp_path / "logs" / "rank-0.txt"),
     ):
         pass
+
+
+def test_a_second_start_is_marked(tmp_path: Path) -> None:
+    for _ in range(2):
+        with logged(tmp_path / "rank-0.txt"):
+            print("said")
+    assert (tmp_path / "rank-0.txt").read_text() == f"said\n{AGAIN}\nsaid\n"
