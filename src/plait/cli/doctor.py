@@ -31,6 +31,10 @@ def view(result: Json) -> str:
     if len(lines) == 1:
         lines.append(_all_clear(result))
     lines += [rank_line(rank) for rank in result["ranks"]]
+    lines += [
+        f"rank {rank}  no record is here: it has not begun, or its files are on another machine"
+        for rank in result["ranks_without_record"]
+    ]
     return "\n".join(lines)
 
 

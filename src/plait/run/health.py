@@ -43,6 +43,7 @@ def findings_of(path: Path) -> JsonObject:
         "findings": found,
         "errors": [] if is_told else last_words(folder, here),
         "ranks": [_rank(view) for view in views.values()],
+        "ranks_without_record": _without_record(folder, views),
     }
 
 
@@ -71,10 +72,6 @@ def status_of(path: Path) -> JsonObject:
 
 def _findings(folder: RunFolder, views: dict[int, RankSnapshot]) -> list[JsonObject]:
     """The findings of the run, and one for each rank whose flight record cannot be read."""
-    paths = folder.doctor.glob("rank-*.flight")
-    names = [path.stem.removeprefix("rank-") for path in paths]
-    kept = {int(name) for name in names if name.isdecimal()}
-    expected = kept | set(range(_world_size(folder) if kept else 0))
     unread = [
         RunFinding(
             "corruption",
@@ -82,12 +79,29 @@ def _findings(folder: RunFolder, views: dict[int, RankSnapshot]) -> list[JsonObj
             None,
             f"flight record {record_path(folder.doctor, rank)}",
             "it cannot be read, or its names cannot; what this rank did is unknown"
-            if rank in kept
-            else "none is here; the rank has not begun, has its files elsewhere, or lost them",
+            if record_path(folder.doctor, rank).exists()
+            else "it was here, and is gone; what this rank did is unknown",
         ).as_dict()
-        for rank in sorted(expected - views.keys())
+        for rank in sorted(_traces(folder) - views.keys())
     ]
     return [*findings.read(folder.doctor), *unread]
+
+
+def _traces(folder: RunFolder) -> set[int]:
+    """The ranks that have left a file in this folder. Those of other machines may have theirs in
+    another folder of this name.
+    """
+    size = _world_size(folder)
+    logs = {rank for rank in range(size) if folder.log(rank).exists()}
+    records = [path.stem.removeprefix("rank-") for path in folder.doctor.glob("rank-*.*")]
+    kept = {int(name) for name in records if name.isdecimal()}
+    return kept | logs if kept else set()
+
+
+def _without_record(folder: RunFolder, views: dict[int, RankSnapshot]) -> list[int]:
+    """The ranks of the plan of which nothing is here, where there is something of others."""
+    size = _world_size(folder) if views else 0
+    return sorted(set(range(size)) - _traces(folder))
 
 
 def _world_size(folder: RunFolder) -> int:

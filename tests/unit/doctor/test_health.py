@@ -104,13 +104,24 @@ def test_findings_are_read_back_beside_damaged_lines(tmp_path: Path) -> None:
 def test_a_rank_whose_record_cannot_be_read_is_named(tmp_path: Path) -> None:
     folder = a_run(tmp_path)
     folder.plan.write_text("dp3\n")
-    for rank in range(2):
+    for rank in range(3):
         FlightRecorder(rank, 3, folder.doctor).close()
     (folder.doctor / "rank-1.flight").write_bytes(b"\xff" * 99)
+    (folder.doctor / "rank-2.flight").unlink()
     damaged, missing = findings_of(tmp_path)["findings"]
     assert (damaged["kind"], damaged["rank"], missing["rank"]) == ("corruption", 1, 2)
-    assert "cannot be read" in damaged["cause"] and "none is here" in missing["cause"]
+    assert "cannot be read" in damaged["cause"] and "was here, and is gone" in missing["cause"]
     assert status_of(tmp_path)["findings"] == 2
+
+
+def test_a_rank_of_another_machine_is_no_finding(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    folder.plan.write_text("dp3\n")
+    FlightRecorder(1, 3, folder.doctor).close()
+    found = findings_of(tmp_path)
+    assert (found["findings"], found["ranks_without_record"]) == ([], [0, 2])
+    assert "rank 2  no record is here" in view(found)
+    assert status_of(tmp_path)["findings"] == 0
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
