@@ -26,9 +26,30 @@ def view(result: Json) -> str:
     from plait.doctor.findings import text_of
 
     lines = [f"{result['run']}: {result['state']}"]
-    lines += [text_of(finding) for finding in result["findings"]] or ["nothing is wrong"]
+    lines += [text_of(finding) for finding in result["findings"]]
+    lines += [_error_line(error) for error in result["errors"]]
+    if len(lines) == 1:
+        lines.append(_all_clear(result))
     lines += [rank_line(rank) for rank in result["ranks"]]
+    lines += [
+        f"rank {rank}  no record is here: it has not begun, or its files are on another machine"
+        for rank in result["ranks_without_record"]
+    ]
     return "\n".join(lines)
+
+
+def _error_line(error: Json) -> str:
+    """The error that ended a rank, in words."""
+    what = error["error"]
+    return f"error: rank {error['rank']} after step {error['step']}: {what}"
+
+
+def _all_clear(result: Json) -> str:
+    """The words where no fault is known."""
+    if result["state"] != "ended":
+        return "nothing is wrong"
+    where = f"step {result['step']} of {result['steps'] or '-'}"
+    return f"no rank left an error; the run stopped after {where}"
 
 
 def rank_line(rank: Json) -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from plait.doctor.process import start_ticks
+from plait.errors import RunError
 
 MAGIC: Final = b"plaitfr1"
 NUM_STEPS: Final = 256
@@ -100,6 +101,7 @@ class FlightRecorder:
         self._faults = (0, 0)
         self._processor_began = time.process_time()
         self._compiling = 0
+        self._keeps_names = folder is not None
         self._map = self._mapped(folder)
         self._write_phase()
         self._move(self._phase_since)  # a record begins as one that has just moved
@@ -109,22 +111,19 @@ class FlightRecorder:
         if folder is not None:
             if rank == 0:
                 forget_beyond(folder, size)
-            names_path(folder, rank).write_text("")
             about = {"pid": os.getpid(), "host": socket.gethostname(), "equals": list(equals)}
-            self._say(about)
+            with _writing(names_path(folder, rank)) as path:
+                path.write_text(json.dumps(about) + "\n")
 
     def _mapped(self, folder: Path | None) -> mmap.mmap:
         if folder is None:
             return mmap.mmap(-1, RECORD_BYTES)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = record_path(folder, self.rank)
-        path.unlink(missing_ok=True)  # a reader of the record before keeps what it has mapped
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            os.ftruncate(descriptor, RECORD_BYTES)
-            return mmap.mmap(descriptor, RECORD_BYTES)
-        finally:
-            os.close(descriptor)
+        with _writing(record_path(folder, self.rank)) as path:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)  # a reader of the record before keeps what it has mapped
+            path.write_bytes(bytes(RECORD_BYTES))  # a hole kills its writer on a full disk
+        with path.open("r+b") as file:
+            return mmap.mmap(file.fileno(), RECORD_BYTES)
 
     # -- what a rank is doing
 
@@ -286,15 +285,29 @@ class FlightRecorder:
         return len(self.names)
 
     def _say(self, line: Names) -> None:
-        if self.folder is not None:
+        """Keep a name. After one that could not be written, the others would have wrong numbers."""
+        if self.folder is None or not self._keeps_names:
+            return
+        try:
             with names_path(self.folder, self.rank).open("a") as file:
                 file.write(json.dumps(line) + "\n")
+        except OSError:
+            self._keeps_names = False
 
     def _write_phase(self) -> None:
         PHASE.pack_into(self._map, PHASE_AT, self._phase, 0, self._phase_since, self._num_steps)
 
     def _move(self, now: float) -> None:
         MOVED.pack_into(self._map, MOVED_AT, now, self._num_entries)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[Path]:
+    """Write a file inside. Errors: `RunError` where the system refuses, which names it."""
+    try:
+        yield path
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def record_path(folder: Path, rank: int) -> Path:

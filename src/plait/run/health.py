@@ -18,6 +18,7 @@ from plait.doctor.flight import record_path
 from plait.doctor.record import RankSnapshot, Records, now
 from plait.errors import CheckpointError, ConfigError, PlaitError
 from plait.plan import Plan
+from plait.run.last_words import last_words
 from plait.run.rundir import RunFolder
 from plait.toml import parse_json, read_toml
 from plait.values import JsonObject
@@ -29,11 +30,20 @@ def findings_of(path: Path) -> JsonObject:
     """The keys of `plait doctor --json`. Errors: `ConfigError` for what is no folder of a run."""
     folder = _folder(path)
     views = Records(folder.doctor).views()
+    state = state_of(folder, views)
+    here = [view for view in views.values() if view.host == socket.gethostname()]
+    metrics = metrics_so_far(folder)
+    found = _findings(folder, views)
+    is_told = state != "ended" or any(one["kind"] == "hang" for one in found)
     return {
         "run": str(path),
-        "state": state_of(folder, views),
-        "findings": _findings(folder, views),
+        "state": state,
+        "step": int(metrics[-1]["step"]) if metrics else 0,
+        "steps": _steps(folder),
+        "findings": found,
+        "errors": [] if is_told else last_words(folder, here),
         "ranks": [_rank(view) for view in views.values()],
+        "ranks_without_record": _without_record(folder, views),
     }
 
 
@@ -42,8 +52,8 @@ def status_of(path: Path) -> JsonObject:
     folder = _folder(path)
     views = Records(folder.doctor).views()
     metrics = metrics_so_far(folder)
-    seconds = [one["seconds"] for one in metrics[-RECENT:] if one.get("seconds")]
-    tokens = [one.get("tokens") or 0 for one in metrics[-RECENT:]]
+    seconds = _numbers(metrics, "seconds")
+    tokens = _numbers(metrics, "tokens")
     middle = statistics.median(seconds) if seconds else None
     return {
         "run": str(path),
@@ -62,10 +72,6 @@ def status_of(path: Path) -> JsonObject:
 
 def _findings(folder: RunFolder, views: dict[int, RankSnapshot]) -> list[JsonObject]:
     """The findings of the run, and one for each rank whose flight record cannot be read."""
-    paths = folder.doctor.glob("rank-*.flight")
-    names = [path.stem.removeprefix("rank-") for path in paths]
-    kept = {int(name) for name in names if name.isdecimal()}
-    expected = kept | set(range(_world_size(folder) if kept else 0))
     unread = [
         RunFinding(
             "corruption",
@@ -73,12 +79,29 @@ def _findings(folder: RunFolder, views: dict[int, RankSnapshot]) -> list[JsonObj
             None,
             f"flight record {record_path(folder.doctor, rank)}",
             "it cannot be read, or its names cannot; what this rank did is unknown"
-            if rank in kept
-            else "none is here; the rank has not begun, has its files elsewhere, or lost them",
+            if record_path(folder.doctor, rank).exists()
+            else "it was here, and is gone; what this rank did is unknown",
         ).as_dict()
-        for rank in sorted(expected - views.keys())
+        for rank in sorted(_traces(folder) - views.keys())
     ]
     return [*findings.read(folder.doctor), *unread]
+
+
+def _traces(folder: RunFolder) -> set[int]:
+    """The ranks that have left a file in this folder. Those of other machines may have theirs in
+    another folder of this name.
+    """
+    size = _world_size(folder)
+    logs = {rank for rank in range(size) if folder.log(rank).exists()}
+    records = [path.stem.removeprefix("rank-") for path in folder.doctor.glob("rank-*.*")]
+    kept = {int(name) for name in records if name.isdecimal()}
+    return kept | logs if kept else set()
+
+
+def _without_record(folder: RunFolder, views: dict[int, RankSnapshot]) -> list[int]:
+    """The ranks of the plan of which nothing is here, where there is something of others."""
+    size = _world_size(folder) if views else 0
+    return sorted(set(range(size)) - _traces(folder))
 
 
 def _world_size(folder: RunFolder) -> int:
@@ -137,6 +160,12 @@ def metrics_so_far(folder: RunFolder) -> list[JsonObject]:
         if isinstance(one, dict) and isinstance(one.get("step"), int):
             metrics.append(one)
     return metrics
+
+
+def _numbers(metrics: list[JsonObject], key: str) -> list[float]:
+    """The numbers of one key in the last steps."""
+    values = [one.get(key) for one in metrics[-RECENT:]]
+    return [value for value in values if isinstance(value, int | float) and value]
 
 
 def _steps(folder: RunFolder) -> int | None:

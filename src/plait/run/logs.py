@@ -1,7 +1,8 @@
 """The log of a rank: what its Python code writes to stdout and stderr, in `RUN/logs/rank-N.txt`.
 
 The terminal gets it too, at once. Each line is in the file when its write returns, so that a rank
-that is killed loses none. What native code writes past Python goes to the terminal alone.
+that is killed loses none. What native code writes past Python goes to the terminal alone. So does
+what a full disk has no room for. A log neither ends a run nor hides why it ended.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
+
+from plait.errors import RunError
+
+AGAIN: Final = "=== this rank starts again ==="
 
 
 class Tee(io.TextIOBase):
@@ -25,13 +30,15 @@ class Tee(io.TextIOBase):
     def write(self, text: str) -> int:
         """Write text to the stream and to the file; the number of characters."""
         if not self._log.closed:
-            self._log.write(text)
+            with contextlib.suppress(OSError):
+                self._log.write(text)
         return self.terminal.write(text)
 
     def flush(self) -> None:
         """Flush both."""
         if not self._log.closed:
-            self._log.flush()
+            with contextlib.suppress(OSError):
+                self._log.flush()
         self.terminal.flush()
 
     def isatty(self) -> bool:
@@ -49,18 +56,33 @@ class Tee(io.TextIOBase):
 
 @contextlib.contextmanager
 def logged(path: Path) -> Iterator[None]:
-    """Keep a log of what is written inside; an error that leaves it is written there too."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        path.open("a", buffering=1, encoding="utf-8") as log,
-        contextlib.redirect_stdout(Tee(sys.stdout, log)),
-        contextlib.redirect_stderr(Tee(sys.stderr, log)),
-    ):
-        try:
+    """Keep a log of what is written inside; an error that leaves it is written there too.
+
+    A line says where a rank that has a log already starts again.
+
+    Errors: `RunError` where there can be no log.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        log = path.open("a", buffering=1, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
+    if log.tell():
+        with contextlib.suppress(OSError):
+            log.write(f"{AGAIN}\n")
+    try:
+        with (
+            contextlib.redirect_stdout(Tee(sys.stdout, log)),
+            contextlib.redirect_stderr(Tee(sys.stderr, log)),
+        ):
             yield
-        except BaseException:
+    except BaseException:
+        with contextlib.suppress(OSError):
             log.write(traceback.format_exc())
-            raise
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            log.close()
 
 
 def terminal_of(stream: TextIO) -> TextIO:

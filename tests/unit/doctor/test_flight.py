@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from plait.doctor.flight import (
     HEARTBEAT_AT,
     MOVED_AT,
     NUM_ENTRIES,
     NUM_STEPS,
+    RECORD_BYTES,
     FlightRecorder,
     Phase,
+    names_path,
     record_path,
 )
 from plait.doctor.record import Records, now, own_view
+from plait.errors import RunError
 
 
 def test_a_record_says_what_its_rank_does(tmp_path: Path) -> None:
@@ -52,6 +57,34 @@ def test_damaged_records_are_left_out(tmp_path: Path) -> None:
     FlightRecorder(0, 2, tmp_path)
     record_path(tmp_path, 1).write_bytes(b"nothing")
     assert list(Records(tmp_path).views()) == [0]
+
+
+def test_the_place_of_a_record_is_taken_at_once(tmp_path: Path) -> None:
+    FlightRecorder(0, 1, tmp_path)
+    assert record_path(tmp_path, 0).stat().st_blocks * 512 >= RECORD_BYTES
+
+
+def test_a_record_without_a_place_is_one_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "file"
+    folder.touch()
+    with pytest.raises(RunError, match=r"rank-0\.flight cannot be written: File exists"):
+        FlightRecorder(0, 1, folder)
+
+
+def test_a_name_that_cannot_be_kept_ends_no_run(tmp_path: Path) -> None:
+    recorder = FlightRecorder(0, 1, tmp_path)
+    recorder.enter(Phase.STEPPING)
+    recorder.action("0F0")
+    names = names_path(tmp_path, 0)
+    names.rename(tmp_path / "aside")
+    names.mkdir()  # so that the system refuses
+    recorder.action("0B0")
+    names.rmdir()
+    (tmp_path / "aside").rename(names)
+    recorder.action("0U")  # its number is not that of the line after the first name
+    assert len(names.read_text().splitlines()) == 2
+    recorder.action("0F0")
+    assert Records(tmp_path).views()[0].doing() == "action 0F0"
 
 
 def test_a_start_with_fewer_ranks_leaves_no_record_of_those_beyond(tmp_path: Path) -> None:

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from plait.cli.doctor import view
 from plait.doctor import findings
 from plait.doctor.findings import RunFinding
-from plait.doctor.flight import FlightRecorder, Phase
+from plait.doctor.flight import HEADER, FlightRecorder, Phase, record_path
 from plait.errors import ConfigError
 from plait.run.health import findings_of, status_of
+from plait.run.logs import AGAIN
 from plait.run.rundir import RunFolder
 
+ERROR = "plait.errors.RunError: metrics.jsonl cannot be written"
 METRICS = """{"step": 1, "loss": 2.0, "tokens": 10, "seconds": 0.5}
 {"step": 2, "loss": 1.5, "tokens": 10, "seconds": 0.5}
 {"ste"""
@@ -24,6 +27,16 @@ def a_run(path: Path) -> RunFolder:
     folder.config.write_text("[train]\nsteps = 2\n")
     folder.metrics.write_text(METRICS)
     return folder
+
+
+def gone(folder: RunFolder, rank: int) -> FlightRecorder:
+    """The record of a rank whose process is no more: its start is that of no process."""
+    recorder = FlightRecorder(rank, 2, folder.doctor)
+    with record_path(folder.doctor, rank).open("r+b") as file:
+        magic, pid, start, *ranks = HEADER.unpack(file.read(HEADER.size))
+        file.seek(0)
+        file.write(HEADER.pack(magic, pid, start + 1, *ranks))
+    return recorder
 
 
 def test_a_run_that_goes_on(tmp_path: Path) -> None:
@@ -44,6 +57,37 @@ def test_a_run_that_has_ended(tmp_path: Path) -> None:
     assert status_of(tmp_path)["state"] == "finished"
 
 
+def test_a_run_that_an_error_ended_is_not_well(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    gone(folder, 0).close()
+    gone(folder, 1)
+    said = f"step 1\nTraceback (most recent call last):\n  File\n{ERROR}\n"
+    folder.log(0).parent.mkdir()
+    folder.log(0).write_text(said)
+    found = findings_of(tmp_path)
+    assert (found["state"], found["findings"]) == ("ended", [])
+    assert found["errors"] == [{"rank": 0, "step": 0, "error": ERROR}]
+    assert f"error: rank 0 after step 0: {ERROR}" in view(found)
+    folder.log(0).write_text(f"{said}{AGAIN}\nstep 2\n")
+    (killed,) = findings_of(tmp_path)["errors"]
+    assert killed["rank"] == 1 and "it was killed and left no error" in killed["error"]
+
+
+def test_a_run_that_was_asked_to_stop_has_no_error(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    gone(folder, 0).close()
+    gone(folder, 1).close()
+    found = findings_of(tmp_path)
+    assert found["errors"] == []
+    assert "no rank left an error; the run stopped after step 2 of 2" in view(found)
+
+
+def test_the_status_reads_beside_numbers_that_are_none(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    folder.metrics.write_text(METRICS.replace("0.5", '"0.5"', 1))
+    assert status_of(tmp_path)["step_seconds"] == 0.5
+
+
 def test_findings_are_read_back_beside_damaged_lines(tmp_path: Path) -> None:
     folder = a_run(tmp_path)
     finding = RunFinding("hang", 1, 4, "action 0F1", "lock", (0,), "a.py:3 in f", {"pid": 7})
@@ -60,13 +104,24 @@ def test_findings_are_read_back_beside_damaged_lines(tmp_path: Path) -> None:
 def test_a_rank_whose_record_cannot_be_read_is_named(tmp_path: Path) -> None:
     folder = a_run(tmp_path)
     folder.plan.write_text("dp3\n")
-    for rank in range(2):
+    for rank in range(3):
         FlightRecorder(rank, 3, folder.doctor).close()
     (folder.doctor / "rank-1.flight").write_bytes(b"\xff" * 99)
+    (folder.doctor / "rank-2.flight").unlink()
     damaged, missing = findings_of(tmp_path)["findings"]
     assert (damaged["kind"], damaged["rank"], missing["rank"]) == ("corruption", 1, 2)
-    assert "cannot be read" in damaged["cause"] and "none is here" in missing["cause"]
+    assert "cannot be read" in damaged["cause"] and "was here, and is gone" in missing["cause"]
     assert status_of(tmp_path)["findings"] == 2
+
+
+def test_a_rank_of_another_machine_is_no_finding(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    folder.plan.write_text("dp3\n")
+    FlightRecorder(1, 3, folder.doctor).close()
+    found = findings_of(tmp_path)
+    assert (found["findings"], found["ranks_without_record"]) == ([], [0, 2])
+    assert "rank 2  no record is here" in view(found)
+    assert status_of(tmp_path)["findings"] == 0
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
