@@ -56,6 +56,7 @@ from plait.engine.strategies import (
     strategy_maker,
 )
 from plait.engine.update import Update, partial_sums
+from plait.engine.unchanged import Unchanged
 from plait.engine.whole import whole_matrices
 from plait.engine.whole_batch import refuse_whole_batch
 from plait.engine.whole_tensors import check_state_whole
@@ -252,6 +253,7 @@ def compose(
         graphs=graphs.make(model, pipeline, strategy, plan, options),
         deferral=deferral,
         mean_of_workers=options.aggregate == "mean" and driver.is_synchronous,
+        unchanged=Unchanged(model, optimizer),
     )
 
 
