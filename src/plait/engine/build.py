@@ -25,13 +25,14 @@ from plait.engine.composition import check_coded, check_composition, check_delay
 from plait.engine.deferral import make_deferral
 from plait.engine.engine import Engine
 from plait.engine.guard import Guard, make_guard
+from plait.engine.kinds_of_parameters import refuse_parameters
 from plait.engine.loss import LossFunction
 from plait.engine.masked_means import MaskedMeanCheck
 from plait.engine.optimizer_like import like
 from plait.engine.options import Options
 from plait.engine.own_modules import own_modules
 from plait.engine.parts import EngineParts, Uncut
-from plait.engine.precision import Precision, refuse_complex
+from plait.engine.precision import Precision
 from plait.engine.splitting import (
     block_names,
     cuts_unknown_inputs,
@@ -55,6 +56,7 @@ from plait.engine.strategies import (
     has_one_backward,
     strategy_maker,
 )
+from plait.engine.unchanged import Unchanged
 from plait.engine.update import Update, partial_sums
 from plait.engine.whole import whole_matrices
 from plait.engine.whole_batch import refuse_whole_batch
@@ -109,7 +111,7 @@ def build(
     options = options or Options()
     plan = _checked(plan)
     check_arguments(model, loss, optimizer)
-    refuse_complex(model)
+    refuse_parameters(model)
     refuse_whole_batch(model, plan)
     recompute.check_chosen(plan, options.remat)
     check_offload(plan, offloads=options.offload_activations)
@@ -251,6 +253,7 @@ def compose(
         guard=guard,
         graphs=graphs.make(model, pipeline, strategy, plan, options),
         deferral=deferral,
+        unchanged=Unchanged(model, optimizer),
         mean_of_workers=options.aggregate == "mean" and driver.is_synchronous,
     )
 

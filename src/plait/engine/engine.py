@@ -63,6 +63,7 @@ class Engine:
         self.holding = parts.holding
         self.split = parts.split
         self._measured = parts.measure
+        self._unchanged = parts.unchanged
         self.pipeline = parts.pipeline
         self.balance = parts.balance
         self.graphs = parts.graphs
@@ -109,9 +110,12 @@ class Engine:
             NonFiniteLoss: a loss or gradient is no number; the parameters are those before the
                 step. On a GPU the next step raises it, or `settle`.
             DataError: an unfit batch.
+            ModelError: a parameter was frozen, or set free, since the engine was built.
+            OptimizerError: the optimizer that `build` got has a schedule, or other settings, since.
             OutOfMemory: the device has no room for the step.
         """
         training_step = self.training_step(batch)
+        self._unchanged.check()
         began = time.perf_counter()
         rolled_back = self.guard.rolls_back
         world = self.world

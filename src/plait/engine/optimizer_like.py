@@ -7,11 +7,12 @@ with the settings of its groups.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from plait.errors import OptimizerError
 from plait.models.parameters import Parameters
@@ -20,7 +21,7 @@ from plait.values import JsonMapping, JsonObject
 
 def like(
     optimizer: torch.optim.Optimizer, model: nn.Module, *, follows_schedule: bool = False
-) -> Callable[[Parameters], torch.optim.Optimizer]:
+) -> Remade:
     """The function for `build`. Raises `OptimizerError` where the optimizer has been used or leaves
     parameters out, or where its schedule of rates is not followed.
     """
@@ -30,13 +31,8 @@ def like(
         raise OptimizerError(
             f"the {kind.__name__} has made steps already, and its state cannot be split; {cure}"
         )
-    has_schedule = any("initial_lr" in group for group in optimizer.param_groups)
-    if has_schedule and not follows_schedule:
-        raise OptimizerError(
-            f"the {kind.__name__} has a schedule of learning rates, which would move nothing; "
-            "leave "
-            "it out and give options=plait.Options(learning_rate=factor_of_step)"
-        )
+    if not follows_schedule:
+        _refuse_schedule(optimizer)
     groups = [_settings(kind, group) for group in optimizer.param_groups]
     group_of = _group_of(optimizer, model)
     missing = [
@@ -50,15 +46,66 @@ def like(
             f"{missing[0]}; freeze them with requires_grad_(False), or {cure}"
         )
 
-    def make(params: Parameters) -> torch.optim.Optimizer:
-        members: list[list[nn.Parameter]] = [[] for _ in groups]
-        for name, param in params.named():
-            members[group_of.get(name, 0)].append(param)
-        made = [{"params": own, **settings} for own, settings in zip(members, groups, strict=True)]
-        result: torch.optim.Optimizer = kind(made)
-        return result
+    return Remade(optimizer, groups, group_of, follows_schedule=follows_schedule)
 
-    return make
+
+class Remade:
+    """Makes optimizers of a rank's parameters, like one that the user made for the whole model."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        groups: Sequence[JsonObject],
+        group_of: Mapping[str, int],
+        *,
+        follows_schedule: bool,
+    ) -> None:
+        self._kind: Any = type(optimizer)
+        self._user_made = weakref.ref(optimizer)  # it holds the whole model's parameters
+        self._groups = groups
+        self._group_of = group_of
+        self._follows_schedule = follows_schedule
+
+    def __call__(self, params: Parameters) -> torch.optim.Optimizer:
+        """The optimizer of these parameters, which a rank has."""
+        members: list[list[nn.Parameter]] = [[] for _ in self._groups]
+        for name, param in params.named():
+            members[self._group_of.get(name, 0)].append(param)
+        made: torch.optim.Optimizer = self._kind(
+            [
+                {"params": own, **settings}
+                for own, settings in zip(members, self._groups, strict=True)
+            ]
+        )
+        return made
+
+    def check_settings(self) -> None:
+        """Raise `OptimizerError` where the user's optimizer has got a schedule or other settings.
+
+        No step is made with it, so that neither would move anything.
+        """
+        optimizer = self._user_made()
+        if self._follows_schedule or optimizer is None:
+            return
+        _refuse_schedule(optimizer)
+        pairs = zip(optimizer.param_groups, self._groups, strict=False)
+        for index, (now, built) in enumerate(pairs):
+            for key, value in built.items():
+                if not isinstance(value, Tensor) and now.get(key) != value:
+                    raise OptimizerError(
+                        f"the {self._kind.__name__} has {key} = {now.get(key)} in group "
+                        f"{index}, and had {value} when the engine made its own like it, which "
+                        "this does not move; give a rate that changes as "
+                        "options=plait.Options(learning_rate=factor_of_step)"
+                    )
+
+
+def _refuse_schedule(optimizer: torch.optim.Optimizer) -> None:
+    if any("initial_lr" in group for group in optimizer.param_groups):
+        raise OptimizerError(
+            f"the {type(optimizer).__name__} has a schedule of learning rates, which would move "
+            "nothing; leave it out and give options=plait.Options(learning_rate=factor_of_step)"
+        )
 
 
 def _settings(kind: Any, group: JsonMapping) -> JsonObject:

@@ -18,6 +18,7 @@ from plait.engine.precision import LossScale, NoLossScale
 from plait.engine.stages.pipeline import Pipeline
 from plait.engine.stages.timing import UpdateTiming
 from plait.engine.state.local_parameters import LocalParameters
+from plait.engine.unchanged import Unchanged
 from plait.engine.update import Update
 from plait.outer import Driver
 from plait.parallel.data import DataStrategy
@@ -41,6 +42,7 @@ class EngineParts:
         guard: judges each step before its update.
         graphs: the recorder of what comes before an update, where steps are recorded.
         deferral: decides on the device whether a step counts; None where the host does.
+        unchanged: refuses a step after the caller changed what the engine was built from.
     """
 
     plan: Plan
@@ -63,6 +65,7 @@ class EngineParts:
     balance: Balance | None
     graphs: StepGraphs | None
     deferral: Deferral | None
+    unchanged: Unchanged
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from plait.errors import CheckpointError, ModelError, NonFiniteLoss, PlanError
+from plait.errors import CheckpointError, NonFiniteLoss, PlanError
 from plait.plan import Plan
 from plait.plan.facts import SCHEDULES, STRATEGIES
 from plait.values import JsonMapping
@@ -60,18 +59,6 @@ class Precision:
     def loss_scale(self) -> LossScale | NoLossScale:
         """A new scale of the loss for one engine."""
         return LossScale() if self.scaled else NoLossScale()
-
-
-def refuse_complex(model: nn.Module) -> None:
-    """Raise `ModelError` for parameters of complex numbers: a cast to a precision keeps half."""
-    names = [name for name, param in model.named_parameters() if param.is_complex()]
-    if names:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        raise ModelError(
-            f"the parameter '{names[0]}'{more} of {type(model).__name__} is complex, and a plan's "
-            "precision is one of real numbers: keep torch.view_as_real(value) as the parameter, "
-            "and take torch.view_as_complex of it in the forward"
-        )
 
 
 def _no_scale(plan: Plan) -> str | None:

@@ -20,6 +20,7 @@ from plait.engine.deferral import PendingStep, PendingSteps, StepReadout
 from plait.engine.explain import Explainer, explained, label_error, memory_error, token_error
 from plait.engine.graphs import StepGraphs
 from plait.engine.loss import LossFunction, LossSum, LossTotals, MetricSum, summed
+from plait.engine.modes import TrainingModes
 from plait.engine.parts import EngineParts
 from plait.engine.seeds import derive_seed, own_random_state
 from plait.engine.stages.pipeline import PipelineStep
@@ -63,6 +64,7 @@ class TrainingStep:
         self.timing = parts.timing
         self._world = parts.world
         self._model = parts.model
+        self._modes = TrainingModes(parts.model)
         self._strategy = parts.strategy
         self._driver = parts.driver
         self._updater = parts.update
@@ -117,7 +119,7 @@ class TrainingStep:
         self._defers = may_defer and self.may_defer
         if not self._defers:
             self.read_pending()
-        self._model.train()
+        self._modes.train()
         if not call:
             self._guard.begin(self._model, keeps=self._defers and self._balance is not None)
             self._loss_scale = self.scale.value
@@ -235,7 +237,7 @@ class TrainingStep:
         if self._guard.rolls_back:
             return
         self.index = made.index
-        self._model.train()
+        self._modes.train()
         self._guard.begin(self._model, keeps=self._balance is not None)
         self._driver.before_step()
         self._pipeline.begin(made.step)
@@ -268,7 +270,7 @@ class TrainingStep:
         """The sums of the loss and of functions over all ranks' shares of a batch, forward only.
         Collective.
         """
-        self._model.eval()
+        self._modes.eval()
         self.timing.show_newest()
         flight = self._world.recorder.flight
         with flight.during(Phase.EVALUATING), own_random_state(self._world.device):

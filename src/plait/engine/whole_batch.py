@@ -12,6 +12,8 @@ from torch import nn
 from plait.errors import ModelError
 from plait.plan import Plan
 
+OPTIONS = ("max_norm", "scale_grad_by_freq")
+
 
 def refuse_whole_batch(model: nn.Module, plan: Plan) -> None:
     """Raise `ModelError` for an `nn.Embedding` with an option that the plan would change."""
@@ -19,6 +21,12 @@ def refuse_whole_batch(model: nn.Module, plan: Plan) -> None:
     for name, module in model.named_modules():
         if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             continue
+        options = [key for key in OPTIONS if getattr(module, key)]
+        if options and plan.tp.size > 1 and plan.tp.mode != "1d":
+            raise ModelError(
+                f"'{name}' has {options[0]}, which looks at the whole batch, and {plan.tp} gives "
+                f"ranks other samples; leave {options[0]} out, or use tpN:1d"
+            )
         if module.max_norm is not None and ranks > 1:
             raise ModelError(
                 f"'{name}' has max_norm = {module.max_norm:g}, which each of the {ranks} ranks of "

@@ -89,6 +89,12 @@ class EngineModule(nn.Module):
         loss = _WholeBackward.apply(self.gradient, self, self._number(measured))
         return self._outputs(loss, measured, _no_logits)
 
+    def train(self, mode: bool = True) -> EngineModule:
+        """Put the model in training too, as loops do with what they prepared."""
+        if mode:
+            self._calls.model.train()
+        return super().train(mode)
+
     def logits(self, batch: PyTree) -> Tensor:
         """Outputs [samples here, ...] for this rank's samples. Collective."""
         return collected(self.engine, batch)

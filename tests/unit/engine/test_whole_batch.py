@@ -57,6 +57,8 @@ def test_a_computed_weight_is_computed_once_a_forward() -> None:
         ({"max_norm": 1.0}, "cp2:ring", "max_norm"),
         ({"scale_grad_by_freq": True}, "dp2:zero3", "scale_grad_by_freq"),
         ({"scale_grad_by_freq": True}, "pp2:1f1b mb2", "scale_grad_by_freq"),
+        ({"max_norm": 1.0}, "tp4:2d", "max_norm"),
+        ({"scale_grad_by_freq": True}, "tp8:2.5d,depth2", "scale_grad_by_freq"),
     ],
 )
 def test_an_option_over_the_whole_batch_is_refused(

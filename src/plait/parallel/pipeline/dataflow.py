@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -121,9 +122,8 @@ class _UnitWatch(TorchDispatchMode):
 
     def of(self, values: PyTree) -> _Origins:
         found = _Origins()
-        for leaf in tree_leaves(values):
-            if isinstance(leaf, Tensor):
-                found.add(self._of_tensor(leaf))
+        for tensor in _tensors(values, set()):
+            found.add(self._of_tensor(tensor))
         return found
 
     def _of_tensor(self, tensor: Tensor) -> _Origins:
@@ -165,6 +165,16 @@ class _UnitWatch(TorchDispatchMode):
                 if isinstance(leaf, Tensor):
                     self.mark(leaf, origins)
         return output
+
+
+def _tensors(values: PyTree, seen: set[int]) -> Iterator[Tensor]:
+    """The tensors of values, and of objects among them, such as a cache of keys."""
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif id(leaf) not in seen and not isinstance(leaf, (type, ModuleType, nn.Module)):
+            seen.add(id(leaf))
+            yield from _tensors(list(getattr(leaf, "__dict__", {}).values()), seen)
 
 
 def _with_memory(tensor: Tensor) -> Tensor:

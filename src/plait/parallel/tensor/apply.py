@@ -109,6 +109,7 @@ class _Splitter:
 
     def _replace(self, old: nn.Module, module: nn.Module) -> None:
         """Put a module in the place of another, wherever it is; the root takes the contents."""
+        layers.check_hooks(self._paths[id(old)][0], old, module, self._group)
         if old is self._model:
             vars(old).update(vars(module))
             return

@@ -23,6 +23,14 @@ from plait.parallel.tensor.norms import normalise
 from plait.parallel.tensor.vocabulary import look_up
 from plait.values import PyTree
 
+HOOKS = {
+    "_forward_pre_hooks": "forward pre-",
+    "_forward_hooks": "forward ",
+    "_backward_pre_hooks": "backward pre-",
+    "_backward_hooks": "backward ",
+}
+"""torch's tables of a module's hooks, and what each is called."""
+
 
 class ParallelLinear(nn.Module):
     """x W^T + b: [..., in] -> [..., out], from its rule's source layout into the target layout.
@@ -314,6 +322,18 @@ def shallow_copy(module: nn.Module) -> nn.Module:
     ):
         setattr(twin, table, type(getattr(module, table))(getattr(module, table)))
     return twin
+
+
+def check_hooks(name: str, old: nn.Module, new: nn.Module, group: object) -> None:
+    """Raise `ModelError` where a layer that computes a part leaves out hooks of the whole one."""
+    for table, what in HOOKS.items():
+        hooks: dict[int, object] = getattr(old, table)
+        if hooks and not hooks.keys() <= getattr(new, table).keys():
+            raise ModelError(
+                f"'{name or 'the model'}' ({type(old).__name__}) has a {what}hook, and {group} "
+                "computes the layer in parts, which the hook would not see as one; remove the "
+                "hook, or take tp out of the plan"
+            )
 
 
 def _of_twin(forward: Any, module: nn.Module, twin: nn.Module) -> Any:

@@ -1,0 +1,53 @@
+"""Parameters that no plan can lay out: complex or whole numbers, without a shape, sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from plait.errors import ModelError
+
+
+def refuse_parameters(model: nn.Module) -> None:
+    """Raise `ModelError` for the first kind of such parameters, with its name and a cure."""
+    named = list(model.named_parameters())
+    kind = type(model).__name__
+    lazy = [name for name, param in named if isinstance(param, UninitializedParameter)]
+    if lazy:
+        raise ModelError(
+            f"the parameter {_first(lazy)} of {kind} has no shape before a first batch, as in "
+            "lazy modules; call the model on one batch before you build an engine of it"
+        )
+    is_complex = [name for name, param in named if param.is_complex()]
+    if is_complex:
+        raise ModelError(
+            f"the parameter {_first(is_complex)} of {kind} is complex, and a plan's "
+            "precision is one of real numbers: keep torch.view_as_real(value) as the parameter, "
+            "and take torch.view_as_complex of it in the forward"
+        )
+    whole = [name for name, param in named if not param.is_floating_point()]
+    if whole:
+        raise ModelError(
+            f"the parameter {_first(whole)} of {kind} is of "
+            f"{str(model.get_parameter(whole[0]).dtype).removeprefix('torch.')}, and parameters "
+            "are cast to the plan's precision; register it as a buffer, which keeps its type"
+        )
+    sparse = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+        and module.sparse
+        and module.weight.requires_grad
+    ]
+    if sparse:
+        raise ModelError(
+            f"the embedding {_first(sparse)} of {kind} has sparse=True, and gradients are summed "
+            "over ranks as dense ones; leave sparse=True out"
+        )
+
+
+def _first(names: Iterable[str]) -> str:
+    first, *more = names
+    return f"'{first}'" + (f" and {len(more)} more" if more else "")

@@ -1,0 +1,101 @@
+"""What a caller changes by hand after a build, and would move nothing, is refused by a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import plait
+from plait.comm import World
+from plait.errors import ModelError, OptimizerError
+from tests.helpers.threaded import threaded
+
+PLANS = ("dp1", "dp2:zero1", "dp2:zero3", "tp2", "pp2 mb2")
+BATCH = torch.ones(4, 12), torch.zeros(4, 12)
+
+Change = Callable[[nn.Module, torch.optim.Optimizer], object]
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12), nn.Linear(12, 12))
+
+
+def steps(world: World, models: list[nn.Module], plan: str, change: Change) -> None:
+    """A step, a change, and a step."""
+    model = models[world.rank]
+    trained = [param for param in model.parameters() if param.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.1)
+    engine = plait.build(model, plan, loss=F.mse_loss, optimizer=optimizer, world=world)
+    for batch in engine.prepare([BATCH, BATCH]):
+        engine.step(batch, trace=False)
+        change(model, optimizer)
+
+
+def refused(plan: str, change: Change, match: str, *, frozen: bool = False) -> None:
+    size = plait.Plan.parse(plan).world_size
+    models: list[nn.Module] = [net() for _ in range(size)]
+    for model in models:
+        model.get_submodule("0").requires_grad_(not frozen)
+    error = ModelError if "parameter" in match else OptimizerError
+    with pytest.raises(error, match=match):
+        threaded(size, steps, models, plan, change, plan=plan)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_parameter_that_is_frozen_between_steps(plan: str) -> None:
+    match = r"the parameter '0\.weight' is frozen now and was trained .* call engine\.save"
+    refused(plan, lambda model, _: model.get_submodule("0").requires_grad_(False), match)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_parameter_that_is_set_free_between_steps(plan: str) -> None:
+    match = r"the parameter '0\.weight' is trained now and was frozen"
+    change: Change = lambda model, _: model.get_submodule("0").requires_grad_(True)  # noqa: E731
+    refused(plan, change, match, frozen=True)
+
+
+@pytest.mark.parametrize("plan", ["dp1", "dp2:zero3"])
+def test_a_rate_that_is_changed_in_the_callers_optimizer(plan: str) -> None:
+    def change(_: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.param_groups[0]["lr"] = 0.01
+
+    refused(plan, change, r"lr = 0\.01 in group 0, and had 0\.1 .*Options\(learning_rate=")
+
+
+def test_a_schedule_that_the_callers_optimizer_gets_after_the_build() -> None:
+    def change(_: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    refused("dp1", change, r"the SGD has a schedule .*Options\(learning_rate=")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_cure_takes_a_changed_model_on(first: bool, tmp_path: Path) -> None:
+    def run(world: World) -> bool:
+        values = []
+        for trains in (first, not first):
+            model = net()
+            model[0].requires_grad_(trains)
+            engine = plait.build(
+                model,
+                "dp1",
+                loss=F.mse_loss,
+                optimizer=lambda params: torch.optim.AdamW(params, lr=0.1),
+                world=world,
+            )
+            if values:
+                engine.load(tmp_path / "saved")
+            else:
+                engine.step(BATCH, trace=False)
+                engine.save(tmp_path / "saved")
+            values.append([one.values.clone() for one in engine.local_parameters()])
+        engine.step(BATCH, trace=False)
+        return all(torch.equal(one, other) for one, other in zip(*values, strict=True))
+
+    assert threaded(1, run) == [True]
