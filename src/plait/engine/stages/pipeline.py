@@ -170,7 +170,8 @@ class Pipeline:
                 if stage == self.num_stages - 1:
                     micro = step.micro_batches[micro_batch]
                     for function, total in zip(functions, sums, strict=True):
-                        total.add(function(output, micro.targets), micro.own_samples)
+                        measured = self._loss(function, stage, output, micro.targets)
+                        total.add(measured, micro.own_samples)
         self.end()
         self._enter_step(under_way, recording=True)
         return sums
@@ -205,12 +206,17 @@ class Pipeline:
             self._after_forward(None)
             part.keep(micro_batch, received, output.tensors)
             return
-        loss = self.loss_function(output, micro.targets)
+        loss = self._loss(self.loss_function, stage, output, micro.targets)
         self._after_forward(loss)
         total = self.loss.add(loss, micro.own_samples, micro.tokens_per_sample)
         if self._step.loss_scale != 1.0:
             total = total * self._step.loss_scale
         part.keep(micro_batch, received, [total])
+
+    def _loss(self, function: LossFunction, stage: int, output: PyTree, targets: PyTree) -> PyTree:
+        """The loss of a micro-batch. It may read parameters, as a penalty on their norms does."""
+        with self.parts[stage].strategy.group.running_forward.during():
+            return function(output, targets)
 
     def _begin_forward(
         self, stage: int, micro_batch: int, *, recording: bool

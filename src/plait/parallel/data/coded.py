@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from plait.mesh import Shard
 from plait.mesh.boxes import Box
 from plait.parallel.data.bucket import Bucket, Slot
+from plait.parallel.data.freed import Wanted
 from plait.parallel.data.sharded_unit import GatheredBucket
 from plait.parallel.data.strategy import DataGroup
 from plait.parallel.data.units import Unit
@@ -54,11 +55,13 @@ class CodedBucket(GatheredBucket):
     `shard` is the codes of this rank's blocks, then their scales, in bytes.
     """
 
-    def __init__(self, bucket: Bucket, group: DataGroup, codings: Mapping[str, Coding]) -> None:
+    def __init__(
+        self, bucket: Bucket, group: DataGroup, take: Wanted, codings: Mapping[str, Coding]
+    ) -> None:
         self._codings = [codings[slot.name] for slot in bucket.slots]
         self._blocks = _blocks_of(bucket, self._codings)
         self._code_bytes = self._codings[0].code_bytes
-        super().__init__(bucket, group)
+        super().__init__(bucket, group, take)
         self._gathered: Tensor | None = None
         self._wide = group.master_dtype
 
@@ -144,7 +147,7 @@ class CodedParameters(Zero3):
         super().__init__(units, group)
 
     def _frozen_bucket(self, bucket: Bucket) -> GatheredBucket:
-        made = CodedBucket(bucket, self.group, self._codings)
+        made = CodedBucket(bucket, self.group, self._taken, self._codings)
         self._coded.append(made)
         return made
 

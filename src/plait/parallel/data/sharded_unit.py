@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import Work
+from plait.errors import ModelError
 from plait.mesh import Shard
 from plait.parallel.data.bucket import Bucket
+from plait.parallel.data.freed import Freed, Wanted, become, freed_kind
 from plait.parallel.data.strategy import DataGroup, RunningForward, bind
 from plait.parallel.data.units import Unit
 
@@ -26,7 +28,7 @@ class UnitState(Enum):
     The parameters of the unit are views of that buffer all the time. This rank's shard is memory of
     its own, which belongs to the optimizer in every state.
 
-        SHARDED    no owner: the buffer has no bytes, and no parameter may be read
+        SHARDED    no owner: the buffer has no bytes, and its parameters tell who reads them
         GATHERING  the collective: an all-gather fills the buffer, and nothing else may touch it
         WHOLE      the modules of the unit, and the autograd graph that saved their parameters
         TAKEN      the step, until it ends: code took a parameter outside of its module's call, or
@@ -52,13 +54,17 @@ class GatheredBucket:
     (padded_numel,) that comes and goes.
     """
 
-    def __init__(self, bucket: Bucket, group: DataGroup) -> None:
+    def __init__(self, bucket: Bucket, group: DataGroup, take: Wanted) -> None:
+        """`take` is called with a freed parameter that code reads; it may leave it freed."""
         self.bucket = bucket
+        self._take = take
         self._axis = group.shard
         self.shard = self._empty_shard(group)
         self._full = torch.empty(bucket.padded_numel, dtype=group.param_dtype, device=group.device)
         self._bytes = self._full.untyped_storage().nbytes()
         self._work: Work | None = None
+        self._kinds = [type(slot.param) for slot in bucket.slots]
+        self._freed_kinds = [freed_kind(kind, self._not_here) for kind in self._kinds]
         for slot, view in zip(bucket.slots, bucket.views(self._full), strict=True):
             bind(slot.param, view)
         self.free()
@@ -88,10 +94,26 @@ class GatheredBucket:
         if self._work is not None:
             self._work.wait()
             self._work = None
+        for slot, kind in zip(self.bucket.slots, self._kinds, strict=True):
+            become(slot.param, kind)
 
     def free(self) -> None:
         """Give the bytes back; views of the buffer stay."""
+        for slot, kind in zip(self.bucket.slots, self._freed_kinds, strict=True):
+            become(slot.param, kind)
         self._full.untyped_storage().resize_(0)
+
+    def _not_here(self, param: Tensor) -> None:
+        """Gather a parameter whose numbers are wanted. Errors: `ModelError` between two steps."""
+        self._take(param)
+        if isinstance(param, Freed):
+            name = next(slot.name for slot in self.bucket.slots if slot.param is param)
+            raise ModelError(
+                f"the parameter '{name}' {list(param.shape)} is in shards of {self._axis.size} "
+                "ranks between two steps, and has no numbers to read or to copy; engine.save(path) "
+                "and engine.save_pretrained(path) write all parameters, "
+                "engine.local_parameters() has this rank's shards, and under zero2 they stay whole"
+            )
 
 
 class ShardedUnit:

@@ -16,7 +16,8 @@ place is not here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -37,8 +38,9 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 class RunningForward:
-    """Whether a forward of any stage of this rank is under way: one stage's may read parameters of
-    another.
+    """Whether a forward of any stage of this rank is under way, or the loss of one.
+
+    A stage may read parameters of another, and a loss those of the whole model.
     """
 
     def __init__(self) -> None:
@@ -51,6 +53,15 @@ class RunningForward:
     def end(self) -> None:
         """A forward has ended."""
         self.is_under_way = False
+
+    @contextmanager
+    def during(self) -> Iterator[None]:
+        """A loss is computed inside."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ Here hooks say when a unit is wanted. Its states and their owners of memory are 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +57,8 @@ class Zero3(DataStrategy):
         frozen = make_states(units, size, frozen=True)
         self.states = trainable
         self.frozen_states = frozen
-        self._gathered = [GatheredBucket(state.bucket, group) for state in trainable]
+        self._owner: dict[int, ShardedUnit] = {}
+        self._gathered = [GatheredBucket(state.bucket, group, self._taken) for state in trainable]
         self._gathered_frozen = [self._frozen_bucket(state.bucket) for state in frozen]
         self._masters = MasterShards(trainable, [bucket.shard for bucket in self._gathered], group)
         self.pieces = self._masters.pieces
@@ -84,7 +85,7 @@ class Zero3(DataStrategy):
 
     def _frozen_bucket(self, bucket: Bucket) -> GatheredBucket:
         """The memory of a bucket of frozen parameters."""
-        return GatheredBucket(bucket, self.group)
+        return GatheredBucket(bucket, self.group, self._taken)
 
     def load(self, state: BucketState, index: int, value: Tensor) -> None:
         if any(state is frozen for frozen in self.frozen_states):
@@ -99,7 +100,8 @@ class Zero3(DataStrategy):
         """Gather a unit's parameters, its own or shared with another unit, when one of its modules
         is about to run.
         """
-        owner = {id(param): unit for unit in self._units for _, param in unit.unit.params}
+        owner = self._owner
+        owner.update((id(param), unit) for unit in self._units for _, param in unit.unit.params)
         for unit in self._units:
             for module in unit.unit.modules:
                 used = (id(param) for param in module.parameters(recurse=unit.unit.is_block))
@@ -107,28 +109,25 @@ class Zero3(DataStrategy):
                 module.register_forward_pre_hook(self._before_forward(unit, needed), prepend=True)
                 module.register_forward_hook(self._after_forward(unit, needed))
                 for part in module.modules() if unit.unit.is_block else [module]:
-                    tell_taken(part, self.group.running_forward, self._taking(owner))
+                    tell_taken(part, self.group.running_forward, self._taken)
             for module in unit.unit.holders:
-                tell_taken(module, self.group.running_forward, self._taking(owner))
+                tell_taken(module, self.group.running_forward, self._taken)
 
-    def _taking(self, owner: Mapping[int, ShardedUnit]) -> Callable[[Tensor], None]:
-        """A function that gathers a parameter which code takes outside of its module's call.
+    def _taken(self, param: Tensor) -> None:
+        """Gather a parameter which code takes outside of its module's call.
 
         Its unit then stays whole until the step ends: no call says when a backward needs it.
+        Between two steps nothing is gathered.
         """
-
-        def taken(param: Tensor) -> None:
-            unit = owner.get(id(param))
-            if unit is None or unit.state is UnitState.TAKEN:
-                return
-            in_its_call = not self._forward or any(unit in needed for needed in self._running)
-            if unit.state is UnitState.WHOLE and in_its_call:
-                return
-            if in_backward() or self.group.running_forward.is_under_way:
-                with no_dispatch_modes():
-                    unit.take()
-
-        return taken
+        unit = self._owner.get(id(param))
+        if unit is None or unit.state is UnitState.TAKEN:
+            return
+        in_its_call = not self._forward or any(unit in needed for needed in self._running)
+        if unit.state is UnitState.WHOLE and in_its_call:
+            return
+        if in_backward() or self.group.running_forward.is_under_way:
+            with no_dispatch_modes():
+                unit.take()
 
     def _before_forward(self, unit: ShardedUnit, needed: set[ShardedUnit]) -> Callable[..., None]:
         def after_backward(grad: Tensor) -> None:

@@ -153,7 +153,7 @@ def test_nothing_is_proposed_that_a_model_has_no_part_for():
     assert all(plan.ep == 1 and plan.cp.size == 1 for plan in plans), plans
 
 
-def test_one_device_has_no_twins_that_share_with_nobody() -> None:
+def test_one_device_has_no_twins() -> None:
     """Shards of one rank are the whole: strategies differ in offload alone."""
     found = plait.choose(MLP, cluster="h100x1", top=20)
     assert len(found) > 1

@@ -1,0 +1,85 @@
+"""Parameters whose memory is freed between two uses, as those of ZeRO-3 are.
+
+A freed parameter keeps its shape, and has no numbers. A read would go past the end of its memory,
+and end the process. So it has another class for as long, which torch asks before each function.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+Wanted = Callable[[Tensor], None]
+"""Gathers a freed parameter [...] whose numbers are wanted, or raises an error that says why."""
+
+VIEWS = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
+"""Attributes of a tensor that are tensors of the same memory."""
+
+DESCRIPTIONS = frozenset(
+    {
+        *("size", "dim", "numel", "nelement", "ndimension", "stride", "storage_offset"),
+        *("is_contiguous", "is_floating_point", "is_complex", "is_shared", "is_tensor"),
+        *("is_same_size", "is_storage", "element_size", "get_device", "result_type"),
+        *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"),
+        *("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor"),
+        *("register_hook", "register_post_accumulate_grad_hook", "requires_grad_"),
+        *("retain_grad", "untyped_storage", "storage", "data_ptr", "type_as"),
+        *("__hash__", "__len__", "is_pinned", "has_names"),
+    }
+)
+"""Functions that ask a parameter for its shape or its kind, and not for its numbers."""
+
+
+class Freed:
+    """A parameter [...] without numbers. `wanted` is called before a function that reads them."""
+
+    wanted: Wanted
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        kinds: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch, after the freed parameters that it reads were gathered."""
+        named = dict(kwargs or {})
+        if not _only_describes(function):
+            for value in tree_leaves((args, named)):
+                if isinstance(value, Freed):
+                    type(value).wanted(value)  # type: ignore[arg-type]
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **named)
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        """The shape: a debugger may ask, and the numbers are not here."""
+        shape = list(self.shape)  # type: ignore[attr-defined]
+        return f"Parameter of shape {shape}, whose numbers are in shards"
+
+
+def freed_kind(kind: type[nn.Parameter], wanted: Wanted) -> type[nn.Parameter]:
+    """The class of a parameter of class `kind` while it is freed."""
+    members = {"wanted": staticmethod(wanted)}
+    return types.new_class(
+        f"Freed{kind.__name__}", (Freed, kind), exec_body=lambda names: names.update(members)
+    )
+
+
+def become(param: nn.Parameter, kind: type[nn.Parameter]) -> None:
+    """Let a parameter be of a class: of its own, or of one that `freed_kind` made of it."""
+    param.__class__ = kind
+
+
+def _only_describes(function: Callable[..., Any]) -> bool:
+    """Whether a function of torch reads no numbers of a parameter."""
+    name = function.__name__
+    if name == "__get__":
+        attribute: Any = function
+        return attribute.__self__.__name__ not in VIEWS
+    return name in DESCRIPTIONS or name in ("__set__", "__delete__")
