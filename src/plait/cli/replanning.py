@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from plait.cli import common
 from plait.errors import PlaitError, PlanError
 from plait.launcher import joined_world
-from plait.plan import Plan, check_batch, check_runnable, check_shares
+from plait.plan import Plan, check_batch, check_kept, check_runnable, check_shares
 from plait.plan.facts import SCHEDULES, STRATEGIES
 from plait.plan.fit import check_config, check_fixed_order, check_messages
+from plait.run.plan_keys import check_plan_keys
 
 if TYPE_CHECKING:
     from plait.config import Config
@@ -72,13 +73,17 @@ def named(config: Config) -> tuple[str, ...]:
 
 
 def fitting(config: Config, plan: Plan, first: Plan) -> Plan:
-    """The plan, when a run that began under `first` can go on under it. Errors: `PlanError`."""
+    """The plan, when a run that began under `first` can go on under it.
+    Errors: `PlanError`, and those of `check_plan_keys`.
+    """
     plan.check()
     check_runnable(plan)
     check_batch(plan, config.train.global_batch)
     check_shares(plan, config.plan.shares, config.train.global_batch)
     check_config(plan, common.sizes(config))
     common.check_makeable(plan)
+    check_kept(plan, config.plan.keep_gathered)
+    check_plan_keys(config, plan)
     check_messages(plan, config.train.messages)
     if config.train.fixed_order:
         check_fixed_order(plan)

@@ -166,6 +166,12 @@ def federations_have_enough_clients(config: Sections) -> Iterator[str]:
     federated = config.federated
     num_asked = max(1, round(federated.fraction * federated.clients))
     share = f"federated.clients {federated.clients} with fraction {federated.fraction:g}"
+    most = federated.clients if federated.noise else num_asked  # noise draws how many are asked
+    if federated.min_replies > most:
+        yield (
+            f"{share} asks at most {most} a round, and federated.min_replies "
+            f"{federated.min_replies} would void every round; ask for {most} or fewer"
+        )
     if federated.secure and num_asked < LEAST_SECRET:
         yield (
             f"{share} asks {num_asked} a round, and federated.secure hides nothing in the sum of "

@@ -24,6 +24,8 @@ from plait.plan.facts import SCHEDULES, STRATEGIES
 MOST_STEPS = 64
 LEARNING_RATE = 0.125
 MOMENTUM = 0.5
+STEPS_AT_FULL_RATE = 5
+"""The longest round of ranks by themselves that keeps the learning rate."""
 CAPACITY = 1.0
 """The tokens that an expert takes at most, in units of its equal share of a sequence."""
 
@@ -38,6 +40,7 @@ class Case:
         inputs, targets: of one step, of all ranks.
         roles: of the layers, where the term splits them.
         num_steps: after which everything has happened once.
+        learning_rate: of each step.
         limits: of sizes, behind which the code takes the ways of large tensors.
         about: the case in a sentence.
     """
@@ -50,6 +53,7 @@ class Case:
     about: str
     roles: Mapping[str, str] | None = None
     num_steps: int = 1
+    learning_rate: float = LEARNING_RATE
     limits: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -161,6 +165,8 @@ def _data(plan: Plan) -> Case:
             f"{dp} averages after {steps} steps, and explain shows rounds of at most {MOST_STEPS}; "
             f"take dp{dp.size}:local,every4: a longer round is the same, with more steps"
         )
+    # The samples of later ranks are larger, and a rank that is alone for long leaves the minimum.
+    slower = max(1, dp.size // 2) ** 2 if steps > STEPS_AT_FULL_RATE else 1
     features = max(2, dp.shard if dp.shard <= 8 else 2)
     rows = dp.size * plan.micro_batches
     about = (
@@ -176,6 +182,7 @@ def _data(plan: Plan) -> Case:
         torch.ones(rows, features),
         about,
         num_steps=steps,
+        learning_rate=LEARNING_RATE / slower,
     )
 
 

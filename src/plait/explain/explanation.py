@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from plait.explain.case import LEARNING_RATE, MOMENTUM, Case, case_of
+from plait.explain.case import MOMENTUM, Case, case_of
 from plait.explain.notebook import NotedOperation, NotedTensor
 from plait.explain.papers import OPERATIONS, PaperSource, sources
 from plait.explain.recording import RankRecording, record
@@ -111,7 +111,7 @@ class Explanation:
             "formula": source.formula,
             "paper": source.paper,
             "case": self.case.about,
-            "learning_rate": LEARNING_RATE,
+            "learning_rate": self.case.learning_rate,
             "momentum": MOMENTUM,
             "losses": self.recordings[0].losses,
             "holds": [self._holds(each) for each in self.recordings],

@@ -17,7 +17,7 @@ from plait.engine.build import build
 from plait.engine.engine import Engine
 from plait.engine.options import Options
 from plait.engine.state.shards import module_shards
-from plait.explain.case import LEARNING_RATE, MOMENTUM, Case, squared_error
+from plait.explain.case import MOMENTUM, Case, squared_error
 from plait.explain.notebook import Notebook, NotedOperation, ProductMode
 from plait.explain.noted import note_world, wrapped
 from plait.mesh import Mesh, Shard
@@ -96,7 +96,7 @@ def _recorded(world: World, notebook: Notebook, case: Case, model: nn.Module) ->
         model,
         case.plan,
         loss=squared_error,
-        optimizer=_optimizer,
+        optimizer=partial(_optimizer, case.learning_rate),
         options=Options(
             roles=case.roles, blocks="*" if has_blocks else None, linear_product="torch"
         ),
@@ -135,8 +135,8 @@ def _recorded(world: World, notebook: Notebook, case: Case, model: nn.Module) ->
     )
 
 
-def _optimizer(params: Parameters) -> torch.optim.Optimizer:
-    return torch.optim.SGD(params, lr=LEARNING_RATE, momentum=MOMENTUM)
+def _optimizer(rate: float, params: Parameters) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=rate, momentum=MOMENTUM)
 
 
 def _copies(shards: list[Shard]) -> list[Shard]:

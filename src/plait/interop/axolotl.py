@@ -176,6 +176,8 @@ NOTES: Final[tuple[tuple[str, Kind, str], ...]] = (
     *((name, "ignored", KERNEL) for name in ("deepcompile", "low_cpu_mem_usage", "torch_dtype")),
     *((name, "ignored", KERNEL) for name in ("accelerator_config", "expert_parallel_*")),
 )
+MAX_NORM: Final = 1.0
+"""The gradient norm that transformers' Trainer clips at, where a file leaves it out."""
 
 
 def read(source: Source) -> Imported:
@@ -251,6 +253,7 @@ def _training(source: Source, draft: Draft) -> None:
     adopt_course(source, draft, "lr_scheduler", source.take("lr_scheduler"))
     beta1 = source.number("adam_beta1")
     beta2 = source.number("adam_beta2")
+    clip = source.number("max_grad_norm")
     if beta1 is not None or beta2 is not None:
         draft.put("train", betas=[beta1 or 0.9, beta2 or 0.999])
     draft.put(
@@ -258,11 +261,16 @@ def _training(source: Source, draft: Draft) -> None:
         lr=source.number("learning_rate"),
         eps=source.number("adam_epsilon", "adam_eps"),
         weight_decay=source.number("weight_decay"),
-        clip_grad_norm=source.number("max_grad_norm"),
+        clip_grad_norm=clip or None,
         seed=source.count("seed"),
         min_lr=source.number("eta_min"),
         steps=source.count("max_steps"),
     )
+    train = draft.sections["train"]  # a DeepSpeed file may have said it
+    if "lr_scheduler" not in source:
+        train.setdefault("schedule", "cosine")
+    if clip is None:
+        train.setdefault("clip_grad_norm", MAX_NORM)
     warmup = source.number("warmup_steps")
     if warmup is not None and warmup == int(warmup):
         draft.put("train", warmup_steps=int(warmup))

@@ -77,6 +77,7 @@ NOTES: Final[tuple[tuple[str, Kind, str], ...]] = (
     ("training.gc_*", "ignored", KNOB),
     ("training.*", "ignored", KNOB),
     ("optimizer.*", "ignored", KNOB),
+    ("lr_scheduler.decay_ratio", "different", "the rate is constant there before its decay"),
     ("lr_scheduler.*", "ignored", "plait's courses are constant, linear and cosine"),
     ("parallelism.fsdp_reshard_after_forward", "ignored", KNOB),
     ("parallelism.enable_async_tensor_parallel", "ignored", KNOB),
@@ -89,11 +90,28 @@ NOTES: Final[tuple[tuple[str, Kind, str], ...]] = (
 )
 
 
+BF16: Final = "bfloat16"
+LEFT_OUT: Final[JsonObject] = {
+    "lr": 8e-4,
+    "weight_decay": 0.1,
+    "clip_grad_norm": 1.0,
+    "warmup_steps": 200,
+    "schedule": "linear",
+}
+"""The values of torchtitan for the keys of training that a file leaves out."""
+BETAS: Final = (0.9, 0.95)
+"""AdamW's betas there, where a file leaves them out."""
+
+
 def read(source: Source) -> Imported:
-    """The plan and the config of a torchtitan TOML. Errors: `ConfigError`."""
+    """The plan and the config of a torchtitan TOML. Errors: `ConfigError`.
+
+    A key that the file leaves out has torchtitan's own value, not plait's.
+    """
     draft = Draft(source)
     _axes(source, draft)
     _batch(source, draft)
+    _precision(source, draft)
     _training(source, draft)
     _model(source, draft)
     source.note_all(NOTES)
@@ -183,37 +201,62 @@ def _batch(source: Source, draft: Draft) -> None:
         draft.global_batch = local * draft.dp
 
 
-def _training(source: Source, draft: Draft) -> None:
-    steps = source.count("training.steps")
-    draft.put(
-        "train",
-        steps=steps,
-        lr=source.number("optimizer.lr"),
-        eps=source.number("optimizer.eps"),
-        weight_decay=source.number("optimizer.weight_decay"),
-        clip_grad_norm=source.number("training.max_norm"),
-        seed=source.count("training.seed", "debug.seed"),
-        warmup_steps=source.count("lr_scheduler.warmup_steps", "training.warmup_steps"),
-    )
-    first = source.number("optimizer.beta1")
-    second = source.number("optimizer.beta2")
-    if first is not None or second is not None:
-        draft.put("train", betas=[0.9 if first is None else first, second or 0.95])
-    adopt_name(source, draft, "optimizer.name", source.take("optimizer.name"))
-    course = source.take("lr_scheduler.decay_type")
-    if course in ("linear", "cosine"):
-        draft.put("train", schedule=course)
-    elif course is not None:
-        source.note("lr_scheduler.decay_type", "ignored", "plait has linear and cosine decay")
-    draft.put("data", seq_len=source.count("training.seq_len"))
-    if source.take("training.mixed_precision_param") == "bfloat16":
+def _precision(source: Source, draft: Draft) -> None:
+    """bf16 unless the file says otherwise, where torchtitan casts at all."""
+    said = source.take("training.mixed_precision_param")
+    degree = source.values.get("parallelism.data_parallel_shard_degree", -1)
+    may_shard = degree == -1 and source.world_size is None
+    shards = draft.strategy == ZERO_STRATEGIES[3] or draft.cp > 1 or may_shard
+    casts = shards or (draft.tp == 1 and draft.pp == 1)
+    if said == BF16 or (said is None and casts):
         draft.precision = "bf16"
-    if source.take("training.dtype") == "bfloat16":
+    if source.take("training.dtype") == BF16:
         source.note(
             "training.dtype",
             "different",
             "weights are bf16 there; plait's bf16 has float32 masters",
         )
+
+
+def _optimizer(source: Source, draft: Draft, steps: int | None) -> None:
+    given = {
+        "lr": source.number("optimizer.lr"),
+        "weight_decay": source.number("optimizer.weight_decay"),
+        "clip_grad_norm": source.number("training.max_norm"),
+        "warmup_steps": source.count("lr_scheduler.warmup_steps", "training.warmup_steps"),
+        "schedule": _course(source),
+    }
+    train = {key: LEFT_OUT[key] if value is None else value for key, value in given.items()}
+    factor = source.number("lr_scheduler.min_lr_factor", "lr_scheduler.lr_min")
+    if factor:
+        draft.put("train", min_lr=factor * float(train["lr"]))
+    if steps is not None:
+        train["warmup_steps"] = min(train["warmup_steps"], steps)
+    betas = [source.number("optimizer.beta1"), source.number("optimizer.beta2")]
+    train["betas"] = [
+        known if beta is None else beta for beta, known in zip(betas, BETAS, strict=True)
+    ]
+    train["clip_grad_norm"] = train["clip_grad_norm"] or None  # 0 there clips nothing here
+    draft.put("train", **train, eps=source.number("optimizer.eps"))
+    adopt_name(source, draft, "optimizer.name", source.take("optimizer.name") or "AdamW")
+
+
+def _course(source: Source) -> str | None:
+    """The decay of the learning rate that the file names, if plait has it."""
+    course = source.take("lr_scheduler.decay_type")
+    if course in (None, "linear", "cosine"):
+        return None if course is None else str(course)
+    source.note(
+        "lr_scheduler.decay_type", "different", "plait has linear and cosine decay; linear is taken"
+    )
+    return None
+
+
+def _training(source: Source, draft: Draft) -> None:
+    steps = source.count("training.steps")
+    draft.put("train", steps=steps, seed=source.count("training.seed", "debug.seed"))
+    _optimizer(source, draft, steps)
+    draft.put("data", seq_len=source.count("training.seq_len"))
     mode = source.take("activation_checkpoint.mode")
     if mode in ("full", "selective"):
         draft.remat = mode

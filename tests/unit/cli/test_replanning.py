@@ -6,6 +6,7 @@ import pytest
 
 from plait.cli import replanning
 from plait.config import Config
+from plait.errors import ModelError, PlanError
 from plait.plan import Plan
 
 
@@ -40,3 +41,20 @@ def test_the_planner_keeps_the_precision_of_the_run(precision: str) -> None:
     assert chosen is not None
     assert Plan.parse(chosen.text).precision == precision
     assert chosen.size == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "error"),
+    [({"counts": [1, 1, 1, 1]}, ModelError), ({"keep_gathered": 1}, PlanError)],
+)
+def test_a_listed_plan_that_the_keys_of_plan_exclude_is_refused_before_the_run(
+    keys: dict[str, object], error: type[Exception]
+) -> None:
+    first = "pp4" if "counts" in keys else "dp4:zero3"
+    tables = config(first).as_dict()
+    listed = {**tables["recovery"], "replan": ["pp2"], "restarts": 1}
+    if "keep_gathered" in keys:
+        listed["replan"] = ["dp2"]
+    given = Config.load({**tables, "plan": {"text": first, **keys}, "recovery": listed})
+    with pytest.raises(error, match=next(iter(keys))):
+        replanning.check(given, Plan.parse(first))

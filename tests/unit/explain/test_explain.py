@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from functools import cache
 from html import escape
@@ -268,3 +269,11 @@ def test_the_page_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
 def test_a_recording_can_be_printed_after_its_run() -> None:
     """It keeps memory whose contents ZeRO-3 has freed."""
     assert repr(explained("dp2:zero3")).startswith("Explanation(")
+
+
+@pytest.mark.parametrize("term", ["dp4:local,every8", "dp8:local,every16"])
+def test_a_long_round_of_ranks_by_themselves_stays_finite(term: str) -> None:
+    record = explain(term).as_dict()
+    assert all(math.isfinite(loss) for loss in record["losses"])
+    assert record["losses"][-1] <= record["losses"][0]
+    assert record["learning_rate"] < 0.125

@@ -72,6 +72,8 @@ def test_a_port_that_is_none_is_refused(port: int, tmp_path: Path) -> None:
     [
         (["federated.clients=1", "federated.secure=true"], "hides nothing in the sum of one"),
         (["federated.fraction=0.5", "federated.secure=true"], "asks 1 a round"),
+        (["federated.clients=4", "federated.min_replies=5"], "asks at most 4 a round"),
+        (["federated.fraction=0.01", "federated.min_replies=2"], "ask for 1 or fewer"),
         (["federated.strategy=krum", "federated.num_bad=5"], "too few for krum with num_bad 5"),
     ],
 )

@@ -170,7 +170,7 @@ def test_export_then_import_is_the_identity_on_random_plans(framework: str) -> N
 def test_the_number_of_ranks_fills_what_a_file_leaves_open() -> None:
     text = "[parallelism]\ntensor_parallel_degree = 2\n[training]\nlocal_batch_size = 1\n"
     imported = import_text(text, "toml", "torchtitan", world_size=8)
-    assert imported.plan == "tp2:1d,sp dp4:zero3"
+    assert imported.plan == "tp2:1d,sp dp4:zero3 precision:bf16"
 
 
 @pytest.mark.parametrize(

@@ -86,3 +86,45 @@ def test_an_export_that_loses_a_term_says_which(text: str) -> None:
 def test_numbers_that_contradict_each_other_are_still_one_sentence() -> None:
     with pytest.raises(ConfigError, match="does not divide"):
         import_text('{"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2}', "json")
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "ranks", "precision"),
+    [
+        ("", 8, "bf16"),
+        ("", None, "bf16"),
+        ("data_parallel_shard_degree = 1\ndata_parallel_replicate_degree = 8", None, "bf16"),
+        ("context_parallel_degree = 8", 8, "bf16"),
+        ("tensor_parallel_degree = 8", 8, "float32"),  # torchtitan casts with FSDP alone there
+        ("data_parallel_shard_degree = 1\npipeline_parallel_degree = 4", None, "float32"),
+    ],
+)
+def test_a_torchtitan_file_trains_in_the_precision_that_it_leaves_out(
+    parallelism: str, ranks: int | None, precision: str
+) -> None:
+    text = f"[training]\nlocal_batch_size = 8\n[parallelism]\n{parallelism}\n"
+    plan = Plan.parse(import_text(text, "toml", "torchtitan", ranks).plan)
+    assert plan.precision == precision
+    said = text.replace("[parallelism]", 'mixed_precision_param = "float32"\n[parallelism]')
+    assert Plan.parse(import_text(said, "toml", "torchtitan", ranks).plan).precision == "float32"
+
+
+def test_a_torchtitan_file_trains_with_the_values_that_it_leaves_out() -> None:
+    text = "[training]\nlocal_batch_size = 1\nsteps = 1000\n[optimizer]\nlr = 3e-4\n"
+    train = import_text(text, "toml", "torchtitan").config["train"]
+    assert train["optimizer"] == "adamw"
+    assert train["betas"] == [0.9, 0.95]
+    assert (train["weight_decay"], train["clip_grad_norm"]) == (0.1, 1.0)
+    assert (train["schedule"], train["warmup_steps"]) == ("linear", 200)
+    short = text.replace("1000", "20") + "[lr_scheduler]\nmin_lr_factor = 0.1\n"
+    train = import_text(short, "toml", "torchtitan").config["train"]
+    assert train["warmup_steps"] == 20
+    assert train["min_lr"] == pytest.approx(3e-5)
+
+
+def test_an_axolotl_file_decays_and_clips_where_it_says_nothing() -> None:
+    text = "base_model: x/y\nmicro_batch_size: 2\nlearning_rate: 2e-5\n"
+    train = import_text(text, "yaml", "axolotl").config["train"]
+    assert (train["schedule"], train["clip_grad_norm"]) == ("cosine", 1.0)
+    train = import_text(f"{text}max_grad_norm: 0\n", "yaml", "axolotl").config["train"]
+    assert "clip_grad_norm" not in train

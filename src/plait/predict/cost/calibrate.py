@@ -40,6 +40,8 @@ WIDEST: Final = 5.0
 """The widest bar that steps which contradict the model make, of the usual one."""
 FAR: Final = math.log(1.5)
 """The logarithm from which on a step that was fitted is said to be far off."""
+FARTHEST: Final = math.log(1e4)
+"""The logarithm from which on seconds are of another unit, cluster or model, and fit no factors."""
 ROUNDS: Final = 8
 MOST: Final = 2.0
 """The largest logarithm of a factor."""
@@ -77,9 +79,23 @@ def calibrate(steps: Sequence[MeasuredStep], cluster: Cluster | str) -> Calibrat
         raise ConfigError(f"a measured step took {wrong[0]:g} s; seconds are finite and above 0")
     place = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     asked = [prepared(step) for step in steps]
+    for step in asked:
+        _refuse_beyond_reach(step, place)
     names = FACTORS if place.profile is None else FACTORS[:1]
     found = fitted(len(asked), lambda at, factors: log_ratio(asked[at], place, factors), names)
     return widened(found, [residual_of(step, place, found) for step in asked])
+
+
+def _refuse_beyond_reach(step: AskedStep, place: Cluster) -> None:
+    """Raises `ConfigError` for seconds that no factors explain: nothing can be learnt from them."""
+    ratio = log_ratio(step, place, Calibration())
+    if abs(ratio) > FARTHEST:
+        predicted = step.seconds / math.exp(ratio)
+        raise ConfigError(
+            f"{step.plan} took {step.seconds:g} s, and {predicted:.3g} s are predicted for "
+            f"{place.name}, {math.exp(abs(ratio)):.2g} times {'less' if ratio > 0 else 'more'}; "
+            "name the seconds of one step, on the cluster and with the config that ran"
+        )
 
 
 def fitted(

@@ -33,6 +33,8 @@ SHORTEST_SECONDS: Final = 1e-6
 LEAST_USEFUL: Final = 1e-6
 """A smaller part of useful time counts as none."""
 MOST_TOKENS: Final = 1e18
+LEAST_MTBF: Final = 1e-4
+MOST_MTBF: Final = 1e12
 """More tokens are taken for a slip; the largest published runs have less than 1e14."""
 DAY: Final = 86400.0
 KEEPING_KEYS: Final = ("copy_bytes_per_second", "write_bytes_per_second", "recovery_seconds")
@@ -187,8 +189,11 @@ def goodput(
     the memory of other nodes (snapshots) or in storage (checkpoints). What `costs` has measured
     takes the place of what is assumed. Raises `ConfigError` for hours that cannot be.
     """
-    if not (mtbf_hours > 0 and math.isfinite(mtbf_hours)):
-        raise ConfigError(f"mtbf = {mtbf_hours:g}: a device fails once in so many hours, as 40000")
+    if not LEAST_MTBF <= mtbf_hours <= MOST_MTBF:
+        raise ConfigError(
+            f"mtbf = {mtbf_hours:g}: a device fails once in {LEAST_MTBF:g} to {MOST_MTBF:g} hours, "
+            "as 40000"
+        )
     known = MeasuredCosts() if costs is None else costs.of_estimate(estimate)
     failure_seconds = mtbf_hours * 3600 / estimate.num_devices
     nodes = -(-estimate.num_devices // estimate.devices_per_node)

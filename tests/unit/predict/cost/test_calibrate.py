@@ -200,3 +200,10 @@ def test_a_known_model_is_a_config_of_a_step(tmp_path: Path, capsys) -> None:
     words[1] = "llama3-9b"
     assert main(["calibrate", *words, "--cluster", "h100x8"]) == 2
     assert "neither a file nor a known model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("seconds", "word"), [(1e9, "less"), (1e-9, "more")])
+def test_seconds_that_no_factors_explain_are_refused(seconds: float, word: str) -> None:
+    step = MeasuredStep(config(LLAMA_8B), "dp8:zero3 precision:bf16", seconds)
+    with pytest.raises(ConfigError, match=f"are predicted for h100x8, .* times {word}; name the"):
+        calibrate([step], "h100x8")

@@ -157,3 +157,13 @@ def test_a_run_that_never_ends_is_said_in_words() -> None:
     assert run["days"] == math.inf
     first = campaign_lines(run)[0]
     assert first.endswith("no useful work remains") and "inf" not in first
+
+
+@pytest.mark.parametrize("hours", [1e-9, 0.0, -1.0, 1e308, math.inf, math.nan])
+def test_hours_between_failures_that_no_device_has_are_refused(hours: float) -> None:
+    with pytest.raises(ConfigError, match=r"fails once in 0\.0001 to 1e\+12 hours"):
+        campaign(GUESS, tokens=1e9, mtbf_hours=hours)
+
+
+def test_the_longest_hours_between_failures_have_an_interval() -> None:
+    assert campaign(GUESS, tokens=1e9, mtbf_hours=1e12)["goodput"]["useful_fraction"] > 0.999
