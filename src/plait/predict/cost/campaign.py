@@ -33,9 +33,10 @@ SHORTEST_SECONDS: Final = 1e-6
 LEAST_USEFUL: Final = 1e-6
 """A smaller part of useful time counts as none."""
 MOST_TOKENS: Final = 1e18
+"""More tokens are taken for a slip; the largest published runs have less than 1e14."""
 LEAST_MTBF: Final = 1e-4
 MOST_MTBF: Final = 1e12
-"""More tokens are taken for a slip; the largest published runs have less than 1e14."""
+"""Hours between failures of a device; others are taken for a slip."""
 DAY: Final = 86400.0
 KEEPING_KEYS: Final = ("copy_bytes_per_second", "write_bytes_per_second", "recovery_seconds")
 
