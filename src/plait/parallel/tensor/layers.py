@@ -325,15 +325,23 @@ def shallow_copy(module: nn.Module) -> nn.Module:
 
 
 def check_hooks(name: str, old: nn.Module, new: nn.Module, group: object) -> None:
-    """Raise `ModelError` where a layer that computes a part leaves out hooks of the whole one."""
+    """Raise `ModelError` where a layer that computes a part leaves out hooks of the whole one.
+
+    Hooks of plait itself are not among them: adapters give each part its own.
+    """
     for table, what in HOOKS.items():
         hooks: dict[int, object] = getattr(old, table)
-        if hooks and not hooks.keys() <= getattr(new, table).keys():
+        users = {key for key, hook in hooks.items() if not _is_of_plait(hook)}
+        if not users <= getattr(new, table).keys():
             raise ModelError(
                 f"'{name or 'the model'}' ({type(old).__name__}) has a {what}hook, and {group} "
                 "computes the layer in parts, which the hook would not see as one; remove the "
                 "hook, or take tp out of the plan"
             )
+
+
+def _is_of_plait(hook: object) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("plait.")
 
 
 def _of_twin(forward: Any, module: nn.Module, twin: nn.Module) -> Any:
