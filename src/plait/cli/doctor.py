@@ -55,6 +55,8 @@ def _all_clear(result: Json) -> str:
 def rank_line(rank: Json) -> str:
     """One rank in words."""
     words = f"rank {rank['rank']}  step {rank['step']}, {rank['doing']}"
+    if rank["alive"] is None:
+        return f"{words} (on {rank['host'] or 'another machine'}: ask there whether it runs)"
     if not rank["alive"]:
         return f"{words} (gone)"
     return f"{words} for {rank['seconds']:.1f} s (process {rank['pid']})"

@@ -14,7 +14,7 @@ from typing import Final
 from plait.checkpoint.folder import newest_whole, step_number
 from plait.doctor import findings
 from plait.doctor.findings import RunFinding
-from plait.doctor.flight import record_path
+from plait.doctor.flight import Phase, record_path
 from plait.doctor.record import RankSnapshot, Records, now
 from plait.errors import CheckpointError, ConfigError, PlaitError
 from plait.plan import Plan
@@ -114,14 +114,19 @@ def _world_size(folder: RunFolder) -> int:
 
 
 def state_of(folder: RunFolder, views: dict[int, RankSnapshot]) -> str:
-    """`running`, `finished`, or `ended` for a run that stopped before its last step."""
-    if any(_is_alive(view) for view in views.values()):
+    """`running`, `finished`, `ended` for a run that stopped before its last step, or `unknown`
+    where its ranks are on another machine.
+    """
+    alive = [_is_alive(view) for view in views.values()]
+    if any(alive):
         return "running"
     steps = _steps(folder)
     metrics = metrics_so_far(folder)
     done = int(metrics[-1]["step"]) if metrics else 0
     whole = steps is not None and done >= steps
-    return "finished" if whole and folder.summary.exists() else "ended"
+    if whole and folder.summary.exists():
+        return "finished"
+    return "unknown" if None in alive else "ended"
 
 
 def _rank(view: RankSnapshot) -> JsonObject:
@@ -137,9 +142,11 @@ def _rank(view: RankSnapshot) -> JsonObject:
     }
 
 
-def _is_alive(view: RankSnapshot) -> bool:
-    """Whether the rank runs, as far as can be seen from this host."""
-    return view.host == socket.gethostname() and bool(view.process_state())
+def _is_alive(view: RankSnapshot) -> bool | None:
+    """Whether the rank runs; None for one of another machine, whose processes are not seen here."""
+    if view.host == socket.gethostname():
+        return bool(view.process_state())
+    return False if view.phase is Phase.DONE else None
 
 
 def _folder(path: Path) -> RunFolder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,21 @@ def test_a_rank_of_another_machine_is_no_finding(tmp_path: Path) -> None:
     assert (found["findings"], found["ranks_without_record"]) == ([], [0, 2])
     assert "rank 2  no record is here" in view(found)
     assert status_of(tmp_path)["findings"] == 0
+
+
+def test_a_run_of_another_machine_is_not_called_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = a_run(tmp_path)
+    folder.plan.write_text("dp1\n")
+    recorder = FlightRecorder(0, 1, folder.doctor)
+    assert status_of(tmp_path)["state"] == "running"
+    monkeypatch.setattr(socket, "gethostname", lambda: "login")
+    found = findings_of(tmp_path)
+    assert (found["state"], found["errors"]) == ("unknown", [])
+    assert "ask there whether it runs" in view(found)
+    recorder.close()
+    assert findings_of(tmp_path)["state"] == "ended"
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
