@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from plait.doctor import findings
 from plait.plan.facts import SCHEDULES
+from plait.run.report_troubles import errors_of, findings_of, recoveries_of
 from plait.run.rundata import RunData, lines_of
 from plait.run.rundir import RunFolder
 from plait.trace import Timeline
@@ -26,7 +27,7 @@ from plait.trace.page import (
     page,
 )
 from plait.trace.picture import COLOURS, Frame, Lane, lanes, legend, timeline_lanes
-from plait.trace.units import size_words
+from plait.trace.units import milliseconds, percent, size_words
 from plait.values import JsonMapping, JsonValue
 
 MAX_LANES = 16
@@ -48,13 +49,14 @@ def report_page(data: RunData, drawing: Drawing = NO_DRAWING, advice: Sequence[s
     """
     sections = [
         *([PageSection("What limits this run, and what to try next", advice)] if advice else []),
-        _timelines(data),
+        *([_timelines(data, data.simulated)] if data.simulated else []),
         _course(data.metrics),
         _memory(data),
         _traffic(data),
-        _summary(data),
-        *_recoveries(data),
-        *_findings(data),
+        *([_summary(data)] if data.steps else []),
+        *recoveries_of(data),
+        *findings_of(data),
+        *errors_of(data),
     ]
     top = Top(_lead(data), _cards(data))
     return page(f"plait run {data.folder.resolve().name}: {data.plan}", sections, top, drawing)
@@ -62,17 +64,23 @@ def report_page(data: RunData, drawing: Drawing = NO_DRAWING, advice: Sequence[s
 
 def pictures_of(data: RunData) -> JsonMapping:
     """The data of the page's curves and timelines."""
+    guess = None if data.prediction is None else data.prediction.numbers
+    runs = [{"name": str(data.plan), "steps": list(data.metrics), "predicted": guess}]
+    return {"runs": runs, "timelines": _drawn_timelines(data, data.simulated)}
+
+
+def _drawn_timelines(data: RunData, simulated: Timeline | None) -> list[JsonMapping]:
+    """The measured timeline above those that were promised; none without traced steps."""
+    if simulated is None:
+        return []
     line = lines_of(data.plan)
     measured = drawn_timeline(measured_timeline(data), f"measured: {_which_steps(data)}")
-    promised = [drawn_timeline(data.simulated, f"simulated: {OWN_TIMES}", line)]
+    promised = [drawn_timeline(simulated, f"simulated: {OWN_TIMES}", line)]
     word = "simulated"
     if data.prediction is not None:
         promised.insert(0, drawn_timeline(data.prediction.timeline, PREDICTED, line))
         word = "predicted"
-    shown = [laid_over(measured, promised[0], word), *promised]
-    guess = None if data.prediction is None else data.prediction.numbers
-    runs = [{"name": str(data.plan), "steps": list(data.metrics), "predicted": guess}]
-    return {"runs": runs, "timelines": shown}
+    return [laid_over(measured, promised[0], word), *promised]
 
 
 PREDICTED = "predicted before the run, by the cost model"
@@ -86,16 +94,16 @@ def _lead(data: RunData) -> str:
     course = (
         "" if first is None or last is None else f"; the loss went from {first:.4g} to {last:.4g}"
     )
-    text = (
-        f"{summary.get('steps')} steps on {data.plan.world_size} ranks under {data.plan}{course}. "
-    )
+    text = f"{data.num_steps} steps on {data.plan.world_size} ranks under {data.plan}{course}. "
+    if not data.steps:
+        return f"{text}A run writes the timeline of its steps when it ends, and this one has not."
     numbers = data.numbers()
     measured = numbers["measured_step_seconds"]
-    text += f"The actions of a step took {_ms(measured)}"
+    text += f"The actions of a step took {milliseconds(measured)}"
     predicted = numbers["predicted_step_seconds"]
     if predicted:
-        text += f", and {_ms(predicted)} were predicted ({measured / predicted - 1:+.0%})"
-    text += f"; the ranks stood idle for {_percent(numbers['measured_bubble_fraction'])} of it."
+        text += f", and {milliseconds(predicted)} were predicted ({measured / predicted - 1:+.0%})"
+    text += f"; the ranks stood idle for {percent(numbers['measured_bubble_fraction'])} of it."
     troubles = {
         "recovery": len(summary.get("recoveries") or []),
         "finding of the doctor": len(findings.read(RunFolder(data.folder).doctor)),
@@ -130,11 +138,15 @@ def _cards(data: RunData) -> tuple[Card, ...]:
             f"{summary.get('tokens_per_second') or 0:,.0f}",
             predicted("tokens_per_second", lambda value: f"{value:,.0f}"),
         ),
-        Card("a step", _ms(numbers["measured_step_seconds"]), predicted("step_seconds", _ms)),
+        Card(
+            "a step",
+            milliseconds(numbers["measured_step_seconds"]),
+            predicted("step_seconds", milliseconds),
+        ),
         Card(
             "bubble",
-            _percent(numbers["measured_bubble_fraction"]),
-            predicted("bubble_fraction", _percent),
+            percent(numbers["measured_bubble_fraction"]),
+            predicted("bubble_fraction", percent),
         ),
         Card("peak memory", size_words(max(peaks)) if peaks else "-", memory),
         Card("sent by a rank", size_words(sent), traffic),
@@ -168,27 +180,27 @@ def _summary(data: RunData) -> PageSection:
     rows = [
         (
             "measured",
-            _ms(numbers["measured_step_seconds"]),
-            _percent(numbers["measured_bubble_fraction"]),
+            milliseconds(numbers["measured_step_seconds"]),
+            percent(numbers["measured_bubble_fraction"]),
             _traced(data),
         ),
         (
             "simulated",
-            _ms(numbers["simulated_step_seconds"]),
-            _percent(numbers["simulated_bubble_fraction"]),
+            milliseconds(numbers["simulated_step_seconds"]),
+            percent(numbers["simulated_bubble_fraction"]),
             OWN_TIMES,
         ),
     ]
     if data.prediction is not None:
         what = f"the cost model for cluster {data.prediction.cluster}"
-        bubble = _percent(numbers["predicted_bubble_fraction"])
-        rows.append(("predicted", _ms(numbers["predicted_step_seconds"]), bubble, what))
+        bubble = percent(numbers["predicted_bubble_fraction"])
+        rows.append(("predicted", milliseconds(numbers["predicted_step_seconds"]), bubble, what))
     parts: list[str | Grid] = [Grid(("", "step", "bubble", "from"), tuple(rows), ("from",))]
     if data.prediction is None:
         parts.append(f"No prediction of the cost model: {data.why_no_prediction}")
     loss = summary.get("final_loss")
     parts.append(
-        f"{summary.get('steps')} steps on {data.plan.world_size} ranks, final loss "
+        f"{data.num_steps} steps on {data.plan.world_size} ranks, final loss "
         f"{'-' if loss is None else f'{loss:.4f}'}, "
         f"{summary.get('tokens_per_second') or 0:,.0f} tokens/s by the clock, data loading "
         "included."
@@ -204,12 +216,12 @@ def _traced(data: RunData) -> str:
     return f"the median of the traced steps {numbers[0]} to {numbers[-1]}"
 
 
-def _timelines(data: RunData) -> PageSection:
+def _timelines(data: RunData, simulated: Timeline) -> PageSection:
     asynchronous = SCHEDULES[data.plan.pp.schedule].asynchronous
     measured = measured_timeline(data)
     drawn = [
         measured,
-        data.simulated,
+        simulated,
         *([data.prediction.timeline] if data.prediction is not None else []),
     ]
     length = max(timeline.seconds for timeline in drawn) * 1e3
@@ -219,7 +231,7 @@ def _timelines(data: RunData) -> PageSection:
     if data.prediction is not None:
         predicted = _renamed(data.prediction.timeline, line)
         pictures.append(_picture(predicted, length, PREDICTED))
-    pictures.append(_picture(_renamed(data.simulated, line), length, f"simulated: {OWN_TIMES}"))
+    pictures.append(_picture(_renamed(simulated, line), length, f"simulated: {OWN_TIMES}"))
     which = f"measured: {_which_steps(data)}"
     pictures.append(_picture(timeline_lanes(measured), length, which))
     if asynchronous:
@@ -245,7 +257,7 @@ def _left_out(data: RunData) -> Iterator[str]:
     if shared:
         yield (
             f"The predicted timeline has a core for each rank. That there are fewer cores adds "
-            f"{_ms(shared)} to the predicted step."
+            f"{milliseconds(shared)} to the predicted step."
         )
 
 
@@ -333,68 +345,3 @@ def _course(metrics: Sequence[JsonMapping]) -> PageSection:
     )
     grid = Grid(("step", "loss", "gradient norm", "ms"), rows)
     return PageSection("Course", [Spot("charts"), Folded("The steps as a table", grid)])
-
-
-def _recoveries(data: RunData) -> list[PageSection]:
-    """The recoveries, and what was spent on them; no section where there is nothing of it."""
-    recoveries = data.summary.get("recoveries") or []
-    waits = [
-        f"{num} {what}s took {_ms(waited['seconds'] / num)} of waiting each"
-        if num > 1
-        else f"1 {what} took {_ms(waited['seconds'])} of waiting"
-        for what in ("snapshot", "checkpoint")
-        if (waited := data.summary.get(f"{what}s")) and (num := waited["count"])
-    ]
-    parts: list[str | Grid] = []
-    if recoveries:
-        header = ("step", "lost ranks", "cause", "seconds", "plan", "steps repeated")
-        parts.append(Grid(header, tuple(_recovery(one) for one in recoveries), ("cause", "plan")))
-    if waits:
-        parts.append(f"{'; '.join(waits)}.")
-    title = "Recoveries and their cost" if recoveries else "Snapshots and checkpoints"
-    return [PageSection(title, parts)] if parts else []
-
-
-def _recovery(one: JsonMapping) -> tuple[str, ...]:
-    """A row of the table."""
-    before, after = one["plan_before"], one["plan_after"]
-    seconds = one.get("seconds")
-    repeated = one.get("steps_repeated")
-    return (
-        str(one["step"]),
-        ", ".join(map(str, one["lost_ranks"])) or "-",
-        one["cause"],
-        "-" if seconds is None else f"{seconds:.2f}",
-        before if before == after else f"{before}, then {after}",
-        "-" if repeated is None else str(repeated),
-    )
-
-
-def _findings(data: RunData) -> list[PageSection]:
-    """The findings of the doctor; no section where there is none."""
-    entries = findings.read(RunFolder(data.folder).doctor)
-    rows = tuple(
-        (
-            str(one["kind"]),
-            "-" if one["rank"] is None else str(one["rank"]),
-            "-" if one["step"] is None else str(one["step"]),
-            str(one["where"]),
-            str(one["cause"]),
-            str(one["line"] or "-"),
-        )
-        for one in entries
-    )
-    header = ("kind", "rank", "step", "where", "cause", "line")
-    return (
-        [PageSection("Findings of the doctor", [Grid(header, rows, ("where", "cause", "line"))])]
-        if rows
-        else []
-    )
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
-
-
-def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{fraction:.1%}"

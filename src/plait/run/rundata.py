@@ -40,7 +40,7 @@ class Prediction:
 @dataclass(frozen=True)
 class RunData:
     """`steps` are the traced steps by number; `simulated`: the schedule, with the mean times of the
-    shown step's actions.
+    shown step's actions. A run that stopped early has neither.
     """
 
     folder: Path
@@ -48,7 +48,7 @@ class RunData:
     summary: JsonMapping
     metrics: tuple[JsonMapping, ...]
     steps: Mapping[int, Timeline]
-    simulated: Timeline
+    simulated: Timeline | None
     prediction: Prediction | None
     why_no_prediction: str = ""
 
@@ -59,27 +59,35 @@ class RunData:
         return next(number for number, step in self.steps.items() if step is middle)
 
     @property
-    def measured_seconds(self) -> float:
+    def measured_seconds(self) -> float | None:
         """The median length of the traced steps, from the first action to the last."""
+        if not self.steps:
+            return None
         return statistics.median(step.seconds for step in self.steps.values())
+
+    @property
+    def num_steps(self) -> int:
+        """The steps that the run has made."""
+        last = self.metrics[-1]["step"] if self.metrics else 0
+        return int(self.summary.get("steps") or last)
 
     def numbers(self) -> JsonObject:
         """The keys of `plait report --json`."""
         predicted = self.prediction
+        simulated = self.simulated
+        bubbles = [observed_bubble(step) for step in self.steps.values()]
         return {
             "plan": str(self.plan),
-            "steps": self.summary.get("steps"),
+            "steps": self.num_steps,
             "traced_steps": list(self.steps),
             "measured_step_seconds": self.measured_seconds,
-            "simulated_step_seconds": self.simulated.seconds,
+            "simulated_step_seconds": None if simulated is None else simulated.seconds,
             "predicted_step_seconds": None
             if predicted is None
             else predicted.numbers["step_seconds"],
             "predicted_for": None if predicted is None else predicted.cluster,
-            "measured_bubble_fraction": statistics.median(
-                observed_bubble(step) for step in self.steps.values()
-            ),
-            "simulated_bubble_fraction": observed_bubble(self.simulated),
+            "measured_bubble_fraction": statistics.median(bubbles) if bubbles else None,
+            "simulated_bubble_fraction": None if simulated is None else observed_bubble(simulated),
             "predicted_bubble_fraction": None
             if predicted is None
             else predicted.numbers["bubble_fraction"],
@@ -89,6 +97,8 @@ class RunData:
 def read_run(path: Path) -> RunData:
     """Read a run's folder. Errors: `ConfigError` that names the file which is missing or cannot be
     read.
+
+    A run that was killed has written neither a trace nor a summary, and perhaps no step.
     """
     folder = RunFolder(path)
     if not path.is_dir():
@@ -97,6 +107,9 @@ def read_run(path: Path) -> RunData:
     if not text.strip():  # an empty plan would be dp1, and the run's was another
         raise ConfigError(f"{folder.plan} is empty; a run writes its plan there")
     plan = Plan.parse(text).check()
+    if not folder.trace.exists() and not folder.summary.exists():
+        metrics = metrics_of(folder.metrics) if folder.metrics.exists() else ()
+        return RunData(path, plan, {}, metrics, {}, None, *predict(folder.config, plan))
     steps = timeline_of(folder.trace).by_label("step")
     if not steps:
         raise ConfigError(

@@ -23,5 +23,15 @@ def time_words(seconds: float) -> str:
     return f"{_digits(seconds)} s"
 
 
+def milliseconds(seconds: float | None) -> str:
+    """Seconds: `13.2 ms`; a dash where they are unknown."""
+    return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction: `12.5%`; a dash where it is unknown."""
+    return "-" if fraction is None else f"{fraction:.1%}"
+
+
 def _digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"

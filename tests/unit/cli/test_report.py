@@ -15,6 +15,7 @@ import pytest
 
 import plait
 from plait.cli import main
+from plait.doctor.flight import FlightRecorder
 from plait.parallel.pipeline.actions import Kind
 from plait.parallel.pipeline.lower import lower
 from plait.parallel.pipeline.observed import observed_bubble, simulated_step
@@ -310,3 +311,23 @@ def test_a_last_line_that_a_kill_has_cut_is_left_out(
         file.write("\n")
     assert main(["report", str(run)]) == 2
     assert "this is no JSON" in capsys.readouterr().err
+
+
+def test_a_run_that_was_killed_has_a_page_with_its_course_and_its_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path, "dp2", two_steps(lower(make("gpipe", 1, 1)), 1))
+    for name in ("trace.json", "summary.json"):
+        (run / name).unlink()
+    (run / "logs").mkdir()
+    error = "RuntimeError: <the disk> is full"
+    (run / "logs" / "rank-1.txt").write_text(f"Traceback (most recent call last):\n{error}\n")
+    for rank in (0, 1):
+        FlightRecorder(rank, 2, run / "doctor").close()
+    found = report(run, capsys)
+    assert (found["steps"], found["traced_steps"]) == (2, [])
+    assert found["measured_step_seconds"] is None and found["predicted_step_seconds"] > 0
+    text = Path(found["out"]).read_text()
+    assert "this one has not" in text and "RuntimeError: &lt;the disk&gt; is full" in text
+    (run / "metrics.jsonl").unlink()
+    assert report(run, capsys)["steps"] == 0
