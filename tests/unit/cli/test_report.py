@@ -15,7 +15,6 @@ import pytest
 
 import plait
 from plait.cli import main
-from plait.doctor.flight import FlightRecorder
 from plait.parallel.pipeline.actions import Kind
 from plait.parallel.pipeline.lower import lower
 from plait.parallel.pipeline.observed import observed_bubble, simulated_step
@@ -23,8 +22,10 @@ from plait.parallel.pipeline.schedules import make
 from plait.parallel.pipeline.text import dumps
 from plait.run.report_page import report_page
 from plait.run.rundata import read_run
+from plait.run.rundir import RunFolder
 from plait.trace import Timeline
 from plait.trace.chrome import mark_recoveries
+from tests.helpers.records import gone
 
 CONFIG = """
 [model]
@@ -323,7 +324,7 @@ def test_a_run_that_was_killed_has_a_page_with_its_course_and_its_errors(
     error = "RuntimeError: <the disk> is full"
     (run / "logs" / "rank-1.txt").write_text(f"Traceback (most recent call last):\n{error}\n")
     for rank in (0, 1):
-        FlightRecorder(rank, 2, run / "doctor").close()
+        gone(RunFolder(run), rank).close()
     found = report(run, capsys)
     assert (found["steps"], found["traced_steps"]) == (2, [])
     assert found["measured_step_seconds"] is None and found["predicted_step_seconds"] > 0

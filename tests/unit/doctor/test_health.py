@@ -10,11 +10,12 @@ import pytest
 from plait.cli.doctor import view
 from plait.doctor import findings
 from plait.doctor.findings import RunFinding
-from plait.doctor.flight import HEADER, FlightRecorder, Phase, record_path
+from plait.doctor.flight import FlightRecorder, Phase
 from plait.errors import ConfigError
 from plait.run.health import findings_of, status_of
 from plait.run.logs import AGAIN
 from plait.run.rundir import RunFolder
+from tests.helpers.records import gone
 
 ERROR = "plait.errors.RunError: metrics.jsonl cannot be written"
 METRICS = """{"step": 1, "loss": 2.0, "tokens": 10, "seconds": 0.5}
@@ -28,16 +29,6 @@ def a_run(path: Path) -> RunFolder:
     folder.config.write_text("[train]\nsteps = 2\n")
     folder.metrics.write_text(METRICS)
     return folder
-
-
-def gone(folder: RunFolder, rank: int) -> FlightRecorder:
-    """The record of a rank whose process is no more: its start is that of no process."""
-    recorder = FlightRecorder(rank, 2, folder.doctor)
-    with record_path(folder.doctor, rank).open("r+b") as file:
-        magic, pid, start, *ranks = HEADER.unpack(file.read(HEADER.size))
-        file.seek(0)
-        file.write(HEADER.pack(magic, pid, start + 1, *ranks))
-    return recorder
 
 
 def test_a_run_that_goes_on(tmp_path: Path) -> None:
