@@ -253,7 +253,7 @@ def compose(
         guard=guard,
         graphs=graphs.make(model, pipeline, strategy, plan, options),
         deferral=deferral,
-        unchanged=Unchanged(model, optimizer),
+        unchanged=Unchanged(model, optimizer, plan),
         mean_of_workers=options.aggregate == "mean" and driver.is_synchronous,
     )
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from plait.errors import DataError, OutOfMemory, PlaitError
+from plait.errors import DataError, ModelError, OutOfMemory, PlaitError
 
 _CPU_MEMORY = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
 _CURE = (
@@ -42,6 +42,19 @@ def explained(*explainers: Explainer) -> Iterator[None]:
         raise
 
 
+def step_errors(
+    model: nn.Module, batches: Iterable[tuple[object, object]] | None, rank: int, what: str
+) -> list[Explainer]:
+    """Explainers of a work of that name on a rank.
+
+    They look at memory, and at tokens and labels where the work has batches of (inputs, targets).
+    """
+    memory = memory_error(rank, what)
+    if batches is None:
+        return [memory]
+    return [memory, token_error(model, batches, what), label_error(model, what)]
+
+
 def memory_error(rank: int, what: str) -> Explainer:
     """Explains an allocation that failed on a rank, in a work of that name."""
 
@@ -56,6 +69,26 @@ def memory_error(rank: int, what: str) -> Explainer:
             return None
         size = f"{int(match[1]) / 1e9:,.1f} GB more than there is"
         return OutOfMemory(f"rank {rank} asked in {what} for {size}; {_CURE}")
+
+    return explain
+
+
+_INNER_GRADIENT = re.compile(
+    r"element \d+ of tensors does not require grad|differentiated Tensors? .*not have been used"
+)
+
+
+def inner_gradient_error(model: nn.Module) -> Explainer:
+    """Explains a gradient that a forward takes itself, of blocks that a pipeline divides."""
+
+    def explain(error: Exception) -> ModelError | None:
+        if _INNER_GRADIENT.search(str(error)) is None:
+            return None
+        return ModelError(
+            f"the forward of {type(model).__name__} takes a gradient itself (torch.autograd.grad), "
+            "and a pipeline has the graph of each stage on another rank; take pp out of the plan: "
+            "dp, zero3 and tp train such a model"
+        )
 
     return explain
 

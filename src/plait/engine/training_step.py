@@ -17,7 +17,7 @@ from plait.doctor.flight import Phase
 from plait.engine.axes import within_stage
 from plait.engine.balance import Load
 from plait.engine.deferral import PendingStep, PendingSteps, StepReadout
-from plait.engine.explain import Explainer, explained, label_error, memory_error, token_error
+from plait.engine.explain import Explainer, explained, inner_gradient_error, step_errors
 from plait.engine.graphs import StepGraphs
 from plait.engine.loss import LossFunction, LossSum, LossTotals, MetricSum, summed
 from plait.engine.modes import TrainingModes
@@ -103,6 +103,8 @@ class TrainingStep:
         self._handlers = parts.timing.handlers(table)
         self._graphs = parts.graphs
         self._explainers: list[Explainer] = [batch_norm_error(parts.model)]
+        if parts.plan.pp.size > 1:
+            self._explainers.append(inner_gradient_error(parts.model))
         if parts.split is not None:
             self._explainers.append(partial(parts.split.explain, parts.model))
 
@@ -136,10 +138,8 @@ class TrainingStep:
         Collective.
         """
         name = "the flush" if step is None else f"step {self.index + 1}"
-        explainers = [memory_error(self._world.rank, name), *self._explainers]
-        if step is not None:
-            explainers.append(token_error(self._model, step.pairs(), name))
-            explainers.append(label_error(self._model, name))
+        pairs = None if step is None else step.pairs()
+        explainers = [*self._explainers, *step_errors(self._model, pairs, self._world.rank, name)]
         self._updates_left = sum(action.kind is Kind.UPDATE for action in actions)
         with explained(*explainers), own_random_state(self._world.device):
             begin = self._world.recorder.flight.action

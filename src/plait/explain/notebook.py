@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -38,7 +38,8 @@ class Place:
         """The bytes of a contiguous tensor [...], which the place keeps alive."""
         start = tensor.data_ptr()
         num_bytes = tensor.numel() * tensor.element_size()
-        return cls(start, start + num_bytes, tensor.detach())
+        owner = tensor if isinstance(tensor, nn.Parameter) else tensor.detach()
+        return cls(start, start + num_bytes, owner)
 
     def meets(self, other: Place) -> bool:
         """Whether both have an element in common."""

@@ -162,7 +162,7 @@ def _held(engine: Engine) -> Iterator[tuple[str, Tensor]]:
         yield f"{short(shard.name)}{part}", piece.value
     for name, param in engine.holding.params.items():
         if param.untyped_storage().nbytes():
-            yield short(name), param.detach()
+            yield short(name), param
         if param.grad is not None:
             yield f"d{short(name)}", param.grad
 

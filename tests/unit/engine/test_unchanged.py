@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def refused(plan: str, change: Change, match: str, *, frozen: bool = False) -> N
         threaded(size, steps, models, plan, change, plan=plan)
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", ["dp2:zero1", "dp2:zero3", "dp2:ring", "pp2 mb2"])
 def test_a_parameter_that_is_frozen_between_steps(plan: str) -> None:
     match = r"the parameter '0\.weight' is frozen now and was trained .* call engine\.save"
     refused(plan, lambda model, _: model.get_submodule("0").requires_grad_(False), match)
@@ -99,3 +100,34 @@ def test_the_cure_takes_a_changed_model_on(first: bool, tmp_path: Path) -> None:
         return all(torch.equal(one, other) for one, other in zip(*values, strict=True))
 
     assert threaded(1, run) == [True]
+
+
+def losses(world: World, models: list[nn.Module], plan: str) -> list[float]:
+    """Six steps of AdamW; the first layer is frozen after three."""
+    model = models[world.rank].double()
+    adamw = partial(torch.optim.AdamW, lr=0.05, weight_decay=0.1)
+    engine = plait.build(model, plan, loss=F.mse_loss, optimizer=adamw, world=world)
+    found = []
+    for batch in engine.prepare([(BATCH[0].double(), BATCH[1].double())] * 6):
+        if len(found) == 3:
+            model.get_submodule("0").requires_grad_(False)
+        found.append(engine.step(batch, trace=False).loss)
+    return found
+
+
+@pytest.mark.parametrize("plan", ["dp1", "dp2", "dp2 mb2", "tp2"])
+def test_a_parameter_may_be_frozen_where_each_is_updated_by_itself(plan: str) -> None:
+    model = net().double()
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
+    expected = []
+    for step in range(6):
+        model[0].requires_grad_(step < 3)
+        adamw.zero_grad()
+        loss = F.mse_loss(model(BATCH[0].double()), BATCH[1].double())
+        loss.backward()
+        adamw.step()
+        expected.append(loss.item())
+    size = plait.Plan.parse(plan).world_size
+    text = f"{plan} precision:float64"
+    found = threaded(size, losses, [net() for _ in range(size)], text, plan=text)[0]
+    assert found == pytest.approx(expected, rel=1e-12)

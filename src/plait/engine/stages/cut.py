@@ -22,7 +22,7 @@ from plait import models
 from plait.comm import World
 from plait.engine.axes import within_stage
 from plait.engine.batch import accepted, call
-from plait.engine.explain import explained
+from plait.engine.explain import explained, inner_gradient_error
 from plait.engine.state.buffers import unmoved
 from plait.errors import ModelError
 from plait.origin import ONE_VALUE, batch_norm_error
@@ -235,7 +235,7 @@ def _on_example(model: nn.Module, cutting: Cutting, see: Callable[[Run], Seen]) 
     training may have more samples.
     """
     example = in_its_precision(model, accepted(model, example_inputs(model, cutting)))
-    with unmoved(model), explained(batch_norm_error(model)):
+    with unmoved(model), explained(batch_norm_error(model), inner_gradient_error(model)):
         try:
             return see(lambda: call(model, example))
         except ValueError as error:

@@ -30,9 +30,10 @@ DESCRIPTIONS = frozenset(
         *("register_hook", "register_post_accumulate_grad_hook", "requires_grad_"),
         *("retain_grad", "untyped_storage", "storage", "data_ptr", "type_as"),
         *("__hash__", "__len__", "is_pinned", "has_names"),
+        *("backward", "grad"),
     }
 )
-"""Functions that ask a parameter for its shape or its kind, and not for its numbers."""
+"""Functions that ask a parameter for its shape or its kind, or for its gradient."""
 
 
 class Freed:

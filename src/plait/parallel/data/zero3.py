@@ -162,10 +162,16 @@ class Zero3(DataStrategy):
 
     def _after_forward(self, unit: ShardedUnit, needed: set[ShardedUnit]) -> Callable[..., None]:
         def before_backward(grad: Tensor) -> None:
+            # A gradient that a forward or a loss takes has a backward of its own, and no hook.
+            inside = self.group.running_forward.is_under_way
             with self._order.naming(f"gathers '{unit.unit.name}'"):
                 for other in in_order(needed):
-                    other.unshard()
-                self._prefetch(unit.index - 1)
+                    if inside:
+                        other.take()
+                    else:
+                        other.unshard()
+                if not inside:
+                    self._prefetch(unit.index - 1)
 
         def hook(module: nn.Module, args: object, output: object) -> None:
             if not self._backward:

@@ -245,10 +245,12 @@ class _ConvolutionLayer(_WeightLayer):
     ) -> tuple[Tensor, ...]:
         conv = self.module
         bias_sizes = None if conv.bias is None else [conv.out_channels]
+        # The gradient of a weight asks for its shape alone, and ZeRO-3 may have freed its numbers.
+        shaped = weight if mask[0] else torch.empty_like(weight)
         gradients: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
             grad,
             x,
-            weight,
+            shaped,
             bias_sizes,
             conv.stride,
             conv.padding,

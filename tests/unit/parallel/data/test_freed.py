@@ -90,3 +90,45 @@ def test_a_loss_with_a_penalty_on_parameters_equals_one_device(more: str) -> Non
         for size, plan in ((1, "dp1 precision:float64"), (2, f"dp2:zero3 precision:float64{more}"))
     )
     assert parted == pytest.approx(whole, rel=1e-12)
+
+
+class Forces(nn.Module):
+    """Forces as the gradient of an energy, as in models of molecules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([nn.Linear(12, 16), nn.Linear(16, 16), nn.Linear(16, 1)])
+
+    def forward(self, positions: Tensor) -> Tensor:
+        with torch.enable_grad():
+            positions = positions.detach().requires_grad_()
+            hidden = positions
+            for layer in self.layers:
+                hidden = layer(hidden).tanh()
+            return -torch.autograd.grad(hidden.sum(), positions, create_graph=self.training)[0]
+
+
+def forces(world: World, models: list[nn.Module], plan: str) -> list[float]:
+    """The losses of three steps and of an evaluation."""
+    model = models[world.rank].double()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = plait.build(model, plan, loss=F.mse_loss, optimizer=sgd, world=world)
+    whole = BATCH[0].double(), BATCH[1].double()
+    found = [engine.step(batch, trace=False).loss for batch in engine.prepare([whole] * 3)]
+    return [*found, engine.evaluate((whole[0][:2], whole[1][:2]))]
+
+
+@pytest.mark.parametrize("more", ["", " mb2", " remat:full"])
+def test_a_forward_that_takes_a_gradient_equals_one_device(more: str) -> None:
+    plan = f"dp2:zero3 precision:float64{more}"
+    alone = "dp1 precision:float64"
+    whole = threaded(1, forces, [Forces()], alone, plan=alone)[0]
+    parted = threaded(2, forces, [Forces(), Forces()], plan, plan=plan)[0]
+    assert parted == pytest.approx(whole, rel=1e-12)
+
+
+def test_a_pipeline_refuses_a_forward_that_takes_a_gradient() -> None:
+    plan = "pp2 mb2 precision:float64"
+    with pytest.raises(ModelError, match="the forward of Forces takes a gradient itself"):
+        threaded(2, forces, [Forces(), Forces()], plan, plan=plan)
