@@ -1,4 +1,6 @@
-"""Parameters that no plan can lay out: complex or whole numbers, without a shape, sparse."""
+"""Parameters that no plan can lay out: complex or whole numbers, without a shape, sparse, or in
+shards of another engine.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,20 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from plait.errors import ModelError
+from plait.parallel.data.freed import Freed
 
 
 def refuse_parameters(model: nn.Module) -> None:
     """Raise `ModelError` for the first kind of such parameters, with its name and a cure."""
     named = list(model.named_parameters())
     kind = type(model).__name__
+    sharded = [name for name, param in named if isinstance(param, Freed)]
+    if sharded:
+        raise ModelError(
+            f"the parameter {_first(sharded)} of {kind} is in shards of an engine that was built "
+            "of this model before (zero3); make the model once more, build an engine of it, and "
+            "engine.load(path) what engine.save(path) of the first has written"
+        )
     lazy = [name for name, param in named if isinstance(param, UninitializedParameter)]
     if lazy:
         raise ModelError(

@@ -66,7 +66,7 @@ class Freed:
 
 def freed_kind(kind: type[nn.Parameter], wanted: Wanted) -> type[nn.Parameter]:
     """The class of a parameter of class `kind` while it is freed."""
-    members = {"wanted": staticmethod(wanted)}
+    members = {"wanted": staticmethod(wanted), "__module__": __name__}
     return types.new_class(
         f"Freed{kind.__name__}", (Freed, kind), exec_body=lambda names: names.update(members)
     )

@@ -92,6 +92,17 @@ def test_a_loss_with_a_penalty_on_parameters_equals_one_device(more: str) -> Non
     assert parted == pytest.approx(whole, rel=1e-12)
 
 
+def test_a_second_engine_of_a_model_in_shards_is_refused() -> None:
+    def again(model: nn.Module) -> object:
+        return plait.build(model, "dp1", loss=F.mse_loss, optimizer=torch.optim.SGD)
+
+    models: list[nn.Module] = [net(), net()]
+    with pytest.raises(
+        ModelError, match=r"'0\.weight' and 3 more of Sequential is in shards of an"
+    ):
+        threaded(2, steps, models, "dp2:zero3", again, plan="dp2:zero3")
+
+
 class Forces(nn.Module):
     """Forces as the gradient of an energy, as in models of molecules."""
 
