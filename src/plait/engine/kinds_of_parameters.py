@@ -1,4 +1,4 @@
-"""Parameters that no plan can lay out: complex or whole numbers, without a shape, sparse, or in
+"""Parameters that no plan can lay out: complex or whole numbers, shapeless, sparse, or in
 shards of another engine.
 """
 
