@@ -139,7 +139,7 @@ def held_bytes(world: World, plan: str, base: str) -> tuple[int, list[int]]:
     found: list[int] = []
 
     def count(*_: object) -> None:
-        storages = [layer.data.untyped_storage() for layer in layers if not layer.requires_grad]
+        storages = [layer.untyped_storage() for layer in layers if not layer.requires_grad]
         found.append(sum({one.data_ptr(): one.nbytes() for one in storages}.values()))
 
     def around(module: nn.Module, args: Any, output: Tensor) -> None:
