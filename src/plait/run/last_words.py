@@ -8,7 +8,7 @@ from typing import Final
 
 from plait.doctor.flight import Phase
 from plait.doctor.record import RankSnapshot
-from plait.run.logs import AGAIN
+from plait.run.logs import AGAIN, ENDED
 from plait.run.rundir import RunFolder
 from plait.values import JsonObject
 
@@ -42,9 +42,12 @@ def error_in(log: Path) -> str | None:
         lines = log.read_text(errors="replace").rstrip().splitlines()
     except OSError:
         return None
-    marks = [number for number, line in enumerate(lines) if line in (AGAIN, TRACEBACK)]
+    marks = [number for number, line in enumerate(lines) if line in (AGAIN, ENDED)]
     if not marks or lines[marks[-1]] == AGAIN:
         return None
     after = lines[marks[-1] + 1 :]
-    plain = [number for number, line in enumerate(after) if not line.startswith(" ")]
-    return "\n".join(after[plain[0] :]) if plain else None
+    begins = [number for number, line in enumerate(after) if line == TRACEBACK]
+    rest = after[begins[-1] + 1 :] if begins else after
+    plain = [number for number, line in enumerate(rest) if not line.startswith(" ")]
+    said = rest[plain[0] :] if plain else after[-1:]
+    return "\n".join(said).strip() or None

@@ -18,6 +18,7 @@ from typing import Final, TextIO
 from plait.errors import RunError
 
 AGAIN: Final = "=== this rank starts again ==="
+ENDED: Final = "=== this rank ended with an error ==="
 
 
 class Tee(io.TextIOBase):
@@ -69,7 +70,7 @@ def logged(path: Path) -> Iterator[None]:
         raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
     if log.tell():
         with contextlib.suppress(OSError):
-            log.write(f"{AGAIN}\n")
+            log.write(f"\n{AGAIN}\n")
     try:
         with (
             contextlib.redirect_stdout(Tee(sys.stdout, log)),
@@ -78,7 +79,7 @@ def logged(path: Path) -> Iterator[None]:
             yield
     except BaseException:
         with contextlib.suppress(OSError):
-            log.write(traceback.format_exc())
+            log.write(f"\n{ENDED}\n{traceback.format_exc()}")
         raise
     finally:
         with contextlib.suppress(OSError):

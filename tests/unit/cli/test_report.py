@@ -20,6 +20,7 @@ from plait.parallel.pipeline.lower import lower
 from plait.parallel.pipeline.observed import observed_bubble, simulated_step
 from plait.parallel.pipeline.schedules import make
 from plait.parallel.pipeline.text import dumps
+from plait.run.logs import ENDED
 from plait.run.report_page import report_page
 from plait.run.rundata import read_run
 from plait.run.rundir import RunFolder
@@ -322,7 +323,8 @@ def test_a_run_that_was_killed_has_a_page_with_its_course_and_its_errors(
         (run / name).unlink()
     (run / "logs").mkdir()
     error = "RuntimeError: <the disk> is full"
-    (run / "logs" / "rank-1.txt").write_text(f"Traceback (most recent call last):\n{error}\n")
+    said = f"{ENDED}\nTraceback (most recent call last):\n{error}\n"
+    (run / "logs" / "rank-1.txt").write_text(said)
     for rank in (0, 1):
         gone(RunFolder(run), rank).close()
     found = report(run, capsys)

@@ -13,7 +13,7 @@ from plait.doctor.findings import RunFinding
 from plait.doctor.flight import FlightRecorder, Phase
 from plait.errors import ConfigError
 from plait.run.health import findings_of, status_of
-from plait.run.logs import AGAIN
+from plait.run.logs import AGAIN, ENDED
 from plait.run.rundir import RunFolder
 from tests.helpers.records import gone
 
@@ -53,14 +53,15 @@ def test_a_run_that_an_error_ended_is_not_well(tmp_path: Path) -> None:
     folder = a_run(tmp_path)
     gone(folder, 0).close()
     gone(folder, 1)
-    said = f"step 1\nTraceback (most recent call last):\n  File\n{ERROR}\n"
+    handled = "Traceback (most recent call last):\n  File\nConnectionError: again\n"
+    said = f"{handled}step 1\n{ENDED}\nTraceback (most recent call last):\n  File\n{ERROR}\n"
     folder.log(0).parent.mkdir()
     folder.log(0).write_text(said)
     found = findings_of(tmp_path)
     assert (found["state"], found["findings"]) == ("ended", [])
     assert found["errors"] == [{"rank": 0, "step": 0, "error": ERROR}]
     assert f"error: rank 0 after step 0: {ERROR}" in view(found)
-    folder.log(0).write_text(f"{said}{AGAIN}\nstep 2\n")
+    folder.log(0).write_text(f"{said}{AGAIN}\n{handled}step 2\n")
     (killed,) = findings_of(tmp_path)["errors"]
     assert killed["rank"] == 1 and "it was killed and left no error" in killed["error"]
 

@@ -48,4 +48,4 @@ def test_a_second_start_is_marked(tmp_path: Path) -> None:
     for _ in range(2):
         with logged(tmp_path / "rank-0.txt"):
             print("said")
-    assert (tmp_path / "rank-0.txt").read_text() == f"said\n{AGAIN}\nsaid\n"
+    assert (tmp_path / "rank-0.txt").read_text() == f"said\n\n{AGAIN}\nsaid\n"

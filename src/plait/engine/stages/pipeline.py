@@ -186,7 +186,7 @@ class Pipeline:
         self.under_way = micro_batch
         self.samples_under_way = micro.num_samples
         received, seeded = self._begin_forward(stage, micro_batch, recording=False)
-        output = self.parts[stage].stage.module.forward(micro.inputs, received)
+        output = self._run_stage(stage, micro.inputs, received)
         self._end_forward(stage, micro_batch, output, seeded)
         is_last = stage == self.num_stages - 1
         if not is_last and placement[stage + 1] != placement[stage]:
@@ -200,7 +200,7 @@ class Pipeline:
         part = self.parts[stage].stage
         micro = self._step.micro_batches[micro_batch]
         received, seeded = self._begin_forward(stage, micro_batch, recording=True)
-        output = part.module.forward(micro.inputs, received)
+        output = self._run_stage(stage, micro.inputs, received)
         self._end_forward(stage, micro_batch, output, seeded)
         if stage < self.num_stages - 1:
             self._after_forward(None)
@@ -212,6 +212,15 @@ class Pipeline:
         if self._step.loss_scale != 1.0:
             total = total * self._step.loss_scale
         part.keep(micro_batch, received, [total])
+
+    def _run_stage(self, stage: int, inputs: PyTree, received: Payload | None) -> PyTree:
+        """The output of a stage. After one that breaks no forward is under way."""
+        part = self.parts[stage]
+        try:
+            return part.stage.module.forward(inputs, received)
+        except BaseException:
+            part.strategy.group.running_forward.end()
+            raise
 
     def _loss(self, function: LossFunction, stage: int, output: PyTree, targets: PyTree) -> PyTree:
         """The loss of a micro-batch. It may read parameters, as a penalty on their norms does."""

@@ -26,10 +26,10 @@ DESCRIPTIONS = frozenset(
         *("is_contiguous", "is_floating_point", "is_complex", "is_shared", "is_tensor"),
         *("is_same_size", "is_storage", "element_size", "get_device", "result_type"),
         *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"),
-        *("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor"),
+        *("new_empty", "new_zeros", "new_ones", "new_full"),
         *("register_hook", "register_post_accumulate_grad_hook", "requires_grad_"),
-        *("retain_grad", "untyped_storage", "storage", "data_ptr", "type_as"),
-        *("__hash__", "__len__", "is_pinned", "has_names"),
+        *("retain_grad", "untyped_storage", "storage", "data_ptr"),
+        *("__hash__", "__len__", "is_pinned", "has_names", "is_inference", "is_conj", "is_neg"),
         *("backward", "grad"),
     }
 )
@@ -55,6 +55,8 @@ class Freed:
             for value in tree_leaves((args, named)):
                 if isinstance(value, Freed):
                     type(value).wanted(value)  # type: ignore[arg-type]
+        if not any(isinstance(value, Freed) for value in tree_leaves((args, named))):
+            return function(*args, **named)
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **named)
 

@@ -209,6 +209,8 @@ class Zero3(DataStrategy):
         super().begin_step()
 
     def before_forward(self) -> None:
+        if not torch.is_grad_enabled():
+            self._release()  # a loss of the evaluation before may have taken parameters
         self._backward = False
         self._forward = True
         self.group.running_forward.begin()

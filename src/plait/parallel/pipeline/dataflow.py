@@ -10,10 +10,12 @@ results behind it. Nothing is rewritten: stages run this forward.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import ModuleType
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -122,7 +124,7 @@ class _UnitWatch(TorchDispatchMode):
 
     def of(self, values: PyTree) -> _Origins:
         found = _Origins()
-        for tensor in _tensors(values, set()):
+        for tensor in _tensors(values):
             found.add(self._of_tensor(tensor))
         return found
 
@@ -167,14 +169,44 @@ class _UnitWatch(TorchDispatchMode):
         return output
 
 
-def _tensors(values: PyTree, seen: set[int]) -> Iterator[Tensor]:
+def _tensors(values: PyTree) -> Iterator[Tensor]:
     """The tensors of values, and of objects among them, such as a cache of keys."""
-    for leaf in tree_leaves(values):
-        if isinstance(leaf, Tensor):
-            yield leaf
-        elif id(leaf) not in seen and not isinstance(leaf, (type, ModuleType, nn.Module)):
-            seen.add(id(leaf))
-            yield from _tensors(list(getattr(leaf, "__dict__", {}).values()), seen)
+    seen: set[int] = set()
+    left = tree_leaves(values)
+    while left:
+        one = left.pop()
+        if isinstance(one, Tensor):
+            yield one
+        elif id(one) not in seen and not isinstance(one, (type, ModuleType, nn.Module)):
+            seen.add(id(one))
+            left.extend(_held_by(one))
+
+
+def _held_by(value: object) -> Iterator[object]:
+    """The objects that an object holds: attributes, items, and what a function is bound to."""
+    yield from getattr(value, "__dict__", {}).values()
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        names = (slots,) if isinstance(slots, str) else slots
+        yield from (getattr(value, name) for name in names if hasattr(value, name))
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        yield from value
+    elif isinstance(value, partial):
+        yield from (value.func, value.args, value.keywords)
+    elif isinstance(value, MethodType):
+        yield value.__self__
+    elif isinstance(value, FunctionType):
+        yield from (cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell))
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 def _with_memory(tensor: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ READERS: dict[str, Callable[[nn.Module], object]] = {
     "vector": lambda model: nn.utils.parameters_to_vector(model.parameters()),
     "copied": lambda model: copy.deepcopy(model.get_parameter("0.weight")),
     "written": lambda model: nn.init.zeros_(model.get_parameter("0.weight")),
+    "typed": lambda model: model.get_parameter("0.weight").type_as(torch.ones(1).double()),
     "numpy": lambda model: model.get_parameter("0.weight").numpy(force=True),
 }
 
@@ -101,6 +102,48 @@ def test_a_second_engine_of_a_model_in_shards_is_refused() -> None:
         ModelError, match=r"'0\.weight' and 3 more of Sequential is in shards of an"
     ):
         threaded(2, steps, models, "dp2:zero3", again, plan="dp2:zero3")
+
+
+def test_an_evaluation_sees_the_numbers_that_its_shards_have_now() -> None:
+    """The loss of the evaluation before has taken the parameters that it reads."""
+
+    def run(world: World, models: list[nn.Module]) -> list[float]:
+        model = models[world.rank]
+
+        def penalty(output: Tensor, target: Tensor) -> Tensor:
+            squares = [param.square().sum() for param in model.parameters()]
+            return output.mean() * 0 + torch.stack(squares).sum()
+
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        engine = plait.build(model, "dp2:zero3", loss=penalty, optimizer=sgd, world=world)
+        share = (BATCH[0][:2], BATCH[1][:2])
+        found = [engine.evaluate(share)]
+        for shard in engine.local_parameters():
+            shard.values.zero_()
+        return [*found, engine.evaluate(share)]
+
+    models: list[nn.Module] = [net(), net()]
+    first, second = threaded(2, run, models, plan="dp2:zero3")[0]
+    assert first > 0 and second == 0
+
+
+def test_a_forward_that_breaks_gathers_nothing_afterwards() -> None:
+    def run(world: World, models: list[nn.Module]) -> bool:
+        model = models[world.rank]
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        engine = plait.build(model, "dp2:zero3", loss=F.mse_loss, optimizer=sgd, world=world)
+        hook = model.get_submodule("1").register_forward_hook(broken)
+        with pytest.raises(OSError, match="no sample"):
+            engine.step((BATCH[0][:2], BATCH[1][:2]), trace=False)
+        hook.remove()
+        return "in shards" in repr(model.get_submodule("2").weight)
+
+    models: list[nn.Module] = [net(), net()]
+    assert threaded(2, run, models, plan="dp2:zero3") == [True, True]
+
+
+def broken(*_: object) -> None:
+    raise OSError("no sample")
 
 
 class Forces(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,8 +19,40 @@ from tests.helpers.threaded import threaded
 class Prefixes:
     """What each block adds, kept as a cache keeps keys."""
 
-    def __init__(self, values: Tensor) -> None:
-        self.layers = list(values.unbind(-1))
+    def __init__(self, layers: list[Tensor]) -> None:
+        self.layers = layers
+
+
+class Listed(list[Tensor]):
+    """A list of one's own."""
+
+    @property
+    def layers(self) -> list[Tensor]:
+        return [*self]
+
+
+class Slotted:
+    """The same without a dictionary."""
+
+    __slots__ = ("layers",)
+
+    def __init__(self, layers: list[Tensor]) -> None:
+        self.layers = layers
+
+
+class Bound:
+    """The same behind a function."""
+
+    def __init__(self, layers: list[Tensor]) -> None:
+        self.get: Callable[[], list[Tensor]] = partial(list, layers)
+
+    @property
+    def layers(self) -> list[Tensor]:
+        return self.get()
+
+
+Kind = Callable[[list[Tensor]], Any]
+KINDS: tuple[Kind, ...] = (Prefixes, Listed, Slotted, Bound)
 
 
 class Adding(nn.Module):
@@ -26,26 +60,27 @@ class Adding(nn.Module):
         super().__init__()
         self.index, self.linear = index, nn.Linear(6, 6)
 
-    def forward(self, x: Tensor, prefixes: Prefixes) -> Tensor:
+    def forward(self, x: Tensor, prefixes: Any) -> Tensor:
         return (self.linear(x) + prefixes.layers[self.index]).tanh()
 
 
 class Prefixed(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind) -> None:
         super().__init__()
+        self.kind = kind
         self.encoder = nn.Linear(6, 24)
         self.blocks = nn.ModuleList(Adding(index) for index in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        prefixes = Prefixes(self.encoder(x).unflatten(-1, (6, 4)))
+        prefixes = self.kind([*self.encoder(x).unflatten(-1, (6, 4)).unbind(-1)])
         for block in self.blocks:
             x = block(x, prefixes)
         return x
 
 
-def model() -> nn.Module:
+def model(kind: Kind) -> nn.Module:
     torch.manual_seed(0)
-    return Prefixed().double()
+    return Prefixed(kind).double()
 
 
 def losses(world: World, models: list[nn.Module], plan: str) -> list[float]:
@@ -61,9 +96,9 @@ def losses(world: World, models: list[nn.Module], plan: str) -> list[float]:
     return [engine.step(batch, trace=False).loss for _ in range(3)]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("plan", ["pp2 mb1", "pp2:1f1b mb2"])
-def test_they_reach_later_stages_with_their_gradients(plan: str) -> None:
-    alone = threaded(1, losses, [model()], "dp1", plan="dp1")[0]
-    assert threaded(2, losses, [model(), model()], plan, plan=plan)[0] == pytest.approx(
-        alone, rel=1e-12
-    )
+def test_they_reach_later_stages_with_their_gradients(plan: str, kind: Kind) -> None:
+    alone = threaded(1, losses, [model(kind)], "dp1", plan="dp1")[0]
+    found = threaded(2, losses, [model(kind), model(kind)], plan, plan=plan)[0]
+    assert found == pytest.approx(alone, rel=1e-12)
