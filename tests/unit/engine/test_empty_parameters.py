@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from plait.engine.engine import Engine
 from tests.helpers.threaded import threaded
 
 safetensors = pytest.importorskip("safetensors.torch")
+SEEDING = threading.Lock()
+"""Ranks as threads share torch's random numbers."""
 
 
 class WithEmptyPrompt(nn.Module):
@@ -30,9 +33,11 @@ class WithEmptyPrompt(nn.Module):
 
 
 def engine_on(world: World, plan: str, seed: int) -> Engine:
-    torch.manual_seed(seed)
+    with SEEDING:
+        torch.manual_seed(seed)
+        model = WithEmptyPrompt()
     return build(
-        WithEmptyPrompt(),
+        model,
         plan,
         loss=F.mse_loss,
         optimizer=lambda params: torch.optim.AdamW(params, lr=0.1),
