@@ -18,7 +18,7 @@ from plait.doctor.flight import Phase, record_path
 from plait.doctor.record import RankSnapshot, Records, now
 from plait.errors import CheckpointError, ConfigError, PlaitError
 from plait.plan import Plan
-from plait.run.last_words import last_words
+from plait.run.rank_errors import rank_errors
 from plait.run.rundir import RunFolder
 from plait.toml import parse_json, read_toml
 from plait.values import JsonObject
@@ -41,7 +41,7 @@ def findings_of(path: Path) -> JsonObject:
         "step": int(metrics[-1]["step"]) if metrics else 0,
         "steps": _steps(folder),
         "findings": found,
-        "errors": [] if is_told else last_words(folder, here),
+        "errors": [] if is_told else rank_errors(folder, here),
         "ranks": [_rank(view) for view in views.values()],
         "ranks_without_record": _without_record(folder, views),
     }

@@ -28,6 +28,7 @@ from plait.parallel.pipeline.replayed import (
     Replay,
     ReplayedStage,
     check_draws,
+    check_objects,
 )
 from plait.parallel.pipeline.stage import ChainStage, Stage, StageModule, WholeModel
 from plait.parallel.pipeline.weight_grad_store import GradAccumulator, WeightGradStore
@@ -184,6 +185,7 @@ def make_parts(
     replay = None
     if cut.flow is not None:
         check_draws(cut.flow, cut.stage_of)
+        check_objects(cut.flow, cut.stage_of)
         replay = Replay(cut.flow, cut.stage_of)
     parts = {}
     for index, stage in stages.items():

@@ -29,10 +29,13 @@ from plait.regions import dissolved, untouched
 from plait.torch_internals import storage_key
 from plait.values import PyTree
 
+IN_OBJECT = -1
+"""The number of a tensor inside an object that a call returns. Such tensors have no place."""
+
 
 @dataclass(frozen=True, order=True)
 class Result:
-    """Tensor number `leaf` of what call number `call` returns."""
+    """Tensor number `leaf` of what call number `call` returns, or `IN_OBJECT`."""
 
     call: int
     leaf: int
@@ -243,9 +246,12 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
                 )
             if random.num_draws > drawn:
                 drawing.add(number)
-            for leaf, value in enumerate(tree_leaves(output)):
+            leaves = tree_leaves(output)
+            for leaf, value in enumerate(leaves):
                 if isinstance(value, Tensor):
                     watch.mark(value, _Origins({Result(number, leaf)}))
+            for tensor in _tensors([leaf for leaf in leaves if not isinstance(leaf, Tensor)]):
+                watch.mark(tensor, _Origins({Result(number, IN_OBJECT)}))
             return output
 
         return call

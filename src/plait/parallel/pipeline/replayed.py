@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten
 
 from plait import regions
 from plait.errors import ModelError
-from plait.parallel.pipeline.dataflow import Flow, Result
+from plait.parallel.pipeline.dataflow import IN_OBJECT, Flow, Result
 from plait.parallel.pipeline.payload import Nesting, Payload, TensorForm, check_sendable, get_state
 from plait.parallel.pipeline.stage import StageModule
 from plait.values import PyTree
@@ -258,6 +258,25 @@ def check_draws(flow: Flow, stage_of: Sequence[int]) -> None:
                 f"'{flow.calls[drawn[0]]}' has drawn some (dropout), and uses them on "
                 "several stages of the pipeline; put the draw into a module of its own"
             )
+
+
+def check_objects(flow: Flow, stage_of: Sequence[int]) -> None:
+    """Raise for a tensor that a later stage needs and a call returns inside an object.
+
+    Tensors pass between stages alone, in lists, in tuples and in dictionaries. Every rank checks
+    every stage.
+
+    Raises:
+        ModelError: there is such a tensor.
+    """
+    for boundary in range(max(stage_of)):
+        for result in flow.crossing(stage_of, boundary):
+            if result.leaf == IN_OBJECT:
+                raise ModelError(
+                    f"'{flow.calls[result.call]}' returns an object with tensors that a later "
+                    "stage of the pipeline needs; return tensors in a tuple or a dictionary, or "
+                    "register the class with torch.utils._pytree.register_pytree_node"
+                )
 
 
 def _in_autograd_function() -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import plait
 from plait.comm import World
+from plait.errors import ModelError
 from tests.helpers.threaded import threaded
 
 
@@ -102,3 +103,33 @@ def test_they_reach_later_stages_with_their_gradients(plan: str, kind: Kind) -> 
     alone = threaded(1, losses, [model(kind)], "dp1", plan="dp1")[0]
     found = threaded(2, losses, [model(kind), model(kind)], plan, plan=plan)[0]
     assert found == pytest.approx(alone, rel=1e-12)
+
+
+class Returning(nn.Module):
+    """A block that returns an object with its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Slotted) -> Slotted:
+        return Slotted([self.linear(x.layers[0]).tanh()])
+
+
+class Handed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Returning() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        handed = Slotted([x])
+        for block in self.blocks:
+            handed = block(handed)
+        return handed.layers[0]
+
+
+def test_an_object_that_a_block_returns_to_a_later_stage_is_refused() -> None:
+    torch.manual_seed(0)
+    models: list[nn.Module] = [Handed().double() for _ in range(2)]
+    with pytest.raises(ModelError, match=r"'blocks\.1' returns an object with tensors"):
+        threaded(2, losses, models, "pp2:1f1b mb2", plan="pp2:1f1b mb2")

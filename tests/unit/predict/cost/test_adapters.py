@@ -19,6 +19,8 @@ from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.adapters import adapters_of
 from plait.predict.planner.search import SearchSettings, time_floor
 from plait.predict.planner.space import Degrees
+from tests.unit.predict.cost.shapes import LLAMA_8B
+from tests.unit.predict.cost.shapes import config as config_of
 
 MODEL: dict[str, Any] = {
     "name": "llama",
@@ -63,18 +65,8 @@ def test_frozen_weights_have_no_gradients_to_compute() -> None:
 @pytest.mark.parametrize(("card", "tokens_per_second"), [("h100", 13_805), ("h200", 14_401)])
 def test_the_time_of_adapters_is_near_what_was_measured(card: str, tokens_per_second: int) -> None:
     """Llama 8B, rank 16 on every linear layer, 4,096 tokens (docs/gpu.md); nothing is fitted."""
-    llama = {
-        "name": "llama",
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 14336,
-        "vocab_size": 128256,
-    }
-    config = {"model": llama, "data": {"seq_len": 4096}, "train": {"global_batch": 1}}
-    config["adapter"] = {"kind": "lora", "rank": 16}
-    guess = estimate(config, plan="dp1 precision:bf16 compile", cluster=f"{card}x1")
+    job = {**config_of(LLAMA_8B, 4096, 1), "adapter": {"kind": "lora", "rank": 16}}
+    guess = estimate(job, plan="dp1 precision:bf16 compile", cluster=f"{card}x1")
     assert guess.step_seconds == pytest.approx(4096 / tokens_per_second, rel=0.05)
 
 
@@ -82,9 +74,9 @@ def wide_seconds(plan: str = "dp1", **keys: Any) -> float:
     """Seconds of a step of two wide layers with adapters on all their linear layers."""
     model = {**MODEL, "hidden_size": 2048, "intermediate_size": 8192}
     adapter = {"kind": "lora", "rank": 16, **keys}
-    config = {"model": model, "data": {"seq_len": 2048}, "adapter": adapter}
+    job = {"model": model, "data": {"seq_len": 2048}, "adapter": adapter}
     cluster = f"a100-80gbx{Plan.parse(plan).world_size}"
-    return estimate(config, plan=f"{plan} precision:bf16", cluster=cluster).step_seconds
+    return estimate(job, plan=f"{plan} precision:bf16", cluster=cluster).step_seconds
 
 
 def test_codes_and_norms_take_time() -> None:
@@ -160,16 +152,8 @@ def test_a_model_without_a_name_is_refused() -> None:
 
 def test_a_base_in_codes_of_the_size_of_one_device_finds_a_plan() -> None:
     """70 B parameters in four bits are 40 GB: their bytes count, and not those of bf16."""
-    model = {
-        "name": "llama",
-        "num_hidden_layers": 80,
-        "hidden_size": 8192,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "intermediate_size": 28672,
-        "vocab_size": 128256,
-    }
+    larger = {"num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64}
+    model = {**LLAMA_8B, **larger, "intermediate_size": 28672}
     adapter = {"kind": "lora", "rank": 16, "base": "nf4"}
-    config = {"model": model, "data": {"seq_len": 2048}, "adapter": adapter}
-    config["train"] = {"global_batch": 1}
-    assert choose(config, cluster="h100x1", top=1)[0].fits
+    job = {**config_of(model, 2048, 1), "adapter": adapter}
+    assert choose(job, cluster="h100x1", top=1)[0].fits

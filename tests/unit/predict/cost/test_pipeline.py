@@ -10,6 +10,7 @@ import plait
 from plait.predict.cost.time import pipeline
 from plait.predict.cost.time.closed import closed_seconds, rank_of_stage
 from plait.predict.cost.time.pipeline import StageSeconds, live_micro_batches, pipeline_time
+from tests.unit.predict.cost.shapes import LLAMA_8B, config
 
 EVEN = [StageSeconds(1.0, 1.0, 1.0)] * 4
 UNEVEN = [
@@ -119,15 +120,5 @@ def test_closed_forms_are_near_the_replay_for_few_and_many_micro_batches(
 
 def test_no_rank_works_longer_than_the_step():
     """Ranks of a long pipeline with uneven stages run ahead of each other at first only."""
-    model = {
-        "name": "llama",
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 14336,
-        "vocab_size": 128256,
-    }
-    config = {"model": model, "data": {"seq_len": 8192}, "train": {"global_batch": 128}}
     plan = "pp2:interleaved,v3 tp2:1d,sp dp1:zero1,offload cp2 mb128 remat:full precision:bf16"
-    assert 0 <= plait.estimate(config, plan, "l4x8").bubble_fraction < 0.05
+    assert 0 <= plait.estimate(config(LLAMA_8B, 8192, 128), plan, "l4x8").bubble_fraction < 0.05

@@ -1,4 +1,4 @@
-"""The last words of ranks: what ended each of them, of their logs and flight records alone."""
+"""The errors that ended the ranks of a run, from their logs and flight records alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KILLED: Final = (
 )
 
 
-def last_words(folder: RunFolder, gone: Iterable[RankSnapshot]) -> list[JsonObject]:
+def rank_errors(folder: RunFolder, gone: Iterable[RankSnapshot]) -> list[JsonObject]:
     """The `rank`, `step` and `error` of each rank that an error ended, in a run that stopped early.
 
     Where there is none, those of the ranks that were killed. Ranks that came to their end are left
