@@ -170,6 +170,16 @@ def storage_key(tensor: Tensor) -> int:
     return key
 
 
+def has_storage(tensor: Tensor) -> bool:
+    """Whether the numbers of a tensor [...] lie in one storage, as those of sparse ones do not."""
+    return bool(torch._C._has_storage(tensor))
+
+
+def has_hooks(tensor: Tensor) -> bool:
+    """Whether code of its own waits for the gradient of a tensor [...]."""
+    return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
 def takes_gradient_scale(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer's kernel divides gradients by a scale itself (fused ones do)."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))

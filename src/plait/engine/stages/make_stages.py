@@ -186,7 +186,7 @@ def make_parts(
     if cut.flow is not None:
         check_draws(cut.flow, cut.stage_of)
         check_objects(cut.flow, cut.stage_of)
-        replay = Replay(cut.flow, cut.stage_of)
+        replay = Replay(cut.flow, cut.stage_of, model)
     parts = {}
     for index, stage in stages.items():
         strategy = strategies[index]
@@ -194,7 +194,7 @@ def make_parts(
         module = _stage_module(model, cut, stage, replay, strategy.group.device)
         parts[index] = StageWithStrategy(Stage(module, index, store), strategy)
     if replay is not None:
-        replay.install(model)
+        replay.install()
     return parts
 
 

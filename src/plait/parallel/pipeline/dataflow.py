@@ -6,39 +6,39 @@ A model is glue around *units*. Units are its blocks and the other modules that 
 Glue is its own Python code: masks, positions, rotary tables, residuals. The forward runs on a small
 example, with one unit at a time in memory. Every tensor that the glue makes remembers the units'
 results behind it. Nothing is rewritten: stages run this forward.
+
+A unit may also take and leave tensors beside its arguments and what it returns. What it reads
+counts, wherever it found it. What it leaves in attributes of its modules are results like others.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from types import CellType, FunctionType, MethodType, ModuleType
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch import Tensor, nn, no_grad, zeros
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from plait.parallel.pipeline.held import held_tensors
+from plait.parallel.pipeline.side_effects import (
+    Attribute,
+    attributes_kept,
+    differing,
+    is_real_number,
+    tensors_in_attributes,
+)
+from plait.parallel.pipeline.watch import (
+    IN_OBJECT,
+    Origins,
+    Result,
+    UnitWatch,
+    with_memory,
+)
 from plait.random_state import IsolatedRandom
 from plait.regions import dissolved, untouched
-from plait.torch_internals import storage_key
 from plait.values import PyTree
-
-IN_OBJECT = -1
-"""The number of a tensor inside an object that a call returns. Such tensors have no place."""
-
-
-@dataclass(frozen=True, order=True)
-class Result:
-    """Tensor number `leaf` of what call number `call` returns, or `IN_OBJECT`."""
-
-    call: int
-    leaf: int
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ class Flow:
 
     Glue may draw random numbers. `draws[k]` are the draws that reach call k through glue, each as
     the number of calls before it. `drawing` are the calls that draw random numbers themselves.
+
+    `attributes[k]` are those in which call k leaves tensors.
     """
 
     calls: tuple[str, ...]
@@ -59,6 +61,7 @@ class Flow:
     written: frozenset[Result] = frozenset()
     draws: tuple[frozenset[int], ...] = ()
     drawing: frozenset[int] = frozenset()
+    attributes: tuple[tuple[Attribute, ...], ...] = ()
 
     def crossing(self, stage_of: Sequence[int], boundary: int) -> tuple[Result, ...]:
         """The results that pass from stage `boundary` to the next.
@@ -96,185 +99,126 @@ def find_units(model: nn.Module, blocks: Iterable[str]) -> list[str]:
     return units
 
 
-@dataclass
-class _Origins:
-    results: set[Result] = field(default_factory=set)
-    weights: set[str] = field(default_factory=set)
-    draws: set[int] = field(default_factory=set)
-
-    def __bool__(self) -> bool:
-        return bool(self.results or self.weights or self.draws)
-
-    def add(self, other: _Origins) -> None:
-        self.results |= other.results
-        self.weights |= other.weights
-        self.draws |= other.draws
-
-
-class _UnitWatch(TorchDispatchMode):
-    """Follows origins through the operations of the glue, by memory, so that views and writes in
-    place count too.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self._name_of = {id(param): name for name, param in model.named_parameters()}
-        self._origins: dict[int, _Origins] = {}
-        self._alive: list[object] = []  # addresses are names here, so nothing may be freed
-        self.inside_unit = False
-        self.num_calls = 0
-        self.written: set[Result] = set()
-
-    def of(self, values: PyTree) -> _Origins:
-        found = _Origins()
-        for tensor in _tensors(values):
-            found.add(self._of_tensor(tensor))
-        return found
-
-    def _of_tensor(self, tensor: Tensor) -> _Origins:
-        name = self._name_of.get(id(tensor))
-        if name is not None:
-            return _Origins(weights={name})
-        return self._origins.get(storage_key(tensor), _Origins())
-
-    @contextmanager
-    def unit(self, number: int) -> Iterator[None]:
-        """The call of a unit, which is one operation here: nothing inside is followed."""
-        self.num_calls = number
-        self.inside_unit = True
-        try:
-            yield
-        finally:
-            self.inside_unit = False
-
-    def mark(self, tensor: Tensor, origins: _Origins) -> None:
-        storage = tensor.untyped_storage()
-        self._alive.append((tensor, storage))
-        self._origins.setdefault(storage_key(tensor), _Origins()).add(origins)
-
-    def __torch_dispatch__(
-        self, func: OpOverload, types: object, args: PyTree = (), kwargs: PyTree = None
-    ) -> PyTree:
-        kwargs = kwargs or {}
-        if self.inside_unit:
-            return func(*args, **kwargs)
-        origins = self.of((args, kwargs))
-        if func._schema.is_mutable:
-            self.written |= origins.results
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            origins.draws.add(self.num_calls)
-        args, kwargs = tree_map_only(Tensor, _with_memory, (args, kwargs))
-        output = func(*args, **kwargs)
-        if origins:
-            for leaf in tree_leaves(output):
-                if isinstance(leaf, Tensor):
-                    self.mark(leaf, origins)
-        return output
-
-
-def _tensors(values: PyTree) -> Iterator[Tensor]:
-    """The tensors of values, and of objects among them, such as a cache of keys."""
-    seen: set[int] = set()
-    left = tree_leaves(values)
-    while left:
-        one = left.pop()
-        if isinstance(one, Tensor):
-            yield one
-        elif id(one) not in seen and not isinstance(one, (type, ModuleType, nn.Module)):
-            seen.add(id(one))
-            left.extend(_held_by(one))
-
-
-def _held_by(value: object) -> Iterator[object]:
-    """The objects that an object holds: attributes, items, and what a function is bound to."""
-    yield from getattr(value, "__dict__", {}).values()
-    for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        names = (slots,) if isinstance(slots, str) else slots
-        yield from (getattr(value, name) for name in names if hasattr(value, name))
-    if isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, (list, tuple, set, frozenset, deque)):
-        yield from value
-    elif isinstance(value, partial):
-        yield from (value.func, value.args, value.keywords)
-    elif isinstance(value, MethodType):
-        yield value.__self__
-    elif isinstance(value, FunctionType):
-        yield from (cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell))
-
-
-def _is_filled(cell: CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
-
-
-def _with_memory(tensor: Tensor) -> Tensor:
-    return torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
-
-
 def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object]) -> Flow:
     """The flow of `run()`, which calls the model on an example. Units on the meta device get zeros
     while they run.
     """
-    watch = _UnitWatch(model)
-    calls: list[str] = []
-    needs: list[_Origins] = []
-    drawing: set[int] = set()
-    random = IsolatedRandom(seed=0)
+    units = {name: model.get_submodule(name) for name in find_units(model, blocks)}
+    inside = {part for unit in units.values() for part in unit.modules()}
+    around = [(name, part) for name, part in model.named_modules() if part not in inside]
+    with attributes_kept(model):
+        before = tensors_in_attributes(around)
+        discovery = _Discovery(model, UnitWatch(model), IsolatedRandom(seed=0))
+        with (
+            replaced(units, discovery.observed),
+            glue_in_memory(model, units),
+            discovery.random,
+            no_grad(),
+            dissolved(),
+            discovery.watch,
+        ):
+            output = run()
+        kept = differing(before, tensors_in_attributes(around))
+    return discovery.flow([output, *kept.values()])
 
-    def observed(name: str, module: nn.Module) -> Callable[..., object]:
+
+class _Discovery:
+    """What one forward shows, call by call."""
+
+    def __init__(self, model: nn.Module, watch: UnitWatch, random: IsolatedRandom) -> None:
+        self.watch = watch
+        self.random = random
+        self._model = model
+        self._calls: list[str] = []
+        self._needs: list[Origins] = []
+        self._drawing: set[int] = set()
+        self._attributes: list[tuple[Attribute, ...]] = []
+        self._numbers: set[Result] = set()
+
+    def observed(self, name: str, module: nn.Module) -> Callable[..., object]:
+        """The forward of a unit under observation."""
         forward = module.forward
+        parts = [
+            (f"{name}.{path}" if path else name, part) for path, part in module.named_modules()
+        ]
 
         def call(*args: object, **kwargs: object) -> PyTree:
-            if watch.inside_unit:
+            if self.watch.inside_unit:
                 return forward(*args, **kwargs)
-            number = len(calls)
-            calls.append(name)
-            needs.append(watch.of((args, kwargs)))
-            drawn = random.num_draws
-            # Code around may have sent them where the weights are: to the meta device.
-            args, kwargs = tree_map_only(Tensor, _with_memory, (args, kwargs))
-            with watch.unit(len(calls)):
-                with in_memory(module), untouched():
-                    output = forward(*args, **kwargs)
-                output = tree_map(
-                    lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output
-                )
-            if random.num_draws > drawn:
-                drawing.add(number)
-            leaves = tree_leaves(output)
-            for leaf, value in enumerate(leaves):
-                if isinstance(value, Tensor):
-                    watch.mark(value, _Origins({Result(number, leaf)}))
-            for tensor in _tensors([leaf for leaf in leaves if not isinstance(leaf, Tensor)]):
-                watch.mark(tensor, _Origins({Result(number, IN_OBJECT)}))
+            number = len(self._calls)
+            earlier = frozenset(at for at, one in enumerate(self._calls) if one == name)
+            self._calls.append(name)
+            needs = self.watch.of((args, kwargs))
+            self._needs.append(needs)
+            drawn = self.random.num_draws
+            if any(
+                isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves((args, kwargs))
+            ):
+                # Code around has sent them where the weights are.
+                args, kwargs = tree_map_only(Tensor, with_memory, (args, kwargs))
+            with in_memory(module):
+                before = tensors_in_attributes(parts)
+                with self.watch.unit(module, (args, kwargs), needs, earlier):
+                    with untouched():
+                        output = forward(*args, **kwargs)
+                    output = tree_map_only(Tensor, Tensor.clone, output)
+                    left = differing(before, tensors_in_attributes(parts))
+                    own = self._own_copies(left, len(tree_leaves(output)))
+                    left.clear()
+            if self.random.num_draws > drawn:
+                self._drawing.add(number)
+            self._mark(number, output, own)
             return output
 
         return call
 
-    units = {name: model.get_submodule(name) for name in find_units(model, blocks)}
-    with (
-        replaced(units, observed),
-        glue_in_memory(model, units),
-        random,
-        torch.no_grad(),
-        dissolved(),
-        watch,
-    ):
-        output = run()
-    needs.append(watch.of(output))
-    return Flow(
-        tuple(calls),
-        tuple(frozenset(one.results) for one in needs),
-        tuple(frozenset(one.weights) for one in needs),
-        frozenset(watch.written),
-        tuple(frozenset(one.draws) for one in needs),
-        frozenset(drawing),
-    )
+    def _own_copies(self, left: Iterable[tuple[str, str]], first: int) -> list[Attribute]:
+        """Attributes in which a call left tensors, each of which gets memory of its own."""
+        found = []
+        for owner, name in left:
+            count = len(tree_leaves(getattr(self._model.get_submodule(owner), name)))
+            attribute = Attribute(owner, name, first, count)
+            value = attribute.value(self._model)
+            attribute.put(self._model, tree_map_only(Tensor, Tensor.clone, value))
+            found.append(attribute)
+            first += count
+        return found
+
+    def _mark(self, number: int, output: PyTree, attributes: Sequence[Attribute]) -> None:
+        leaves = tree_leaves(output)
+        results = [(place, leaf) for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        objects = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+        self.watch.mark_results(number, results)
+        self.watch.mark_results(number, [(IN_OBJECT, one) for one in held_tensors(objects)])
+        for attribute in attributes:
+            tensors = tree_leaves(attribute.value(self._model))
+            self.watch.mark_results(number, [*zip(attribute.places, tensors, strict=True)])
+            self._numbers |= {
+                Result(number, place)
+                for place, tensor in zip(attribute.places, tensors, strict=True)
+                if is_real_number(tensor)
+            }
+        self._attributes.append(tuple(attributes))
+
+    def flow(self, kept: Sequence[PyTree]) -> Flow:
+        """The flow of the forward that ran. The last stage needs `kept`: the output of the model,
+        and what its code left in attributes.
+
+        A loss may read numbers that units left, so the last stage needs them too.
+        """
+        last = Origins(set(self._numbers))
+        for values in kept:
+            last.add(self.watch.of_output(values))
+        needs = [*self._needs, last]
+        return Flow(
+            tuple(self._calls),
+            tuple(frozenset(one.results) for one in needs),
+            tuple(frozenset(one.weights) for one in needs),
+            frozenset(self.watch.written),
+            tuple(frozenset(one.draws) for one in needs),
+            frozenset(self._drawing),
+            tuple(self._attributes),
+        )
 
 
 @contextmanager
@@ -308,9 +252,9 @@ def in_memory(module: nn.Module) -> Iterator[None]:
         if value is not None and value.is_meta
     ]
     for table, key, value in originals:
-        zeros = torch.zeros(value.shape, dtype=value.dtype)
+        memory = zeros(value.shape, dtype=value.dtype)
         table[key] = (
-            nn.Parameter(zeros, value.requires_grad) if isinstance(value, nn.Parameter) else zeros
+            nn.Parameter(memory, value.requires_grad) if isinstance(value, nn.Parameter) else memory
         )
     try:
         yield
@@ -331,7 +275,7 @@ def glue_in_memory(model: nn.Module, units: dict[str, nn.Module]) -> Iterator[No
         if value is not None and value.is_meta
     ]
     for table, key, value in originals:
-        table[key] = torch.zeros(value.shape, dtype=value.dtype)
+        table[key] = zeros(value.shape, dtype=value.dtype)
     try:
         yield
     finally:

@@ -4,26 +4,29 @@ Only the stage's own units compute. The units of earlier stages return the recei
 needed here or later. For other results they return placeholders of the right shape. At the first
 unit of a later stage the forward ends. So every stage computes the glue (masks, positions, rotary
 tables). Results of a unit for several later ones (position biases, encoder states, skips) are
-carried along.
+carried along, and so is what units leave in attributes.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import TreeSpec, tree_flatten
 
 from plait import regions
 from plait.errors import ModelError
-from plait.parallel.pipeline.dataflow import IN_OBJECT, Flow, Result
+from plait.parallel.pipeline.dataflow import Flow
 from plait.parallel.pipeline.payload import Nesting, Payload, TensorForm, check_sendable, get_state
+from plait.parallel.pipeline.side_effects import Attribute
 from plait.parallel.pipeline.stage import StageModule
+from plait.parallel.pipeline.watch import IN_OBJECT, UNRETURNED, Result
 from plait.values import PyTree
 
 
@@ -32,11 +35,24 @@ class _StageDone(Exception):
 
 
 @dataclass(frozen=True)
-class _Template:
-    """The form of a call's result: its nesting, and forms of tensors or other values."""
+class _Form:
+    """The form of a value: its nesting, and forms of tensors or other leaves."""
 
     nesting: Nesting
     leaves: tuple[PyTree, ...]
+
+    @classmethod
+    def of(cls, leaves: Sequence[object], structure: TreeSpec) -> _Form:
+        forms = (TensorForm.of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        return cls(Nesting.of(structure), tuple(forms))
+
+
+@dataclass(frozen=True)
+class _Template:
+    """The form of what a call returns, and of what it leaves in attributes for later stages."""
+
+    returned: _Form
+    attributes: tuple[tuple[Attribute, _Form], ...]
 
 
 @dataclass
@@ -58,11 +74,13 @@ class Replay:
 
     flow: Flow
     stage_of: Sequence[int]
+    model: nn.Module
     running: ReplayedStage | None = None
     units: dict[str, nn.Module] = field(default_factory=dict)
 
-    def install(self, model: nn.Module) -> None:
+    def install(self) -> None:
         """Let every unit ask who runs."""
+        model = self.model
         for name in dict.fromkeys(self.flow.calls):
             module = self.units[name] = model.get_submodule(name)
             module.forward = self._replayed(name, module.forward)
@@ -110,6 +128,7 @@ class ReplayedStage(StageModule):
         self._arriving = flow.crossing(stage_of, stage - 1) if stage else ()
         self._leaving = () if self._is_last else flow.crossing(stage_of, stage)
         self._sources = tuple(flow.calls[result.call] for result in self._leaving)
+        self._attributes = _leaving_attributes(flow, self._leaving)
         self._now: _ReplayState | None = None
 
     def enter(self) -> None:
@@ -208,8 +227,7 @@ class ReplayedStage(StageModule):
         template = now.templates[number]
         written = self._replay.flow.written
 
-        def value(place: int) -> PyTree:
-            leaf = template.leaves[place]
+        def value(place: int, leaf: PyTree) -> PyTree:
             result = Result(number, place)
             if result in now.received:
                 received = now.received[result]
@@ -220,20 +238,39 @@ class ReplayedStage(StageModule):
                 return torch.zeros(leaf.shape, dtype=leaf.dtype, device=self._device)
             return torch.zeros((), dtype=leaf.dtype, device=self._device).expand(leaf.shape)
 
-        return template.nesting.value(map(value, range(len(template.leaves))))
+        for attribute, form in template.attributes:
+            if any(Result(number, place) in now.received for place in attribute.places):
+                tensors = map(value, attribute.places, form.leaves)
+                attribute.put(self._replay.model, form.nesting.value(tensors))
+        returned = template.returned
+        return returned.nesting.value(map(value, itertools.count(), returned.leaves))
 
     def _record(self, now: _ReplayState, number: int, output: object) -> None:
         leaves, structure = tree_flatten(output)
-        for place, leaf in enumerate(leaves):
+        returned = _Form.of(leaves, structure)
+        self._keep(now, number, enumerate(leaves))
+        if number == self._last_call:
+            devices = (leaf.device for leaf in leaves if isinstance(leaf, Tensor))
+            now.random = get_state(next(devices, torch.device("cpu")))
+        attributes = []
+        for attribute in self._attributes.get(number, ()):
+            leaves, structure = tree_flatten(attribute.value(self._replay.model))
+            if len(leaves) != attribute.count:
+                raise ModelError(
+                    f"'{attribute.owner}.{attribute.name}' holds {len(leaves)} tensors and held "
+                    f"{attribute.count} with the example; a pipeline needs as many for every batch"
+                )
+            self._keep(now, number, zip(attribute.places, leaves, strict=True))
+            attributes.append((attribute, _Form.of(leaves, structure)))
+        now.templates.append(_Template(returned, tuple(attributes)))
+
+    def _keep(self, now: _ReplayState, number: int, leaves: Iterable[tuple[int, PyTree]]) -> None:
+        """Keep those results of a call, by their places, that leave this stage."""
+        for place, leaf in leaves:
             result = Result(number, place)
             if result in self._leaving:
                 check_sendable(leaf, f"'{self._replay.flow.calls[number]}'")
                 now.made[result] = leaf.clone() if result in self._replay.flow.written else leaf
-        forms = tuple(TensorForm.of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        if number == self._last_call:
-            devices = (leaf.device for leaf in leaves if isinstance(leaf, Tensor))
-            now.random = get_state(next(devices, torch.device("cpu")))
-        now.templates.append(_Template(Nesting.of(structure), forms))
 
 
 def check_draws(flow: Flow, stage_of: Sequence[int]) -> None:
@@ -260,11 +297,24 @@ def check_draws(flow: Flow, stage_of: Sequence[int]) -> None:
             )
 
 
-def check_objects(flow: Flow, stage_of: Sequence[int]) -> None:
-    """Raise for a tensor that a later stage needs and a call returns inside an object.
+def _leaving_attributes(flow: Flow, leaving: Iterable[Result]) -> dict[int, list[Attribute]]:
+    """The attributes of each call with tensors that leave the stage."""
+    found: dict[int, list[Attribute]] = {}
+    for result in leaving:
+        for attribute in flow.attributes[result.call]:
+            if result.leaf in attribute.places:
+                attributes = found.setdefault(result.call, [])
+                if attribute not in attributes:
+                    attributes.append(attribute)
+    return found
 
-    Tensors pass between stages alone, in lists, in tuples and in dictionaries. Every rank checks
-    every stage.
+
+def check_objects(flow: Flow, stage_of: Sequence[int]) -> None:
+    """Raise for a tensor that a later stage needs and a call returns inside an object, or leaves
+    where the pipeline cannot put it.
+
+    Tensors pass between stages alone, in lists, in tuples and in dictionaries, and in attributes.
+    Every rank checks every stage.
 
     Raises:
         ModelError: there is such a tensor.
@@ -276,6 +326,12 @@ def check_objects(flow: Flow, stage_of: Sequence[int]) -> None:
                     f"'{flow.calls[result.call]}' returns an object with tensors that a later "
                     "stage of the pipeline needs; return tensors in a tuple or a dictionary, or "
                     "register the class with torch.utils._pytree.register_pytree_node"
+                )
+            if result.leaf == UNRETURNED:
+                raise ModelError(
+                    f"'{flow.calls[result.call]}' leaves a tensor outside its result, such as in a "
+                    "list that it got or by a hook, and a later stage of the pipeline reads it "
+                    "there; return the tensor, or keep it in an attribute of the module"
                 )
 
 

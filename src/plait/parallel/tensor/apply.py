@@ -127,17 +127,16 @@ class _Splitter:
     def _localise(self, key: str, param: nn.Parameter, placement: Placement) -> nn.Parameter:
         known = self._local.get(id(param))
         if known is None:
+            layers.check_parameter_hooks(f"{self._owners(param)[0]}.{key}", param, self._group)
             shape = placement.local_shape
             row = torch.zeros(shape[-1:], dtype=param.dtype, device=param.device)
             data = row.expand(shape)  # its last dim has steps of one, as view_as_complex asks
             known = LocalParameter(nn.Parameter(data, requires_grad=param.requires_grad), placement)
             self._local[id(param)] = known
         if known.placement.box != placement.box:
-            owners = " and ".join(
-                f"'{name}' ({self._roles.get(name, 'none')})" for name in self._owners(param)
-            )
+            owners = (f"'{name}' ({self._roles.get(name, 'none')})" for name in self._owners(param))
             raise ModelError(
-                f"{owners} share a {key} of shape {placement.shape}, "
+                f"{' and '.join(owners)} share a {key} of shape {placement.shape}, "
                 "and their roles cut it in two ways"
             )
         return known.param

@@ -227,3 +227,25 @@ def test_a_transposed_gradient_is_laid_out_once() -> None:
         gradients.append(x.grad)
     assert seen == [True]
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_hook_of_a_weight_gets_its_gradient(stored: bool) -> None:
+    layer = nn.Linear(5, 3).double()
+    layer.weight.register_hook(lambda grad: grad / 2)
+    x = torch.randn(4, 5, dtype=torch.float64)
+    layer(x).square().sum().backward()
+    expected = layer.weight.grad
+    layer.weight.grad = None
+    sink = Adds(layer.weight)
+    store = WeightGradStore(main_grads={id(layer.weight): sink, id(layer.bias): Adds(layer.bias)})
+    store.install([layer])
+    if stored:
+        with store.collect() as tasks:
+            layer(x).square().sum().backward()
+        tasks.run()
+    else:
+        layer(x).square().sum().backward()
+    assert expected is not None and layer.weight.grad is not None
+    torch.testing.assert_close(layer.weight.grad, expected, rtol=1e-14, atol=0)
+    assert sink.products == 0

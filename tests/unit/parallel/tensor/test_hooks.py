@@ -50,6 +50,21 @@ def test_a_hook_of_a_layer_in_parts_is_refused(kind: str) -> None:
         threaded(2, step, models, "tp2", plan="tp2")
 
 
+PARAMETER_HOOKS: list[Callable[[nn.Parameter], Any]] = [
+    lambda weight: weight.register_hook(lambda grad: grad / 2),
+    lambda weight: weight.register_post_accumulate_grad_hook(lambda weight: None),
+]
+
+
+@pytest.mark.parametrize("hook", PARAMETER_HOOKS)
+def test_a_hook_of_a_parameter_in_parts_is_refused(hook: Callable[[nn.Parameter], Any]) -> None:
+    models = [net(), net()]
+    for model in models:
+        hook(model.get_parameter("0.2.weight"))
+    with pytest.raises(ModelError, match=r"parameter '0\.2\.weight' has a hook, and tp2"):
+        threaded(2, step, models, "tp2", plan="tp2")
+
+
 def test_a_hook_around_layers_in_parts_stays() -> None:
     models = [net(), net(), net()]
     for model in models:

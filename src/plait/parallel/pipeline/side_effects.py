@@ -1,0 +1,92 @@
+"""Tensors that a forward leaves in attributes of modules, such as the loss of a router.
+
+Code around a block may read them, as `sum(block.aux for block in self.blocks)` does. So a pipeline
+carries them between its stages, like results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from plait.values import PyTree
+
+_OF_MODULES = frozenset({"_parameters", "_buffers", "_modules"})
+"""Attributes by which torch keeps what a module consists of."""
+
+Leaves = dict[tuple[str, str], list[Tensor]]
+"""Tensors by the path of a module and the name of its attribute."""
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """An attribute in which a call leaves tensors: one, or a list or a dictionary of them.
+
+    `owner` is the path of its module in the model. As results of the call they are `count` in
+    number, from `first` on.
+    """
+
+    owner: str
+    name: str
+    first: int
+    count: int
+
+    @property
+    def places(self) -> range:
+        """The numbers of its tensors among the results of the call."""
+        return range(self.first, self.first + self.count)
+
+    def value(self, model: nn.Module) -> PyTree:
+        """What the attribute holds now."""
+        return getattr(model.get_submodule(self.owner), self.name, None)
+
+    def put(self, model: nn.Module, value: PyTree) -> None:
+        """Let the attribute hold a value: a tensor [...], or a list or a dictionary of them."""
+        setattr(model.get_submodule(self.owner), self.name, value)
+
+
+def tensors_in_attributes(modules: Iterable[tuple[str, nn.Module]]) -> Leaves:
+    """The tensors of all attributes of modules that hold nothing but tensors, buffers included."""
+    found: Leaves = {}
+    for path, module in modules:
+        own = ((name, value) for name, value in vars(module).items() if name not in _OF_MODULES)
+        for name, value in chain(own, module._buffers.items()):
+            if isinstance(value, (Tensor, list, tuple, dict)):
+                leaves = tree_leaves(value)
+                if leaves and all(isinstance(leaf, Tensor) for leaf in leaves):
+                    found[path, name] = leaves
+    return found
+
+
+def differing(before: Leaves, after: Leaves) -> Leaves:
+    """The attributes of `after` whose tensors are others than before."""
+    return {
+        place: leaves
+        for place, leaves in after.items()
+        if [*map(id, leaves)] != [*map(id, before.get(place, ()))]
+    }
+
+
+@contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Leave the attributes of all modules as they were, whatever a forward puts there."""
+    tables = [table for module in model.modules() for table in (vars(module), module._buffers)]
+    before = [dict(table) for table in tables]
+    try:
+        yield
+    finally:
+        for table, values in zip(tables, before, strict=True):
+            for name in [name for name in table if name not in values]:
+                del table[name]
+            table.update(values)
+
+
+def is_real_number(tensor: Tensor) -> bool:
+    """Whether a tensor is a single real number, without dims."""
+    return not tensor.dim() and torch.is_floating_point(tensor)

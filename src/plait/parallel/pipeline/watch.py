@@ -1,0 +1,216 @@
+"""A watch over one forward: which results of its units stand behind a tensor.
+
+The glue of a model is followed operation by operation. A unit is one operation. But what it reads
+beside its arguments is noted, and so is what it leaves beside its results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from plait.parallel.pipeline.held import held_tensors, plain_tensors
+from plait.torch_internals import has_storage, storage_key
+from plait.values import PyTree
+
+IN_OBJECT = -1
+"""The number of a tensor inside an object that a call returns. Such tensors have no place."""
+
+UNRETURNED = -2
+"""The number of a tensor that a call leaves anywhere but in its result, such as in a list that it
+got. Such tensors have no place either.
+"""
+
+
+@dataclass(frozen=True, order=True)
+class Result:
+    """Tensor number `leaf` of what call number `call` makes, or `IN_OBJECT`, or `UNRETURNED`."""
+
+    call: int
+    leaf: int
+
+
+@dataclass
+class Origins:
+    """What stands behind a tensor: results of units, parameters of the glue, and its draws."""
+
+    results: set[Result] = field(default_factory=set)
+    weights: set[str] = field(default_factory=set)
+    draws: set[int] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        return bool(self.results or self.weights or self.draws)
+
+    def add(self, other: Origins) -> None:
+        """Let the other's stand behind it too."""
+        self.results |= other.results
+        self.weights |= other.weights
+        self.draws |= other.draws
+
+
+@dataclass
+class _RunningUnit:
+    """A unit at work: what it reads, and the memory that depends on what it got."""
+
+    number: int
+    earlier: frozenset[int]  # calls of the same unit, whose leavings are its own
+    needs: Origins
+    got: set[int]
+    made: dict[int, StorageWeakRef] = field(default_factory=dict)
+
+
+class UnitWatch(TorchDispatchMode):
+    """Follows origins through the operations of the glue, by memory, so that views and writes in
+    place count too.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._name_of = {id(param): name for name, param in model.named_parameters()}
+        self._origins: dict[int, Origins] = {}
+        self._left: dict[int, Result] = {}
+        self._returned: set[int] = set()
+        self._alive: list[object] = []  # addresses are names here, so nothing may be freed
+        self._running: _RunningUnit | None = None
+        self.num_calls = 0
+        self.written: set[Result] = set()
+
+    @property
+    def inside_unit(self) -> bool:
+        """Whether a unit is at work."""
+        return self._running is not None
+
+    def of(self, values: PyTree) -> Origins:
+        """What stands behind the tensors of values."""
+        found = Origins()
+        for tensor in held_tensors(values):
+            found.add(self._of_tensor(tensor))
+        return found
+
+    def of_output(self, values: PyTree) -> Origins:
+        """The same of what a model returns, with what units left in its lists."""
+        found = self.of(values)
+        keys = (storage_key(tensor) for tensor in plain_tensors(values) if has_storage(tensor))
+        found.results |= {self._left[key] for key in keys if key in self._left}
+        return found
+
+    def _of_tensor(self, tensor: Tensor) -> Origins:
+        name = self._name_of.get(id(tensor))
+        if name is not None:
+            return Origins(weights={name})
+        return self._origins.get(storage_key(tensor), Origins())
+
+    @contextmanager
+    def unit(
+        self, module: nn.Module, given: PyTree, needs: Origins, earlier: frozenset[int]
+    ) -> Iterator[None]:
+        """The call of a unit, which is one operation here: nothing inside is followed.
+
+        `needs` gains what it reads beside the arguments `given`. `earlier` are the numbers of
+        earlier calls of the same module.
+        """
+        number = self.num_calls
+        self.num_calls += 1
+        tensors = [*held_tensors(given), *module.parameters()]
+        got = {storage_key(tensor) for tensor in tensors if has_storage(tensor)}
+        self._running = unit = _RunningUnit(number, earlier, needs, got)
+        try:
+            yield
+        finally:
+            self._running = None
+        for key, storage in unit.made.items():
+            if not storage.expired():
+                self._alive.append(storage)
+                self._left[key] = Result(number, UNRETURNED)
+
+    def mark_results(self, number: int, tensors: Sequence[tuple[int, Tensor]]) -> None:
+        """Tensors [...] are results of call `number`, by their places. Each has its own memory."""
+        for place, tensor in tensors:
+            if has_storage(tensor):
+                self._mark(tensor, Origins({Result(number, place)}))
+                self._returned.add(storage_key(tensor))
+                self._left.pop(storage_key(tensor), None)
+
+    def _mark(self, tensor: Tensor, origins: Origins) -> None:
+        storage = tensor.untyped_storage()
+        self._alive.append((tensor, storage))
+        self._origins.setdefault(storage_key(tensor), Origins()).add(origins)
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: PyTree = (), kwargs: PyTree = None
+    ) -> PyTree:
+        kwargs = kwargs or {}
+        if self._running is not None:
+            return self._in_unit(self._running, func, args, kwargs)
+        origins = self.of((args, kwargs))
+        origins.results |= self._left_in(_tensors_of((args, kwargs)), frozenset())
+        if func._schema.is_mutable:
+            self.written |= origins.results
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            origins.draws.add(self.num_calls)
+        args, kwargs = tree_map_only(Tensor, with_memory, (args, kwargs))
+        output = func(*args, **kwargs)
+        if origins:
+            for leaf in _tensors_of(output):
+                self._mark(leaf, origins)
+        return output
+
+    def _in_unit(
+        self, unit: _RunningUnit, func: OpOverload, args: PyTree, kwargs: PyTree
+    ) -> PyTree:
+        given = _tensors_of((args, kwargs))
+        for tensor in given:
+            known = self._origins.get(storage_key(tensor))
+            if known is not None:
+                unit.needs.add(known)
+        unit.needs.results |= self._left_in(given, unit.earlier)
+        output = func(*args, **kwargs)
+        for tensor in _written(func, args, kwargs):
+            key = storage_key(tensor)
+            if key not in unit.made and key not in self._returned:
+                self._alive.append(tensor.untyped_storage())
+                self._left[key] = Result(unit.number, UNRETURNED)
+        if torch.Tag.nondeterministic_seeded in func.tags or any(
+            storage_key(tensor) in unit.got for tensor in given
+        ):
+            for tensor in _tensors_of(output):
+                key = storage_key(tensor)
+                if key not in unit.got:
+                    unit.got.add(key)
+                    unit.made[key] = StorageWeakRef(tensor.untyped_storage())
+        return output
+
+    def _left_in(self, tensors: Sequence[Tensor], but: frozenset[int]) -> set[Result]:
+        """What units left in these tensors [...], but for those calls."""
+        if not self._left:
+            return set()
+        found = (self._left.get(storage_key(tensor)) for tensor in tensors)
+        return {result for result in found if result is not None and result.call not in but}
+
+
+def _tensors_of(values: PyTree) -> list[Tensor]:
+    leaves = tree_leaves(values)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and has_storage(leaf)]
+
+
+def _written(func: OpOverload, args: PyTree, kwargs: PyTree) -> Iterator[Tensor]:
+    """The tensors [...] that an operation writes in place."""
+    if not func._schema.is_mutable:
+        return
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            yield from _tensors_of(value)
+
+
+def with_memory(tensor: Tensor) -> Tensor:
+    """The tensor [...], or zeros of its shape and dtype where it is on the meta device."""
+    return torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
