@@ -123,7 +123,7 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
 
 
 class _Discovery:
-    """What one forward shows, call by call."""
+    """The findings of one forward, call by call."""
 
     def __init__(self, model: nn.Module, watch: UnitWatch, random: IsolatedRandom) -> None:
         self.watch = watch

@@ -14,7 +14,7 @@ from plait.values import PyTree
 
 
 def held_tensors(values: PyTree) -> Iterator[Tensor]:
-    """The tensors of values, and of objects among them, such as a cache of keys."""
+    """The tensors [...] of values, and of objects among them, such as a cache of keys."""
     seen: set[int] = set()
     left = tree_leaves(values)
     while left:
@@ -54,7 +54,7 @@ def _is_filled(cell: CellType) -> bool:
 
 
 def plain_tensors(values: PyTree) -> Iterator[Tensor]:
-    """The tensors of values in lists, tuples and dictionaries alone."""
+    """The tensors [...] of values in lists, tuples and dictionaries alone."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, dict):

@@ -4,7 +4,7 @@ Only the stage's own units compute. The units of earlier stages return the recei
 needed here or later. For other results they return placeholders of the right shape. At the first
 unit of a later stage the forward ends. So every stage computes the glue (masks, positions, rotary
 tables). Results of a unit for several later ones (position biases, encoder states, skips) are
-carried along, and so is what units leave in attributes.
+carried along. So are tensors that units leave in attributes.
 """
 
 from __future__ import annotations
@@ -310,8 +310,9 @@ def _leaving_attributes(flow: Flow, leaving: Iterable[Result]) -> dict[int, list
 
 
 def check_objects(flow: Flow, stage_of: Sequence[int]) -> None:
-    """Raise for a tensor that a later stage needs and a call returns inside an object, or leaves
-    where the pipeline cannot put it.
+    """Raise for a tensor that a later stage needs and no pipeline can put in its place.
+
+    A call returns it inside an object, or leaves it outside its result.
 
     Tensors pass between stages alone, in lists, in tuples and in dictionaries, and in attributes.
     Every rank checks every stage.

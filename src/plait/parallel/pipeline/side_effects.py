@@ -43,7 +43,7 @@ class Attribute:
         return range(self.first, self.first + self.count)
 
     def value(self, model: nn.Module) -> PyTree:
-        """What the attribute holds now."""
+        """The value that the attribute holds now."""
         return getattr(model.get_submodule(self.owner), self.name, None)
 
     def put(self, model: nn.Module, value: PyTree) -> None:
@@ -88,5 +88,5 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
 
 
 def is_real_number(tensor: Tensor) -> bool:
-    """Whether a tensor is a single real number, without dims."""
+    """Whether a tensor [...] is a single real number, without dims."""
     return not tensor.dim() and torch.is_floating_point(tensor)

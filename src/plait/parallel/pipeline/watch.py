@@ -25,8 +25,8 @@ IN_OBJECT = -1
 """The number of a tensor inside an object that a call returns. Such tensors have no place."""
 
 UNRETURNED = -2
-"""The number of a tensor that a call leaves anywhere but in its result, such as in a list that it
-got. Such tensors have no place either.
+"""The number of a tensor that a call leaves outside its result, such as in a list that it got.
+Such tensors have no place either.
 """
 
 
@@ -40,7 +40,7 @@ class Result:
 
 @dataclass
 class Origins:
-    """What stands behind a tensor: results of units, parameters of the glue, and its draws."""
+    """The origins of a tensor: results of units, parameters of the glue, and its draws."""
 
     results: set[Result] = field(default_factory=set)
     weights: set[str] = field(default_factory=set)
@@ -89,14 +89,14 @@ class UnitWatch(TorchDispatchMode):
         return self._running is not None
 
     def of(self, values: PyTree) -> Origins:
-        """What stands behind the tensors of values."""
+        """The origins of the tensors of values."""
         found = Origins()
         for tensor in held_tensors(values):
             found.add(self._of_tensor(tensor))
         return found
 
     def of_output(self, values: PyTree) -> Origins:
-        """The same of what a model returns, with what units left in its lists."""
+        """The origins of what a model returns, with what units left in its lists."""
         found = self.of(values)
         keys = (storage_key(tensor) for tensor in plain_tensors(values) if has_storage(tensor))
         found.results |= {self._left[key] for key in keys if key in self._left}
@@ -189,7 +189,7 @@ class UnitWatch(TorchDispatchMode):
         return output
 
     def _left_in(self, tensors: Sequence[Tensor], but: frozenset[int]) -> set[Result]:
-        """What units left in these tensors [...], but for those calls."""
+        """The results that units left in these tensors [...], but for those calls."""
         if not self._left:
             return set()
         found = (self._left.get(storage_key(tensor)) for tensor in tensors)
