@@ -128,6 +128,17 @@ def test_the_signal_handlers_of_the_caller_come_back() -> None:
     ] == before
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_launcher_that_ignores_the_end_of_its_terminal_goes_on(restarts: int) -> None:
+    """As under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert launch(jobs.hang_up, os.getpid(), nproc=1, restarts=restarts) == [0]
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_ranks_end_with_their_launcher(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "tests.fault.jobs"]
