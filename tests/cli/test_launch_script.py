@@ -93,3 +93,20 @@ def test_two_agents_of_torchrun_run_the_script(config: Path, tmp_path: Path) -> 
     outputs = [agent.communicate(timeout=120)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], outputs
     assert json.loads((folder / "summary.json").read_text())["steps"] == 3
+
+
+def test_letters_that_stdout_cannot_show_are_escapes(tmp_path: Path) -> None:
+    """As on a machine whose locale is an old one."""
+    (tmp_path / "tiny.toml").write_text(CONFIG)
+    words = ["launch", "tiny.toml", "--for", "slurm", "--run-folder", "l\u00e4ufe"]
+    done = subprocess.run(
+        [sys.executable, "-m", "plait", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "l\\xe4ufe" in done.stdout

@@ -93,6 +93,12 @@ def first_fails() -> None:
     time.sleep(FOREVER_SECONDS)
 
 
+def hang_up(launcher: int) -> int:
+    """What a terminal that is closed does to the launcher."""
+    os.kill(launcher, signal.SIGHUP)
+    return own_rank()
+
+
 def say_pid_and_wait() -> None:
     os.write(
         sys.stdout.fileno(), f"{os.getpid()}\n".encode()

@@ -84,6 +84,19 @@ except plait.errors.PlaitError as error:
 """
 
 
+PACKAGED = """
+import os
+import plait
+from mine import FACTOR
+class Words:
+    pass
+def main(words):
+    return FACTOR * int(os.environ["RANK"]), type(words).__name__
+if __name__ == "__main__":
+    print(plait.launch(main, Words(), nproc=2))
+"""
+
+
 @pytest.mark.parametrize("way", ["-c", "-"])
 def test_a_function_without_a_file_is_launched(way: str) -> None:
     """As it is typed into an interpreter or a notebook."""
@@ -99,6 +112,25 @@ def test_a_function_without_a_file_is_launched(way: str) -> None:
     first, second = done.stdout.splitlines()
     assert first == "[(0, 'Words'), (10, 'Words')]", done.stderr
     assert "cannot be sent to a new process" in second
+
+
+@pytest.mark.parametrize("words", [("-m", "mine"), ("mine",)])
+def test_the_main_module_of_a_package_is_launched(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Its function is called `main`, as one of the module that starts a rank is."""
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("FACTOR = 10\n")
+    (package / "__main__.py").write_text(PACKAGED)
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.stdout.splitlines() == ["[(0, 'Words'), (10, 'Words')]"], done.stderr
 
 
 @pytest.mark.parametrize(
@@ -126,6 +158,17 @@ def test_the_signal_handlers_of_the_caller_come_back() -> None:
     assert [
         signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     ] == before
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_launcher_that_ignores_the_end_of_its_terminal_goes_on(restarts: int) -> None:
+    """As under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert launch(jobs.hang_up, os.getpid(), nproc=1, restarts=restarts) == [0]
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

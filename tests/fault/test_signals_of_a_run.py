@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -78,6 +80,28 @@ def test_a_run_that_is_asked_to_end_saves_and_says_how_to_go_on(
     assert done.code == 0, done.err
     assert f"into run, from {saved.name}" in done.err.splitlines()[0]
     assert (done.json()["steps"], done.json()["steps_here"]) == (steps + 1, 1)
+
+
+@pytest.mark.slow
+def test_the_command_to_go_on_with_is_of_the_same_run(tmp_path: Path) -> None:
+    """The plan and the keys that were given beside the file are in it."""
+    given = ("--plan", "dp2:zero1", "--set", "train.lr=0.0625", "recovery.keep=2")
+    run = begun(tmp_path, *given)
+    run.send_signal(signal.SIGTERM)
+    _, err = run.communicate(timeout=LIMIT_SECONDS)
+    assert run.returncode == 143, err
+    before = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    _, _, command = err.strip().rpartition("go on with: ")
+    words = shlex.split(command)
+    assert words[:2] == ["plait", "train"]
+    assert words[words.index("--steps") + 1] == ENDLESS
+    words[words.index("--steps") + 1] = str(before["step"] + 1)
+    done = plait(*words[1:], "--json", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.json()["plan"] == "dp2:zero1"
+    config = (tmp_path / "run" / "config.toml").read_text()
+    assert "lr = 0.0625" in config
+    assert "keep = 2" in config
 
 
 @pytest.mark.slow

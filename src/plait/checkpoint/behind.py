@@ -124,6 +124,11 @@ class BackgroundSave:
         self._room.mark()
         memory.do(self._run)
 
+    @property
+    def checkpoint(self) -> Path:
+        """The folder that it is to become."""
+        return self._wanted.final
+
     def wait(self) -> None:
         """Return when this rank has done its part; the first one when the save is published."""
         self._is_over.wait()

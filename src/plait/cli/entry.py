@@ -22,7 +22,15 @@ import plait.launcher.lean  # before torch
 from plait.cli import table
 from plait.cli.answer import Answer, to_json
 from plait.cli.parser import Parser, UsageError
-from plait.cli.streams import DrawnText, StdoutError, complain, open_closed, say, settle
+from plait.cli.streams import (
+    DrawnText,
+    StdoutError,
+    complain,
+    escape_unknown,
+    open_closed,
+    say,
+    settle,
+)
 from plait.errors import PlaitError, WorldSizeError
 from plait.launcher import JoinedWorld, joined_world
 
@@ -49,6 +57,7 @@ def command() -> NoReturn:
     its work would then still be at work, or lost.
     """
     open_closed()
+    escape_unknown()
     code = main()
     for stream in (sys.stdout, sys.stderr):
         settle(stream)

@@ -41,6 +41,12 @@ def open_closed() -> None:
             setattr(sys, name, os.fdopen(number, "w", encoding="utf-8"))
 
 
+def escape_unknown() -> None:
+    """Let stdout show letters that its encoding lacks as escapes, as stderr does."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def say(text: str, stream: TextIO) -> None:
     """Write text on the stream of the answer, now. Raises `StdoutError` where that cannot be."""
     try:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import signal
 import sys
 import time
@@ -96,7 +97,7 @@ def run(arguments: argparse.Namespace) -> Answer:
         )
         result = kept_alive(quiet, plan.world_size)
         if "stopped" in result:
-            end_by_signal(result, quiet, arguments.config)
+            end_by_signal(result, quiet, arguments)
         return Answer(None)
     alone = joined_world() is None
     name = run_id()
@@ -112,12 +113,14 @@ def run(arguments: argparse.Namespace) -> Answer:
         began=time.time() - FILE_SECONDS,
         is_restart=starts_again,
     )
-    train = partial(_trained, arguments.config, task, folder, plan)
+    train = partial(_trained, arguments, task, folder, plan)
     return live.served(folder.path, train) if arguments.live else train()
 
 
-def _trained(config: str, task: job.TrainingRun, folder: RunFolder, plan: Plan) -> Answer:
-    """The answer of a run in its folder, of which `config` is the file."""
+def _trained(
+    arguments: argparse.Namespace, task: job.TrainingRun, folder: RunFolder, plan: Plan
+) -> Answer:
+    """The answer of a run in its folder."""
     from plait.checkpoint.folder import sweep
     from plait.engine.runlock import held
 
@@ -133,19 +136,32 @@ def _trained(config: str, task: job.TrainingRun, folder: RunFolder, plan: Plan) 
     finally:
         folder.remove_if_empty()
     if "stopped" in result:
-        end_by_signal(result, task, config)
+        end_by_signal(result, task, arguments)
     return Answer(result, view(result)) if is_main_process() else Answer(None)
 
 
-def end_by_signal(result: Json, task: job.TrainingRun, config: str) -> NoReturn:
+def end_by_signal(result: Json, task: job.TrainingRun, arguments: argparse.Namespace) -> NoReturn:
     """Say how to go on, and end with the exit code of the signal."""
     name = signal.Signals(result["signal"]).name
     steps = task.config.train.steps
     say(
         f"plait train: {name}: ended after step {result['stopped']} of {steps}, which is saved; "
-        f"go on with: plait train {config} --resume {task.folder}"
+        f"go on with: {_command_to_go_on(task, arguments)}"
     )
     raise SystemExit(128 + result["signal"])
+
+
+def _command_to_go_on(task: job.TrainingRun, arguments: argparse.Namespace) -> str:
+    """The command that goes on with the same run: a plan and keys that the file lacks are in it."""
+    words = ["plait", "train", arguments.config, "--resume", str(task.folder)]
+    if arguments.plan is not None:
+        words += ["--plan", task.plan]
+    for option in ("nproc", "steps"):
+        value = getattr(arguments, option)
+        words += [] if value is None else [f"--{option}", str(value)]
+    if arguments.overrides:
+        words += ["--set", *arguments.overrides]
+    return shlex.join(words)
 
 
 def _starts_again(out: Path | None) -> bool:

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from plait.comm.network import LOOPBACK, loopback_interface, variables_of
 from plait.launcher.allocator import no_small_lists
 from plait.launcher.failure import died_silently, read_failures
+from plait.launcher.hearing import outlives_terminal
 from plait.launcher.interrupts import interrupts_held
 from plait.launcher.leftovers import leftovers
 from plait.launcher.rank import RankSettings, run_rank
@@ -49,6 +50,7 @@ _AGENT_VARIABLES = (
 )
 _AGENT_ENDINGS = ("WORLD_SIZE",)
 _AGENT_BEGINNINGS = ("TORCHELASTIC_",)
+_AGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 def run_ranks(
@@ -80,6 +82,7 @@ def run_ranks(
             "max_restarts": 0,
             "monitor_interval": monitor_seconds,
             "start_method": start_method,
+            "signals_to_handle": ",".join(number.name for number in _signals_that_end()),
             "logs_specs": DefaultLogsSpecs(log_dir=str(folder / "agent")),
             **shutdown_option(LaunchConfig),
         }
@@ -102,6 +105,12 @@ def shutdown_option(config: Any) -> JsonObject:
     """
     has_option = any(field.name == _SHUTDOWN_OPTION for field in dataclasses.fields(config))
     return {_SHUTDOWN_OPTION: SHUTDOWN_SECONDS} if has_option else {}
+
+
+def _signals_that_end() -> list[signal.Signals]:
+    """Signals that the agent takes over: not the end of a terminal that this process ignores."""
+    left = (signal.SIGHUP,) if outlives_terminal() else ()
+    return [number for number in _AGENT_SIGNALS if number not in left]
 
 
 def num_threads(nproc: int) -> int:
@@ -166,8 +175,7 @@ def _signals_restored() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    taken = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
-    before = {number: signal.getsignal(number) for number in taken}
+    before = {number: signal.getsignal(number) for number in _AGENT_SIGNALS}
     try:
         yield
     finally:

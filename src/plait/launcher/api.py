@@ -105,11 +105,11 @@ def launch(
     """Run `main(*args)` in `nproc` local ranks and return their results, rank by rank.
 
     `main` and `args` travel by pickle, so `main` is a function at the top level of a module. Where
-    the main module has no file (an interpreter, a notebook, `python -c`) they travel by value. Each
-    rank finds torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR ...) and computes with cores //
-    nproc threads unless OMP_NUM_THREADS is set. Inside a running world (torchrun, or a rank of
-    `launch`) nothing is started. `main(*args)` runs here, and the list holds this rank's own
-    result.
+    the main module has no file (an interpreter, a notebook, `python -c`) they travel by value. So
+    does what is in the `__main__.py` of a package. Each rank finds torchrun's variables (RANK,
+    WORLD_SIZE, MASTER_ADDR ...) and computes with cores // nproc threads unless OMP_NUM_THREADS is
+    set. Inside a running world (torchrun, or a rank of `launch`) nothing is started. `main(*args)`
+    runs here, and the list holds this rank's own result.
 
     Args:
         main: what every rank calls.
@@ -154,12 +154,11 @@ def launch(
             "plait.launch was called while a rank imports the main script; put the call under `if "
             "__name__ == '__main__':`"
         )
-    from plait.launcher.by_value import by_value, lacks_file, main_hidden, unpickled
+    from plait.launcher.by_value import by_value, lacks_file, main_hidden, needs_main, unpickled
 
-    if lacks_file():
+    if lacks_file() or needs_main(_pickled(main, args)):
         with main_hidden():
             return unpickled(_run(by_value(main, args), (), nproc, monitor_seconds, restarts))
-    _check_can_travel(main, args)
     return _run(main, args, nproc, monitor_seconds, restarts)
 
 
@@ -182,10 +181,10 @@ def _run(
     return [results[rank] for rank in range(nproc)]
 
 
-def _check_can_travel(main: Callable[..., object], args: tuple[object, ...]) -> None:
-    """Refuse what a new process cannot receive, before any is started."""
+def _pickled(main: Callable[..., object], args: tuple[object, ...]) -> bytes:
+    """The bytes for a new process. Functions that have none are refused before any is started."""
     try:
-        ForkingPickler.dumps((main, args))
+        return bytes(ForkingPickler.dumps((main, args)))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise PlaitError(
             f"'{getattr(main, '__qualname__', main)}' and its arguments cannot be sent to a new "

@@ -1,5 +1,6 @@
 """A function that no new process can import travels by value. Such a function was typed into an
-interpreter or a notebook, or given by `python -c` or on stdin.
+interpreter or a notebook, or given by `python -c` or on stdin. One in a package's `__main__.py` is
+another.
 
 Pickle names a function's module, and such a `__main__` has no file to be imported from. cloudpickle
 takes the code itself, and what it uses of its module. Results come back the same way.
@@ -35,6 +36,17 @@ def lacks_file() -> bool:
     """Whether the main module of this process has no file that a new process could import."""
     path = getattr(sys.modules["__main__"], "__file__", None)
     return path is None or not Path(path).is_file()
+
+
+def needs_main(sent: bytes) -> bool:
+    """Whether a pickle may name something of a main module that new processes leave out.
+
+    multiprocessing leaves out the `__main__.py` of a package or of a folder. A rank would find
+    what has the same name in multiprocessing's own main module.
+    """
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    is_left_out = spec is not None and spec.name.rpartition(".")[2] == "__main__"
+    return is_left_out and b"__main__" in sent
 
 
 def by_value(main: Callable[..., object], args: tuple[object, ...]) -> FunctionByValue:

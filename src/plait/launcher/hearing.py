@@ -38,11 +38,16 @@ class Echoes:
         return False
 
 
+def outlives_terminal() -> bool:
+    """Whether this process was started to ignore the end of its terminal, as by `nohup`."""
+    return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
 @contextmanager
 def heard(hear: Callable[[int, object], None]) -> Iterator[None]:
     """Have signals of this process call `hear`, where this is the thread that gets them.
 
-    An echo of a signal calls nothing.
+    An echo of a signal calls nothing. The end of the terminal calls nothing where it is ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -53,7 +58,7 @@ def heard(hear: Callable[[int, object], None]) -> Iterator[None]:
         if not echoes.has(number):
             hear(number, frame)
 
-    numbers = (*SIGNALS, signal.SIGHUP)
+    numbers = SIGNALS if outlives_terminal() else (*SIGNALS, signal.SIGHUP)
     before = {number: signal.signal(number, arrive) for number in numbers}
     try:
         yield

@@ -29,7 +29,7 @@ from plait.errors import PlaitError, RankFailed
 from plait.launcher.agent import free_environment, num_threads, start_server
 from plait.launcher.board import NOTHING, Board, Files, Page
 from plait.launcher.failure import died_silently, read_failures
-from plait.launcher.hearing import Echoes
+from plait.launcher.hearing import Echoes, outlives_terminal
 from plait.launcher.leftovers import leftovers
 from plait.launcher.policy import deadline_passed
 from plait.launcher.rank import RankSettings, run_rank
@@ -233,7 +233,9 @@ def _ended_by_signals(board: Board | None = None) -> Iterator[_Signals]:
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if not outlives_terminal():
+        numbers.append(signal.SIGHUP)
     if board is not None:
         numbers.append(signal.SIGUSR1)
     before = {number: signal.signal(number, signals.arrive) for number in numbers}

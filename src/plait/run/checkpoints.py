@@ -199,9 +199,9 @@ class Checkpoints(Hook):
         self._writing.add(pending.processor_seconds)
         rank = engine.world.rank
         if pending.failure is not None and rank == 0:
-            say(f"a checkpoint was not saved, and the run goes on: {pending.failure}")
+            say(f"{pending.checkpoint} was not saved, and the run goes on: {pending.failure}")
         elif pending.is_own:
-            say(f"rank {rank} could not write its part of a checkpoint: {pending.failure}")
+            say(f"rank {rank} could not write its part of {pending.checkpoint}: {pending.failure}")
         return pending.failure
 
     def _wait_for_saves(self) -> bool:

@@ -26,6 +26,19 @@ def test_a_signal_that_was_ignored_ends_the_run() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+def test_the_end_of_a_terminal_that_was_ignored_ends_nothing() -> None:
+    """As under `nohup`."""
+    came = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with heard(lambda number, frame: came.append(number)), _ended_by_signals():
+            signal.raise_signal(signal.SIGHUP)
+        assert came == []
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_signal_waits_for_the_end_of_what_is_held_and_counts_once() -> None:
     done = []
     with pytest.raises(SystemExit) as ended, _ended_by_signals() as signals:

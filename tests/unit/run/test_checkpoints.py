@@ -94,9 +94,9 @@ def test_a_save_that_fails_is_one_line(
     monkeypatch.setattr(behind, "write_own_file", failing)
     threaded(2, trained, tmp_path, 3)
     lines = [line for line in capsys.readouterr().err.splitlines() if "no space" in line]
-    assert lines == [
-        "plait: a checkpoint was not saved, and the run goes on: rank 1: no space left on device"
-    ]
+    path = tmp_path / "checkpoints" / f"step-{step:08d}"
+    why = "was not saved, and the run goes on: rank 1: no space left on device"
+    assert lines == [f"plait: {path} {why}"]
     assert newest_whole(tmp_path).name == "step-00000003"  # the last is saved again
     names = {path.name for path in (tmp_path / "checkpoints").glob("step-*")}
     assert f"step-{1:08d}" in names
@@ -180,7 +180,9 @@ def test_a_rank_that_cannot_begin_ends_the_save_on_all(
     lines = [line for line in said if "not saved" in line]
     why = "the disk is gone" if rank == 0 else "given up"
     assert len(lines) == 1 and why in lines[0]
-    own = "plait: rank 1 could not write its part of a checkpoint: the disk is gone"
+    path = tmp_path / "checkpoints" / "step-00000002"
+    assert lines[0].startswith(f"plait: {path} was not saved")
+    own = f"plait: rank 1 could not write its part of {path}: the disk is gone"
     assert [line for line in said if "its part" in line] == [own] * rank
     names = [path.name for path in sorted((tmp_path / "checkpoints").glob("step-*"))]
     assert names == ["step-00000001", "step-00000003"]
