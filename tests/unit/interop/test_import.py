@@ -209,6 +209,7 @@ DISTRIBUTED_ARGS="--nproc_per_node $GPUS_PER_NODE --nnodes $NNODES"
 TRAINING_ARGS="--micro-batch-size 1 --global-batch-size 64 --lr 6.0e-5 \\
     --train-iters 500"
 NAME="a run of mine"
+PRECISION=bf16
 if [ "$PRECISION" = bf16 ]; then
     TRAINING_ARGS+=(--bf16)
 fi
