@@ -51,6 +51,7 @@ class Imported:
         config: sections of a plait config; `[model]` is missing where the file names no model.
         mapped: the keys of the file that the result holds.
         unmapped: every other key of the file, with the reason.
+        assumed: a sentence for each number that the file does not say and the result needs.
     """
 
     framework: str
@@ -58,6 +59,7 @@ class Imported:
     config: dict[str, JsonObject]
     mapped: list[str]
     unmapped: list[Unmapped]
+    assumed: list[str] = field(default_factory=list)
 
     def as_dict(self) -> JsonObject:
         """The fields as plain data, for `--json`."""
