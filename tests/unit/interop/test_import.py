@@ -193,7 +193,7 @@ def test_ranks_that_a_file_does_not_say_are_assumed_with_a_word(
     assert imported.plan == str(Plan.parse(plan))
     (sentence,) = imported.as_dict()["assumed"]
     assert f"which makes {ranks}; say --gpus N" in sentence
-    assert not import_text(text, form, framework, world_size=4 * ranks).assumed
+    assert not import_text(text, form, framework, world_size=ranks).assumed
 
 
 def test_ranks_that_follow_from_the_batch_are_not_assumed() -> None:
