@@ -108,6 +108,7 @@ def view(imported: Imported, text: str, out: Path | None) -> RenderableType:
     lines = [f"# from {imported.framework}: {len(imported.mapped)} keys mapped"]
     lines += [text.rstrip("\n")] if out is None else [f"# written to {out}"]
     lines += [f"# plan: {imported.plan}"]
+    lines += [f"# assumed: {sentence}" for sentence in imported.assumed]
     for item in imported.unmapped:
         lines.append(f"# {item.kind}: {item.key} = {item.value!r}: {item.reason}")
     return Text("\n".join(lines))

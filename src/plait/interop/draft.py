@@ -51,6 +51,8 @@ class Draft:
     remat: str = "none"
     precision: str = "float32"
     compile: bool = False
+    assumed: list[str] = field(default_factory=list)
+    """A sentence for each number that the file does not say and the plan needs."""
     sections: dict[str, JsonObject] = field(
         default_factory=lambda: {"model": {}, "data": {}, "train": {}}
     )
@@ -79,7 +81,14 @@ class Draft:
         source.finish()
         named = _names(source)
         mapped = [key for key in source.values if key in source.read and key not in named]
-        return Imported(source.framework, str(plan), config, mapped, source.unmapped)
+        return Imported(
+            framework=source.framework,
+            plan=str(plan),
+            config=config,
+            mapped=mapped,
+            unmapped=source.unmapped,
+            assumed=self.assumed,
+        )
 
     def _find_sizes(self, names: Mapping[str, str]) -> None:
         """The data axis and the number of micro-batches, from the world and the batch."""
@@ -100,11 +109,17 @@ class Draft:
                     f"divide by {names['micro']} = {self.micro_batch_size}"
                 )
             shares = self.global_batch // self.micro_batch_size
+        is_open = self.dp is None and (shares is None or self.micro_batches is None)
         if shares is not None:
             self._divide(shares, names)
         if self.dp is None and self.ep > self.cp:  # experts borrow the ranks of data and context
             self.dp = -(-self.ep // self.cp)
         self.dp = self.dp or 1
+        if is_open:
+            self.assumed.append(
+                f"the file does not say the number of ranks: dp{self.dp} is taken, which makes "
+                f"{self.dp * others}; say --gpus N"
+            )
         ranks = self.dp * self.cp
         folds = self.whole_experts and self.sequence_parallel and self.ep == ranks * self.tp
         if ranks % self.ep and not folds:

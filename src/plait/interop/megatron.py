@@ -86,9 +86,15 @@ def _axes(source: Source, draft: Draft) -> None:
     draft.whole_experts = expert_tp == 1 and draft.tp > 1
     layers = source.count("num-layers-per-virtual-pipeline-stage")
     stages = source.count("num-virtual-stages-per-pipeline-rank")
-    total = source.values.get("num-layers")
-    if stages is None and layers is not None and str(total).isdigit():
-        stages = int(str(total)) // (layers * draft.pp)
+    total = source.count("num-layers")
+    if stages is None and layers and total is not None:
+        stages = total // (layers * draft.pp)
+    elif stages is None and layers is not None and draft.pp > 1:
+        source.note(
+            "num-layers-per-virtual-pipeline-stage",
+            "ignored",
+            "the number of stages follows from the number of layers, which is not known here",
+        )
     if stages is not None and stages > 1 and draft.pp > 1:
         draft.schedule = INTERLEAVED
         draft.virtual = stages

@@ -15,6 +15,12 @@ Kind = Literal["ignored", "contradictory", "different", "unknown"]
 
 AUTO: Final = "auto"
 """The word by which a config leaves a value to its reader."""
+UNSET: Final = "a shell variable that the script does not set, or sets in a branch that may not run"
+BRANCH: Final = "a branch of the script gives it, whose condition is not known here"
+
+
+class Undecided(str):
+    """The value of an option that a script gives in a branch that may not run."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,7 @@ class Imported:
         config: sections of a plait config; `[model]` is missing where the file names no model.
         mapped: the keys of the file that the result holds.
         unmapped: every other key of the file, with the reason.
+        assumed: a sentence for each number that the file does not say and the result needs.
     """
 
     framework: str
@@ -52,6 +59,7 @@ class Imported:
     config: dict[str, JsonObject]
     mapped: list[str]
     unmapped: list[Unmapped]
+    assumed: list[str] = field(default_factory=list)
 
     def as_dict(self) -> JsonObject:
         """The fields as plain data, for `--json`."""
@@ -106,7 +114,7 @@ class Source:
     def take(self, *keys: str) -> JsonValue:
         """The value of the first key that is there and says something; all of them count as read.
 
-        None where no key is there, or its value is null or `auto`.
+        None where no key is there, or its value is null, `auto` or known to a shell alone.
         """
         answer = None
         for key in keys:
@@ -115,6 +123,10 @@ class Source:
             value = self.values[key]
             if isinstance(value, str) and value.strip().lower() == AUTO:
                 self.note(key, "ignored", "auto leaves the value to the code that reads the file")
+                continue
+            first = value[0] if isinstance(value, list) and value else value
+            if isinstance(value, Undecided) or (isinstance(first, str) and first[:1] == "$"):
+                self.note(key, "ignored", BRANCH if isinstance(value, Undecided) else UNSET)
                 continue
             self.taken.add(key)
             self.read.add(key)
@@ -127,12 +139,10 @@ class Source:
         value = self.take(*keys)
         if value is None or value == "":
             return None
-        if isinstance(value, list) and value and "$" in str(value[0]):
-            value = value[0]
         if isinstance(value, str) and "$" in value:
             for key in keys:
                 if self.values.get(key) is not None:
-                    self.note(key, "ignored", "a shell variable that the script does not set")
+                    self.note(key, "ignored", UNSET)
             return None
         try:
             if isinstance(value, bool):

@@ -173,6 +173,38 @@ def test_the_number_of_ranks_fills_what_a_file_leaves_open() -> None:
     assert imported.plan == "tp2:1d,sp dp4:zero3 precision:bf16"
 
 
+BATCH = "--global-batch-size 64 --micro-batch-size 2"
+
+
+@pytest.mark.parametrize(
+    ("text", "framework", "plan", "ranks"),
+    [
+        (BATCH, "megatron-lm", "dp32", 32),
+        (f"--pipeline-model-parallel-size 2 {BATCH}", "megatron-lm", "pp2 dp1 mb32", 2),
+        ("--tensor-model-parallel-size 4 --lr 1e-4", "megatron-lm", "tp4", 4),
+        ('{"zero_optimization": {"stage": 3}}', "deepspeed", "dp1:zero3", 1),
+    ],
+)
+def test_ranks_that_a_file_does_not_say_are_assumed_with_a_word(
+    text: str, framework: str, plan: str, ranks: int
+) -> None:
+    form = "json" if framework == "deepspeed" else "shell"
+    imported = import_text(text, form, framework)
+    assert imported.plan == str(Plan.parse(plan))
+    (sentence,) = imported.as_dict()["assumed"]
+    assert f"which makes {ranks}; say --gpus N" in sentence
+    assert not import_text(text, form, framework, world_size=ranks).assumed
+
+
+def test_ranks_that_follow_from_the_batch_are_not_assumed() -> None:
+    text = (
+        '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, '
+        '"gradient_accumulation_steps": 4}'
+    )
+    imported = import_text(text, "json", "deepspeed")
+    assert (imported.plan, imported.assumed) == ("dp4 mb4", [])
+
+
 @pytest.mark.parametrize(
     ("text", "form", "framework", "words"),
     [
@@ -209,6 +241,7 @@ DISTRIBUTED_ARGS="--nproc_per_node $GPUS_PER_NODE --nnodes $NNODES"
 TRAINING_ARGS="--micro-batch-size 1 --global-batch-size 64 --lr 6.0e-5 \\
     --train-iters 500"
 NAME="a run of mine"
+PRECISION=bf16
 if [ "$PRECISION" = bf16 ]; then
     TRAINING_ARGS+=(--bf16)
 fi

@@ -39,6 +39,16 @@ _NEEDED: Final = {
     "async-server": ("stale", "staleK, the updates that a worker may lag", "async-server,stale2"),
 }
 """Options without which a data strategy is none, what they say, and an example."""
+_WITH_OPTION: Final = {
+    "v": "interleaved,v2",
+    "depth": "2.5d,depth2",
+    "stale": "async-server,stale2",
+    "every": "local,every8",
+    "replicate": "zero3,replicate2",
+    "offload": "zero1,offload",
+}
+"""An example of a word that may have each option; `sp` stands alone."""
+_AXES: Final = ("dp", "tp", "pp", "ep", "cp", "mb")
 ENOUGH: Final = 1 << 20
 """Micro-batches that every schedule has enough of."""
 _TERM: Final = re.compile("(pp|tp|dp|ep|cp|mb)[0-9]|remat:|precision:|compile$")
@@ -207,8 +217,7 @@ def _decisions(word: str) -> Iterator[tuple[str, str, Any]]:
         yield "tp", "sequence_parallel", True
         return
     if not _TERM.match(word):
-        known = dict.fromkeys(one for _, words in _WORDS.values() for one in words)
-        raise PlanError(f"fix '{word}': it decides nothing; {nearest(word, [*known, 'sp'])}")
+        raise PlanError(f"fix '{word}': {_no_decision(word)}")
     plan = Plan.parse(word)
     head, _, tail = word.partition(":")
     if word == "remat:auto":
@@ -228,6 +237,20 @@ def _decisions(word: str) -> Iterator[tuple[str, str, Any]]:
     yield axis, "size", record.size
     if tail:
         yield from _pieces(axis, record, tail)
+
+
+def _no_decision(word: str) -> str:
+    """The reason why a word decides nothing, and what to write."""
+    option = word.rstrip("0123456789")
+    if option in _WITH_OPTION:
+        return f"it is an option, which needs its strategy; write {_WITH_OPTION[option]}"
+    if word in _AXES:
+        return f"its size is missing; write {word}2"
+    if word.lower() != word:
+        return f"plans are written in small letters; write {word.lower()}"
+    known = dict.fromkeys(one for _, words in _WORDS.values() for one in words)
+    terms = "or a term of a plan, as tp8, pp4:1f1b, mb8 or remat:full"
+    return f"it decides nothing; {nearest(word, [*known, 'sp'])}; {terms}"
 
 
 def _axis(axis: str, tail: str) -> Any:

@@ -144,6 +144,36 @@ def test_a_length_that_is_left_open_is_that_of_training_and_is_said():
     assert assumed(config(LLAMA_8B), 64, 2048) == []
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_family_without_an_entry_is_said_where_the_library_makes_the_model(tmp_path, named):
+    table = {**LLAMA_8B, "model_type": "dbrx"}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(table))
+    model = {"name": "hf", "config": str(file) if named else table}
+    (said,) = assumed(config(model), 64, 2048)
+    assert "'dbrx' has no entry here" in said and "counted wrong" in said
+    assert assumed(config({"name": "hf", "config": {"model_type": "llama"}}), 64, 2048) == []
+
+
+def test_parts_that_are_not_described_are_said():
+    table = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}
+    (said,) = assumed(config({"name": "hf", "config": table}), 64, 2048)
+    assert "'gemma3' has parts beside its text_config" in said
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 500},
+        {"model_type": "vit", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+        {"model_type": "t5", "d_model": 64, "is_encoder_decoder": True},
+    ],
+)
+def test_a_model_without_formulae_is_refused_with_the_cure(table):
+    with pytest.raises(ModelError, match=r"no formulae here.*python = 'module:function'"):
+        plait.estimate(table, plan="dp1", cluster="h100x1")
+
+
 def test_an_override_may_reach_into_a_table(tmp_path):
     file = tmp_path / "hf.toml"
     inner = (

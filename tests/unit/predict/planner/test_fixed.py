@@ -65,11 +65,24 @@ def test_what_is_decided_is_never_better_than_what_is_chosen() -> None:
         ("async-server", "async-server,stale2"),
         ("pp8:dualpipev mb8", "needs at least 16 micro-batches, got 8; write mb16"),
         ("dp8:zero1,replicate3", "replicate3 does not divide dp8"),
+        ("offload", "it is an option, which needs its strategy; write zero1,offload"),
+        ("replicate2", "write zero3,replicate2"),
+        ("v2", "write interleaved,v2"),
+        ("DP2", "plans are written in small letters; write dp2"),
+        ("tp", "its size is missing; write tp2"),
+        ("h100", "it decides nothing; known: .*; or a term of a plan, as tp8"),
     ],
 )
 def test_a_word_that_decides_nothing_is_refused(fix: str, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         Fixed.parse(fix)
+
+
+@pytest.mark.parametrize(
+    "fix", ["zero1,offload", "zero3,replicate2", "interleaved,v2", "2.5d,depth2"]
+)
+def test_the_words_that_messages_tell_to_write_are_taken(fix: str) -> None:
+    assert Fixed.parse(fix).values
 
 
 def test_counts_below_those_of_a_schedule_are_left_out() -> None:

@@ -147,12 +147,7 @@ def describe_keys(model: JsonMapping, seq_len: int) -> Model:
     """
     family = str(model.get("name") or model.get("model_type") or "llama")
     if family == "hf":
-        inner = model.get("config")
-        table = _read(inner) if isinstance(inner, (str, Path)) else inner
-        if not isinstance(table, Mapping):
-            raise ModelError(
-                'model "hf" needs config = "path/config.json" or an inline table with model_type'
-            )
+        table = library_config(model)
         return describe_keys({**table, "name": str(table.get("model_type", "llama"))}, seq_len)
     if family == "mlp":
         sizes = {
@@ -173,12 +168,23 @@ def describe_keys(model: JsonMapping, seq_len: int) -> Model:
     if model.get("is_encoder_decoder"):
         raise ModelError(
             f"model {family!r} has an encoder and a decoder, which have no formulae here; "
-            "describe its nn.Module"
+            "name the code that makes it in [model]: python = 'module:function'"
         )
     shape = transformer_shape(model, family)
     return transformer_model(
         family, shape, seq_len or int(_get(model, "max_position_embeddings") or 2048)
     )
+
+
+def library_config(model: JsonMapping) -> JsonMapping:
+    """The config that a model "hf" names or holds. Errors: `ModelError` where it does neither."""
+    inner = model.get("config")
+    table = _read(inner) if isinstance(inner, (str, Path)) else inner
+    if not isinstance(table, Mapping):
+        raise ModelError(
+            'model "hf" needs config = "path/config.json" or an inline table with model_type'
+        )
+    return table
 
 
 def _read(path: str | Path) -> object:
@@ -312,6 +318,11 @@ def _get(model: JsonMapping, key: str) -> JsonValue:
 
 def _need(model: JsonMapping, key: str, family: str) -> JsonValue:
     value = _get(model, key)
+    if value is None and not is_known(family):
+        raise ModelError(
+            f"model {family!r} has no formulae here, and its config has no {key!r}; name the code "
+            "that makes it in [model]: python = 'module:function'"
+        )
     if value is None:
         raise ModelError(
             f"model {family!r} needs the key {key!r} to be described; add it (a config.json may "

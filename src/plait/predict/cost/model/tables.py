@@ -16,7 +16,7 @@ from plait import reference
 from plait.config.huggingface import NO_EFFECT
 from plait.errors import ConfigError, nearest
 from plait.plan import Plan
-from plait.predict.cost.model.describe import ALIASES, DESCRIBED
+from plait.predict.cost.model.describe import ALIASES, DESCRIBED, library_config
 from plait.predict.cost.model.families import is_known
 from plait.predict.cost.model.known import known_tables
 from plait.predict.cost.model.plain import plain_faults
@@ -238,9 +238,35 @@ def with_lengths(tables: JsonMapping) -> JsonMapping:
 
 
 def family_of(model: JsonValue) -> str:
-    """The `model_type` of a pasted config; nothing where there is none."""
-    inner = model.get("config", model) if isinstance(model, Mapping) else {}
-    return str(inner.get("model_type") or "") if isinstance(inner, Mapping) else ""
+    """The `model_type` of a pasted or named config, of its language model where it has several
+    parts. Nothing where there is none.
+    """
+    if not isinstance(model, Mapping):
+        return ""
+    inner = library_config(model) if model.get("name") == "hf" else model.get("config", model)
+    if not isinstance(inner, Mapping):
+        return ""
+    family = str(inner.get("model_type") or "")
+    text = inner.get("text_config")
+    return str(text.get("model_type") or family) if isinstance(text, Mapping) else family
+
+
+def _described_otherwise(model: JsonMapping) -> list[str]:
+    """Sentences where the description is of another model than the config's."""
+    inner = library_config(model) if model.get("name") == "hf" else model
+    sentences = []
+    if isinstance(inner.get("text_config"), Mapping):
+        sentences.append(
+            f"model_type '{inner.get('model_type')}' has parts beside its text_config: its "
+            "language model alone is described"
+        )
+    family = family_of(model)
+    if family and not is_known(family):
+        sentences.append(
+            f"model_type '{family}' has no entry here: it is described as if it were built like "
+            "Llama, and its weights may be counted wrong"
+        )
+    return sentences
 
 
 def assumed(tables: JsonMapping, batch: int, seq_len: int) -> list[str]:
@@ -267,10 +293,6 @@ def assumed(tables: JsonMapping, batch: int, seq_len: int) -> list[str]:
             "cluster.transport 'sockets' has no price: messages are priced as this machine's ranks "
             "were measured, which share memory"
         )
-    family = family_of(tables["model"])
-    if family and not is_known(family):
-        assumptions.append(
-            f"model_type '{family}' has no entry here: it is described as if it were built like "
-            "Llama"
-        )
+    if isinstance(tables["model"], Mapping):
+        assumptions += _described_otherwise(tables["model"])
     return assumptions
