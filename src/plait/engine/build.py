@@ -27,6 +27,12 @@ from plait.engine.engine import Engine
 from plait.engine.guard import Guard, make_guard
 from plait.engine.kinds_of_parameters import refuse_parameters
 from plait.engine.loss import LossFunction
+from plait.engine.loss_reads import (
+    LossReads,
+    absent_parameters,
+    is_of_a_library,
+    original_parameters,
+)
 from plait.engine.masked_means import MaskedMeanCheck
 from plait.engine.optimizer_like import like
 from plait.engine.options import Options
@@ -164,6 +170,7 @@ def compose(
     formats = coded_weights(model)
     check_coded(plan, formats)
     shapes = {name: tuple(model.get_parameter(name).shape) for name in formats}
+    originals = original_parameters(model)
     split = split_model(model, plan, options, world)
     wrap_blocks(model, blocks, plan, options, world)
     schedule = schedule_of(plan, options)
@@ -216,6 +223,9 @@ def compose(
     driver = make_driver(plan.dp.strategy, strategy, updater.make, asynchrony_of(plan, options))
     world.at_close(driver.leave, driver.close)
     contexts = contexts_of(split, balance)
+    absent = absent_parameters(dict(originals), plan, cut.params[-1], split.placements)
+    if absent and not is_of_a_library(loss):
+        loss = LossReads(loss, model, originals, absent, world.axis("tp"))
     own_loss = split.loss(loss)
     if plan.compile:
         own_loss = compiled(own_loss)

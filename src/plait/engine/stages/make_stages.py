@@ -194,7 +194,7 @@ def make_parts(
         module = _stage_module(model, cut, stage, replay, strategy.group.device)
         parts[index] = StageWithStrategy(Stage(module, index, store), strategy)
     if replay is not None:
-        replay.install()
+        replay.install(stages)
     return parts
 
 

@@ -51,7 +51,7 @@ class Freed:
     ) -> Any:
         """Call a function of torch, after the freed parameters that it reads were gathered."""
         named = dict(kwargs or {})
-        if not _only_describes(function):
+        if not only_describes(function):
             for value in tree_leaves((args, named)):
                 if isinstance(value, Freed):
                     type(value).wanted(value)  # type: ignore[arg-type]
@@ -79,8 +79,8 @@ def become(param: nn.Parameter, kind: type[nn.Parameter]) -> None:
     param.__class__ = kind
 
 
-def _only_describes(function: Callable[..., Any]) -> bool:
-    """Whether a function of torch reads no numbers of a parameter."""
+def only_describes(function: Callable[..., Any]) -> bool:
+    """Whether a function of torch reads no numbers of a parameter, but its shape or its kind."""
     name = function.__name__
     if name == "__get__":
         attribute: Any = function

@@ -31,21 +31,24 @@ class UnitState(Enum):
         SHARDED    no owner: the buffer has no bytes, and its parameters tell who reads them
         GATHERING  the collective: an all-gather fills the buffer, and nothing else may touch it
         WHOLE      the modules of the unit, and the autograd graph that saved their parameters
+        RESTING    the same graph: no call is under way, and the parameters tell who reads them
         TAKEN      the step, until it ends: code took a parameter outside of its module's call, or
                    `[plan] keep_gathered` has the unit
 
     The verbs of `ShardedUnit` are the arrows, and what is not listed changes nothing:
 
         prefetch   SHARDED -> GATHERING
-        unshard    SHARDED or GATHERING -> WHOLE
-        take       SHARDED or GATHERING or WHOLE -> TAKEN
-        reshard    GATHERING or WHOLE -> SHARDED
+        unshard    SHARDED or GATHERING or RESTING -> WHOLE
+        rest       WHOLE -> RESTING
+        take       SHARDED or GATHERING or WHOLE or RESTING -> TAKEN
+        reshard    GATHERING or WHOLE or RESTING -> SHARDED
         release    TAKEN -> SHARDED
     """
 
     SHARDED = "sharded"
     GATHERING = "gathering"
     WHOLE = "whole"
+    RESTING = "resting"
     TAKEN = "taken"
 
 
@@ -94,13 +97,21 @@ class GatheredBucket:
         if self._work is not None:
             self._work.wait()
             self._work = None
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the parameters be like any others."""
         for slot, kind in zip(self.bucket.slots, self._kinds, strict=True):
+            become(slot.param, kind)
+
+    def rest(self) -> None:
+        """Let the parameters tell who reads them, though they have their numbers."""
+        for slot, kind in zip(self.bucket.slots, self._freed_kinds, strict=True):
             become(slot.param, kind)
 
     def free(self) -> None:
         """Give the bytes back; views of the buffer stay."""
-        for slot, kind in zip(self.bucket.slots, self._freed_kinds, strict=True):
-            become(slot.param, kind)
+        self.rest()
         self._full.untyped_storage().resize_(0)
 
     def _not_here(self, param: Tensor) -> None:
@@ -144,6 +155,17 @@ class ShardedUnit:
             for bucket in self.buckets:
                 bucket.wait()
             self.state = UnitState.WHOLE
+        if self.state is UnitState.RESTING:
+            for bucket in self.buckets:
+                bucket.wake()
+            self.state = UnitState.WHOLE
+
+    def rest(self) -> None:
+        """No call of its modules is under way: whole parameters tell who reads them."""
+        if self.state is UnitState.WHOLE:
+            for bucket in self.buckets:
+                bucket.rest()
+            self.state = UnitState.RESTING
 
     def take(self) -> None:
         """Have the whole parameters until `release`."""
@@ -154,7 +176,7 @@ class ShardedUnit:
         """Free the whole parameters, but for those that are taken until the step ends."""
         if self.state is UnitState.GATHERING:  # ahead of a use that did not come
             self.unshard()
-        if self.state is UnitState.WHOLE:
+        if self.state in (UnitState.WHOLE, UnitState.RESTING):
             self._free()
 
     def release(self) -> None:

@@ -176,6 +176,8 @@ class Zero3(DataStrategy):
         def hook(module: nn.Module, args: object, output: object) -> None:
             if not self._backward:
                 self._running.pop()
+                for other in needed.difference(*self._running):
+                    other.rest()
                 _on_gradient(output, before_backward)
 
         return hook

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -78,12 +78,29 @@ class Replay:
     running: ReplayedStage | None = None
     units: dict[str, nn.Module] = field(default_factory=dict)
 
-    def install(self) -> None:
-        """Let every unit ask who runs."""
+    def install(self, stages: Collection[int]) -> None:
+        """Let every unit ask who runs. Attributes that no stage among `stages` has tell so."""
         model = self.model
+        for attribute in self._missing(stages):
+            attribute.leave_out(model)
         for name in dict.fromkeys(self.flow.calls):
             module = self.units[name] = model.get_submodule(name)
             module.forward = self._replayed(name, module.forward)
+
+    def _missing(self, stages: Collection[int]) -> list[Attribute]:
+        """The attributes of units that run on other ranks alone, and reach no stage here."""
+        flow = self.flow
+        run = {flow.calls[call] for call, stage in enumerate(self.stage_of) if stage in stages}
+        arriving = {
+            result for stage in stages for result in flow.crossing(self.stage_of, stage - 1)
+        }
+        return [
+            attribute
+            for call, attributes in enumerate(flow.attributes)
+            for attribute in attributes
+            if flow.calls[call] not in run
+            and not any(Result(call, place) in arriving for place in attribute.places)
+        ]
 
     def _replayed(self, name: str, forward: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object, **kwargs: object) -> PyTree:

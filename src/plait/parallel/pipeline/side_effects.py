@@ -10,11 +10,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from plait.errors import ModelError
 from plait.values import PyTree
 
 _OF_MODULES = frozenset({"_parameters", "_buffers", "_modules"})
@@ -50,6 +52,11 @@ class Attribute:
         """Let the attribute hold a value: a tensor [...], or a list or a dictionary of them."""
         setattr(model.get_submodule(self.owner), self.name, value)
 
+    def leave_out(self, model: nn.Module) -> None:
+        """Let who reads the attribute get an error. A buffer keeps its tensor."""
+        if self.name not in model.get_submodule(self.owner)._buffers:
+            self.put(model, Elsewhere(self))
+
 
 def tensors_in_attributes(modules: Iterable[tuple[str, nn.Module]]) -> Leaves:
     """The tensors of all attributes of modules that hold nothing but tensors, buffers included."""
@@ -71,6 +78,43 @@ def differing(before: Leaves, after: Leaves) -> Leaves:
         for place, leaves in after.items()
         if [*map(id, leaves)] != [*map(id, before.get(place, ()))]
     }
+
+
+_OPERATORS = (
+    *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow"),
+    *("matmul", "rmatmul", "neg", "abs", "lt", "le", "gt", "ge", "bool", "float", "int", "len"),
+    *("iter", "getitem"),
+)
+
+
+class Elsewhere:
+    """An attribute whose tensors are on another stage. Who reads it gets an error."""
+
+    def __init__(self, attribute: Attribute) -> None:
+        self._place = (attribute.owner, attribute.name)
+
+    def _refuse(self, *_: object) -> NoReturn:
+        owner, name = self._place
+        raise ModelError(
+            f"the attribute '{name}' of '{owner}' is read on a rank of pp that does not run "
+            f"'{owner}'; return its tensors from the model's forward with the output"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse()
+
+    @classmethod
+    def __torch_function__(
+        cls, function: object, types: object, args: PyTree = (), kwargs: PyTree = None
+    ) -> NoReturn:
+        """Refuse to be an argument of a function of torch."""
+        next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls))._refuse()
+
+
+for _operator in _OPERATORS:
+    setattr(Elsewhere, f"__{_operator}__", Elsewhere._refuse)
 
 
 @contextmanager

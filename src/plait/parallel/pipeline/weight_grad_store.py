@@ -367,11 +367,12 @@ class _SplitBackward(torch.autograd.Function):
         input_grad = layer.input_grad(x, weight, grad) if ctx.needs_input_grad[0] else None
         if not any(needed):
             return input_grad, None, None, None
-        has_hooks = any(param._backward_hooks for param in params)  # they run in autograd alone
-        if store.open is not None and not has_hooks:
+        # Hooks run in autograd alone, and what computed a weight is freed by this backward.
+        waits = all(param.is_leaf and not param._backward_hooks for param in params)
+        if store.open is not None and waits:
             store.open.add(layer, params, x, grad)
             return input_grad, None, None, None
-        if all(needed) and not has_hooks and store.accumulate(layer, params, x, grad):
+        if all(needed) and waits and store.accumulate(layer, params, x, grad):
             return input_grad, None, None, None
         weight_grad, *bias_grads = layer.weight_grads(params, x, grad)
         bias_grad = bias_grads[0] if bias_grads else None

@@ -11,7 +11,7 @@ import pytest
 
 from plait.parallel.data.sharded_unit import ShardedUnit, UnitState
 
-VERBS = ("prefetch", "unshard", "take", "reshard", "release")
+VERBS = ("prefetch", "unshard", "rest", "take", "reshard", "release")
 ARROW = re.compile(r"^\s+(\w+)\s+([A-Z]+(?: or [A-Z]+)*) -> ([A-Z]+)$", re.MULTILINE)
 
 
@@ -44,6 +44,7 @@ def unit_in(state: UnitState) -> tuple[ShardedUnit, Recorded]:
         UnitState.SHARDED: (),
         UnitState.GATHERING: ("prefetch",),
         UnitState.WHOLE: ("unshard",),
+        UnitState.RESTING: ("unshard", "rest"),
         UnitState.TAKEN: ("take",),
     }
     for verb in way[state]:

@@ -249,3 +249,19 @@ def test_a_hook_of_a_weight_gets_its_gradient(stored: bool) -> None:
     assert expected is not None and layer.weight.grad is not None
     torch.testing.assert_close(layer.weight.grad, expected, rtol=1e-14, atol=0)
     assert sink.products == 0
+
+
+@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm", "orthogonal"])
+def test_a_weight_that_is_computed_gets_its_gradient_at_once(norm: str) -> None:
+    layer: Any = getattr(nn.utils.parametrizations, norm)(nn.Linear(5, 3)).double().eval()
+    x = torch.randn(4, 5, dtype=torch.float64)
+    layer(x).square().sum().backward()
+    expected = {name: param.grad for name, param in layer.named_parameters()}
+    layer.zero_grad()
+    store = WeightGradStore()
+    store.install([layer])
+    with store.collect() as tasks:
+        layer(x).square().sum().backward()
+    tasks.run()
+    for name, param in layer.named_parameters():
+        torch.testing.assert_close(param.grad, expected[name], rtol=1e-13, atol=1e-15)

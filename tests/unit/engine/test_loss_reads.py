@@ -1,0 +1,144 @@
+"""A loss that reads more than outputs and targets is as on one device, or refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import plait
+from plait.comm import World
+from plait.engine.loss_reads import is_of_a_library
+from plait.errors import ModelError
+from plait.models.losses import cross_entropy
+from tests.helpers.threaded import threaded
+
+
+class FeedForward(nn.Module):
+    hidden: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 12), nn.Linear(12, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = self.up(x).relu()
+        return x + self.down(self.hidden)
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(FeedForward() for _ in range(4))
+        self.head = nn.Linear(6, 6)
+        self.named = dict(self.named_parameters())
+
+    def forward(self, x: Tensor) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Penalised(Stack):
+    """The cure: the penalty of weights and of activations is part of the output."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        blocks: Any = self.blocks
+        output = super().forward(x)
+        weights = torch.stack([param.abs().sum() for param in self.parameters()]).sum()
+        hidden = torch.stack([block.hidden.abs().mean() for block in blocks]).sum()
+        return output, weights / 100 + hidden
+
+
+READERS: dict[str, Callable[[Any], Tensor]] = {
+    "all": lambda model: torch.stack([p.abs().sum() for p in model.parameters()]).sum(),
+    "one": lambda model: model.blocks[0].up.weight.square().sum(),
+    "kept": lambda model: model.named["blocks.0.up.weight"].square().sum(),
+    "hidden": lambda model: model.blocks[0].hidden.abs().mean(),
+    "last": lambda model: model.head.weight.square().sum(),
+    "described": lambda model: torch.tensor(float(sum(p.numel() for p in model.parameters()))),
+}
+
+
+def losses(world: World, models: list[nn.Module], plan: str, read: Any) -> list[float]:
+    model = models[world.rank]
+
+    def loss(output: Any, target: Tensor) -> Tensor:
+        output, penalty = output if isinstance(output, tuple) else (output, read(model))
+        return F.mse_loss(output, target) + penalty / 10
+
+    engine = plait.build(
+        model,
+        f"{plan} precision:float64",
+        loss=loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        world=world,
+    )
+    generator = torch.Generator().manual_seed(1)
+    batch: Any = torch.randn(2, 4, 6, generator=generator, dtype=torch.float64).unbind()
+    return [engine.step(batch, trace=False).loss for _ in range(3)]
+
+
+def trained(plan: str, read: Any = None, kind: type[nn.Module] = Stack) -> list[float]:
+    num_ranks = math.prod(int(term[2]) for term in plan.split() if term[:2] in ("dp", "tp", "pp"))
+    torch.manual_seed(0)
+    first = kind().double()
+    models: list[nn.Module] = [first]
+    for _ in range(num_ranks - 1):
+        models.append(kind().double())
+        models[-1].load_state_dict(first.state_dict())
+    return threaded(num_ranks, losses, models, plan, read, plan=plan)[0]
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("plan", ["dp2", "dp2:zero1", "dp2:zero3"])
+def test_data_parallelism_has_everything_whole(plan: str, reader: str) -> None:
+    expected = trained("dp1", READERS[reader])
+    assert trained(plan, READERS[reader]) == pytest.approx(expected, rel=1e-12)
+
+
+PARAMETER = r"the loss reads the parameter 'blocks\.0\.up\.weight', and "
+
+
+@pytest.mark.parametrize(
+    ("plan", "reader", "match"),
+    [
+        ("tp2", "all", PARAMETER + "tp2 holds parameters in parts"),
+        ("tp2", "one", PARAMETER + "tp2 holds parameters in parts"),
+        ("tp2", "kept", PARAMETER + "tp2 holds parameters in parts"),
+        ("tp2", "last", r"the parameter 'head\.weight', and tp2 holds"),
+        ("tp4:2d", "one", PARAMETER + "tp4 holds parameters in parts"),
+        ("tp2", "hidden", r"a tensor \[4, 6\] .* the 2 ranks of tp hold other parts of it"),
+        ("pp2 mb1", "all", PARAMETER + "another stage of pp holds it"),
+        ("pp2:zbv mb2", "one", PARAMETER + "another stage of pp holds it"),
+        ("pp2:1f1b mb2", "kept", PARAMETER + "another stage of pp holds it"),
+        ("pp2 mb1", "hidden", r"the attribute 'hidden' of 'blocks\.0' is read on a rank"),
+    ],
+)
+def test_what_a_rank_does_not_hold_whole_is_refused(plan: str, reader: str, match: str) -> None:
+    with pytest.raises(ModelError, match=match):
+        trained(plan, READERS[reader])
+
+
+@pytest.mark.parametrize("reader", ["last", "described"])
+def test_what_the_last_stage_holds_is_read(reader: str) -> None:
+    expected = trained("dp1", READERS[reader])
+    assert trained("pp2:1f1b mb2", READERS[reader]) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("plan", ["dp2:zero3", "tp2", "tp4:2d", "pp2:zbv mb2", "pp2 tp2 mb2"])
+def test_a_penalty_that_the_forward_returns_is_that_of_one_device(plan: str) -> None:
+    expected = trained("dp1", kind=Penalised)
+    assert trained(plan, kind=Penalised) == pytest.approx(expected, rel=1e-12)
+
+
+def test_losses_of_libraries_read_outputs_and_targets_alone() -> None:
+    assert is_of_a_library(cross_entropy)
+    assert is_of_a_library(F.cross_entropy)
+    assert is_of_a_library(nn.CrossEntropyLoss())
+    assert not is_of_a_library(lambda output, targets: output)
