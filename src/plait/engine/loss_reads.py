@@ -1,8 +1,8 @@
 """Losses that read more than outputs and targets.
 
 A penalty reads parameters, or activations that blocks kept in attributes. Data parallelism has both
-whole on every rank. Tensor, expert and pipeline parallelism hold them in parts, or on other ranks,
-so such a loss would be another one there.
+whole on every rank. Tensor, expert and pipeline parallelism hold them in parts, or on other ranks.
+Such a loss would be another one there.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ def absent_parameters(
     last_stage: Collection[str],
     placements: Mapping[str, Placement],
 ) -> dict[str, str]:
-    """Why the parameters of these names are not whole where the loss is computed: on the ranks of
-    the last stage.
-    """
+    """Why parameters are not whole on the ranks of the last stage, by their names."""
     absent = {}
     for name in names:
         placement = placements.get(name)
@@ -92,20 +90,22 @@ class LossReads:
         self._absent = absent
         self._tensor = tensor
         self._is_known = False
+        self._is_compiled = hasattr(function, "_torchdynamo_orig_callable")
 
     def __call__(self, output: PyTree, targets: PyTree) -> Tensor | tuple[Tensor, Tensor]:
         """The loss of a micro-batch.
 
-        The first call compares activations over ranks, and is collective where there are any.
+        The first call compares activations over ranks, and is collective where there are any. It is
+        the only one of a compiled loss that is watched, as a watch breaks its graph.
 
         Raises:
             ModelError: the loss reads a tensor that this rank does not hold whole.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or (self._is_known and self._is_compiled):
             return self._function(output, targets)
         compared = None if self._is_known else self._tensor
         self._is_known = True
-        with _Watch(self._reasons(), [output, targets], compared):
+        with _LossWatch(self._reasons(), [output, targets], compared):
             return self._function(output, targets)
 
     def _reasons(self) -> dict[int, tuple[str, str]]:
@@ -119,7 +119,7 @@ class LossReads:
         }
 
 
-class _Watch(TorchFunctionMode):
+class _LossWatch(TorchFunctionMode):
     """A watch over the functions of torch that a loss calls."""
 
     def __init__(
@@ -180,8 +180,8 @@ def _is_same(samples: list[tuple[tuple[int, ...], list[float]]]) -> bool:
     if not all(math.isfinite(value) for _, values in samples for value in values):
         return all(other_shape == shape for other_shape, _ in samples)
     largest = max(map(abs, values), default=0.0)
-    return all(
-        other_shape == shape
-        and all(abs(a - b) <= CLOSE * largest for a, b in zip(values, others, strict=True))
-        for other_shape, others in samples[1:]
-    )
+
+    def is_close(others: list[float]) -> bool:
+        return all(abs(a - b) <= CLOSE * largest for a, b in zip(values, others, strict=True))
+
+    return all(other == shape and is_close(others) for other, others in samples[1:])

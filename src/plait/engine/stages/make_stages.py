@@ -30,6 +30,7 @@ from plait.parallel.pipeline.replayed import (
     check_draws,
     check_objects,
 )
+from plait.parallel.pipeline.side_effects import LinkAttributes
 from plait.parallel.pipeline.stage import ChainStage, Stage, StageModule, WholeModel
 from plait.parallel.pipeline.weight_grad_store import GradAccumulator, WeightGradStore
 from plait.parallel.tensor import Placement
@@ -187,11 +188,12 @@ def make_parts(
         check_draws(cut.flow, cut.stage_of)
         check_objects(cut.flow, cut.stage_of)
         replay = Replay(cut.flow, cut.stage_of, model)
+    here = [name for index in stages for name in cut.links[index]]
     parts = {}
     for index, stage in stages.items():
         strategy = strategies[index]
         store = products.weight_grad_store(stage.modules, strategy.main_grads())
-        module = _stage_module(model, cut, stage, replay, strategy.group.device)
+        module = _stage_module(model, cut, stage, replay, here=here, device=strategy.group.device)
         parts[index] = StageWithStrategy(Stage(module, index, store), strategy)
     if replay is not None:
         replay.install(stages)
@@ -241,6 +243,8 @@ def _stage_module(
     cut: StagePartition,
     stage: LocalStage,
     replay: Replay | None,
+    *,
+    here: Sequence[str],
     device: torch.device,
 ) -> StageModule:
     names = cut.links[stage.index]
@@ -261,6 +265,7 @@ def _stage_module(
         [(name, model.get_submodule(name)) for name in names],
         call,
         last=stage.index == cut.num_stages - 1,
+        attributes=LinkAttributes(model, names, here),
         names=tuple(inspect.signature(type(model).forward).parameters)[1:],
         first=model.get_submodule(cut.links[0][0]),
     )

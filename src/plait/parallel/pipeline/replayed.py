@@ -91,16 +91,16 @@ class Replay:
         """The attributes of units that run on other ranks alone, and reach no stage here."""
         flow = self.flow
         run = {flow.calls[call] for call, stage in enumerate(self.stage_of) if stage in stages}
-        arriving = {
-            result for stage in stages for result in flow.crossing(self.stage_of, stage - 1)
-        }
-        return [
-            attribute
-            for call, attributes in enumerate(flow.attributes)
-            for attribute in attributes
-            if flow.calls[call] not in run
-            and not any(Result(call, place) in arriving for place in attribute.places)
-        ]
+        arriving = set[Result]()
+        for stage in stages:
+            arriving.update(flow.crossing(self.stage_of, stage - 1))
+        missing = []
+        for call, attributes in enumerate(flow.attributes):
+            for attribute in attributes:
+                places = {Result(call, place) for place in attribute.places}
+                if flow.calls[call] not in run and not places & arriving:
+                    missing.append(attribute)
+        return missing
 
     def _replayed(self, name: str, forward: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object, **kwargs: object) -> PyTree:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from plait.errors import ModelError
+from plait.parallel.pipeline.payload import Payload
 from plait.values import PyTree
 
 _OF_MODULES = frozenset({"_parameters", "_buffers", "_modules"})
@@ -115,6 +116,52 @@ class Elsewhere:
 
 for _operator in _OPERATORS:
     setattr(Elsewhere, f"__{_operator}__", Elsewhere._refuse)
+
+
+class LinkAttributes:
+    """Attributes in which the links of a chain leave tensors, which no other stage gets.
+
+    The first payload names those of earlier stages. `links` are those of the stage, and `here`
+    those of all stages of this rank.
+    """
+
+    def __init__(self, model: nn.Module, links: Iterable[str], here: Iterable[str]) -> None:
+        self._model = model
+        self._parts = _parts_of(model, links)
+        self._here = {path for path, _ in _parts_of(model, here)}
+        self._earlier: tuple[Attribute, ...] = ()
+        self._known: tuple[Attribute, ...] | None = None
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """The first forward of the links inside shows what they leave."""
+        if self._known is not None:
+            yield
+            return
+        before = tensors_in_attributes(self._parts)
+        yield
+        left = differing(before, tensors_in_attributes(self._parts))
+        own = (Attribute(*place, 0, len(leaves)) for place, leaves in left.items())
+        self._known = (*self._earlier, *own)
+
+    def told(self, payload: Payload) -> Payload:
+        """The payload for the next stage, which names them."""
+        payload.note = (payload.note, self._known)
+        return payload
+
+    def heard(self, payload: Payload) -> Payload:
+        """The payload of the stage before without the names. Who reads such a one gets an error."""
+        note, left = payload.note
+        if self._known is None:
+            self._earlier = left
+            for attribute in left:
+                if attribute.owner not in self._here:
+                    attribute.leave_out(self._model)
+        return replace(payload, note=note)
+
+
+def _parts_of(model: nn.Module, names: Iterable[str]) -> list[tuple[str, nn.Module]]:
+    return [part for name in names for part in model.get_submodule(name).named_modules(prefix=name)]
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from plait.parallel.pipeline.payload import Payload, pack, unpack
+from plait.parallel.pipeline.side_effects import LinkAttributes
 from plait.parallel.pipeline.weight_grad_store import (
     WeightGradStore,
     WeightGradTasks,
@@ -65,6 +66,9 @@ class ChainStage(StageModule):
 
     Inputs that the first link does not take go to every link that does, as documents of
     packed sequences. They do not travel: each stage has the inputs of its micro-batches.
+
+    Nor do tensors that links leave in attributes: `attributes` lets other stages refuse to read
+    them.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class ChainStage(StageModule):
         call: Callable[[nn.Module, Any], object],
         *,
         last: bool,
+        attributes: LinkAttributes,
         names: Sequence[str] = (),
         first: nn.Module | None = None,
     ) -> None:
@@ -80,17 +85,24 @@ class ChainStage(StageModule):
         self._links, self._call, self._last, self._names = list(links), call, last, tuple(names)
         self._taken = () if first is None else _parameters(first)
         self._beside = {name: _parameters(link) for name, link in self._links}
+        self._attributes = attributes
 
     def forward(self, inputs: object, received: Payload | None) -> PyTree:
-        links, (own, beside) = iter(self._links), self._apart(inputs)
-        if received is None:
-            value = self._call(next(links)[1], own)
-        else:
+        if received is not None:
             received.restore()
-            value = unpack(received)
+            received = self._attributes.heard(received)
+        with self._attributes.watched():
+            value = self._run(inputs, received)
+        if self._last:
+            return value
+        return self._attributes.told(pack(value, f"'{self._links[-1][0]}'"))
+
+    def _run(self, inputs: object, received: Payload | None) -> PyTree:
+        links, (own, beside) = iter(self._links), self._apart(inputs)
+        value = self._call(next(links)[1], own) if received is None else unpack(received)
         for name, link in links:
             value = link(value, **{key: beside[key] for key in self._beside[name] if key in beside})
-        return value if self._last else pack(value, f"'{self._links[-1][0]}'")
+        return value
 
     def _apart(self, inputs: object) -> tuple[object, dict[str, object]]:
         """The inputs of the first link, and those of the others by name."""

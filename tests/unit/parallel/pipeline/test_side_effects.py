@@ -273,3 +273,44 @@ def test_a_build_leaves_the_attributes_of_modules_as_they_were() -> None:
     threaded(2, build, [made(Repeated), made(Repeated)], plan="pp2 mb1")
     assert [block.width for block in blocks] == [0] * 4
     assert all(block.scale is table(1) for block in blocks)
+
+
+class Counted(Routed):
+    """A link of a chain with a number that its first forward replaces."""
+
+    aux: Any = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, self.aux = self.routed(x)
+        return x
+
+
+def chain_losses(world: World, models: list[nn.Module], plan: str, last: int) -> list[float]:
+    chain: Any = models[world.rank]
+    engine = plait.build(
+        chain,
+        f"{plan} precision:float64",
+        loss=lambda output, target: F.mse_loss(output, target) + chain[last].aux,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.5),
+        world=world,
+    )
+    generator = torch.Generator().manual_seed(1)
+    batch: Any = torch.randn(2, 8, 6, generator=generator, dtype=torch.float64).unbind()
+    return [engine.step(batch, trace=False).loss for _ in range(3)]
+
+
+def chain() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*[Counted() for _ in range(4)]).double()
+
+
+@pytest.mark.parametrize("plan", ["pp2 mb1", "pp2:zbv mb2"])
+def test_what_a_link_of_another_stage_leaves_is_refused(plan: str) -> None:
+    with pytest.raises(ModelError, match=r"the attribute 'aux' of '1' is read on a rank of pp"):
+        threaded(2, chain_losses, [chain(), chain()], plan, 1, plan=plan)
+
+
+def test_what_a_link_of_the_last_stage_leaves_is_read() -> None:
+    alone = threaded(1, chain_losses, [chain()], "dp1", 3, plan="dp1")[0]
+    found = threaded(2, chain_losses, [chain(), chain()], "pp2 mb1", 3, plan="pp2 mb1")[0]
+    assert found == pytest.approx(alone, rel=1e-12)
