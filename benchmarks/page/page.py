@@ -33,7 +33,8 @@ from benchmarks.page.systems import (
     parts,
 )
 from benchmarks.spread import quartiles
-from plait.cluster.products import MEASUREMENTS, ProductTable
+from plait.cache_folder import cache_folder
+from plait.cluster.products import ProductTable
 from plait.engine.choosing import table_here
 from plait.errors import RankFailed
 from plait.launcher import launch
@@ -187,7 +188,7 @@ def make_memory_page() -> None:
     """Print memory and bytes alone: other work beside them does not change them."""
     one_thread()
     print(f"{machine_line()}; one thread a rank")
-    measured_footprints(table_here(MEASUREMENTS))
+    measured_footprints(table_here(cache_folder()))
 
 
 def make_page(
@@ -199,7 +200,7 @@ def make_page(
     """
     began = time.monotonic()
     one_thread()
-    table = table_here(MEASUREMENTS)
+    table = table_here(cache_folder())
     print(f"{machine_line()}; Python {platform.python_version()}, {platform.platform()}")
     print(f"torch: {torch.__config__.show().splitlines()[1].strip()}; one thread a rank")
     print("sockets, shared memory: with torch's product; as it comes: products as measured here")

@@ -25,7 +25,8 @@ from benchmarks.machine import announce
 from benchmarks.spread import quartile_text
 from benchmarks.tensor_parallel.systems import ddp
 from plait import comm
-from plait.cluster.products import CLASSES, MEASUREMENTS, ProductTable
+from plait.cache_folder import cache_folder
+from plait.cluster.products import CLASSES, ProductTable
 from plait.engine.build import Options, build
 from plait.engine.choosing import table_here
 from plait.launcher import launch
@@ -123,7 +124,7 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     announce()
     torch.set_num_threads(1)  # as the ranks, whose table this is
-    table = table_here(MEASUREMENTS)
+    table = table_here(cache_folder())
     work = Work(tuple(arguments.plans), CASE, arguments.rounds, arguments.seconds)
     seconds = launch(measure, work, table, nproc=RANKS)[0]
     print(f"{HEAD}\n{'|---' * HEAD.count(' | ')}|---|")

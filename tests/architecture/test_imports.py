@@ -23,7 +23,7 @@ FLOOR = {
     "regions",
     "stateless",
 }
-ENGINE = {*FLOOR, "comm", *STRATEGIES, "models", "datasets", "outer"}
+ENGINE = {*FLOOR, "cache_folder", "comm", *STRATEGIES, "models", "datasets", "outer"}
 RUN = {*ENGINE, "engine", "launcher"}
 PLANNING = {
     *WORDS,
@@ -51,7 +51,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "imports": set(),  # what to do once a module is loaded
     "reference": {"errors"},  # "module:function" of a config
     "origin": {"errors", "torch_internals"},  # the module and line that an error came from
-    "cluster": {"errors", "toml"},
+    "cache_folder": set(),  # where this machine keeps measurements and tokens
+    "cluster": {"errors", "toml", "cache_folder"},
     "config": {"errors", "toml", "plan", "cluster", "reference"},
     "interop": {"errors", "toml", "plan"},  # configs of other frameworks
     "jobs": {"errors"},  # scripts for queues and clusters
@@ -70,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "torch_internals",
         "random_state",
     },
-    "datasets": {"errors", "reference"},
+    "datasets": {"errors", "reference", "cache_folder"},
     "launcher": {
         "errors",
         "comm",

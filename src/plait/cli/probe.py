@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from plait.cli.answer import Answer, Json
 from plait.cli.parser import UsageError
-from plait.cluster import DEFAULT_PROBE_PATH
+from plait.cluster import probe_path
 from plait.cluster.products import table_of_probe
 from plait.launcher import joined_world
 from plait.launcher.main_process import is_main_process
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help=f"where to write it (default: {DEFAULT_PROBE_PATH})",
+        help="where to write it (default: plait/probe.json in $XDG_CACHE_HOME or ~/.cache)",
     )
     parser.add_argument(
         "--quick", action="store_true", help="do not measure more ranks than there are cores"
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     Raises:
         UsageError: fewer ranks than one.
     """
-    out = arguments.out if arguments.out is not None else DEFAULT_PROBE_PATH.expanduser()
+    out = arguments.out if arguments.out is not None else probe_path()
     check_writable(out)
     world = joined_world()
     if arguments.nproc is not None and arguments.nproc < 1:
@@ -88,7 +88,7 @@ def view(result: Json, out: Path) -> RenderableType:
                 f"{link['latency_seconds'] * 1e6:,.0f} µs",
                 f"{link['bytes_per_second'] / 1e9:,.2f} GB/s sent",
             )
-    is_local = out == DEFAULT_PROBE_PATH.expanduser()
+    is_local = out == probe_path()
     return Group(
         "\n".join(lines),
         table,

@@ -8,16 +8,15 @@ file says.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
+from plait.cache_folder import cache_folder
 from plait.cluster.bounds import Bounds, number_faults
 from plait.cluster.cpu_profile import profile_of_host
 from plait.cluster.hardware import Device, Hardware, Network, Node
-from plait.cluster.products import MEASUREMENTS
 from plait.errors import ClusterError
 from plait.values import JsonMapping
-
-DEFAULT_PROBE_PATH: Final = MEASUREMENTS / "probe.json"
 
 PROBE_KEYS: Final[dict[str, Bounds]] = {
     "num_devices": Bounds(1, 1e5, "devices (the ranks that run side by side)", whole=True),
@@ -29,6 +28,11 @@ PROBE_KEYS: Final[dict[str, Bounds]] = {
 """The numbers of a probe file, beside `peak_flops` (flop/s of each device by precision); `name` and
 `is_cpu` are optional.
 """
+
+
+def probe_path() -> Path:
+    """The file that `plait probe` writes where no other is named."""
+    return cache_folder() / "probe.json"
 
 
 def hardware_of_probe(probe: JsonMapping | None) -> Hardware:

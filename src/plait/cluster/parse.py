@@ -19,7 +19,8 @@ from plait.cluster.bounds import MOST_DEVICES, number_faults
 from plait.cluster.build import BOUNDS, DEFAULTS, build, faults, settings_of
 from plait.cluster.calibration import CALIBRATION_BOUNDS, calibration_of
 from plait.cluster.hardware import Hardware
-from plait.cluster.local import DEFAULT_PROBE_PATH, hardware_of_probe
+from plait.cluster.local import hardware_of_probe
+from plait.cluster.local import probe_path as default_probe_path
 from plait.cluster.presets import PRESETS, Preset
 from plait.errors import ClusterError, nearest
 from plait.toml import is_file, is_folder, parse_json, read_toml
@@ -27,6 +28,8 @@ from plait.values import JsonMapping, JsonObject, JsonValue
 
 WIDE: Final = ("bf16", "float32", "float64")
 SECTIONS: Final = frozenset(key.partition(".")[0] for key in BOUNDS if "." in key)
+_held: Final[dict[Path, JsonObject]] = {}
+"""The measurements of this process, by the file that could not keep them."""
 PRECISIONS: Final = (*WIDE, "fp8", "mxfp8", "nvfp4")
 
 
@@ -158,17 +161,22 @@ def _nearest_preset(word: str) -> str:
     return f"did you mean {' or '.join(family)}?" if family else nearest(lower, PRESETS)
 
 
+def hold_probe(path: Path, probe: JsonObject) -> None:
+    """Let this process read measurements at a path that cannot be written."""
+    _held[path] = probe
+
+
 def read_probe(path: str | Path | None = None) -> JsonObject | None:
     """The measurements that `plait probe` wrote, or None when it has not run here.
 
     Raises:
         ClusterError: they cannot be read, or are no JSON object.
     """
-    path = Path(path) if path is not None else DEFAULT_PROBE_PATH.expanduser()
+    path = Path(path) if path is not None else default_probe_path()
     try:
         probe = parse_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return _held.get(path)
     except (OSError, ValueError) as cause:
         raise ClusterError(
             f"{path}: the measurements cannot be read ({cause}); run plait probe again"

@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from plait.cache_folder import cache_folder
 from plait.errors import ClusterError
 from plait.values import JsonMapping, JsonObject, JsonValue
 
@@ -31,8 +32,6 @@ and torch multiplies.
 """
 MULTIPLICATIONS: Final = (1 << 21, 1 << 23, 1 << 26)
 """Smallest numbers of multiplications of each range; fewer are torch's."""
-MEASUREMENTS: Final = Path("~/.cache/plait")
-"""The folder of this machine's measurements."""
 FILE_NAME: Final = "products.json"
 """File of a machine's tables, beside the probe's."""
 VERSION: Final = 1
@@ -164,7 +163,7 @@ def table_of_probe(host: JsonMapping) -> ProductTable:
     """
     if "products" in host:
         return ProductTable.from_dict(host["products"])
-    kept = read_table(MEASUREMENTS.expanduser() / FILE_NAME, str(host.get("machine")))
+    kept = read_table(cache_folder() / FILE_NAME, str(host.get("machine")))
     return TORCH if kept is None else kept
 
 

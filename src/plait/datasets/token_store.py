@@ -26,13 +26,13 @@ from typing import IO, Any, Final
 
 import numpy as np
 
+from plait.cache_folder import cache_folder
 from plait.datasets.documents import LABELLED, DocumentFacts, Documents, Numbers
 from plait.datasets.rows import Row, RowSource
 from plait.datasets.tokenizer import BadRow, Encoded, Tokenizer
 from plait.errors import DataError, RunError
 from plait.values import JsonObject
 
-CACHE: Final = Path("~/.cache/plait/tokens")
 VERSION: Final = 2
 HEAD_BYTES: Final = 1 << 16
 BATCH: Final = 512
@@ -81,7 +81,7 @@ def documents(making: Making, cache: Path | None = None) -> Documents:
 
     Errors: `DataError` for bad rows, `RunError` for a full disk under the cache.
     """
-    folder = (cache or CACHE).expanduser()
+    folder = cache.expanduser() if cache is not None else cache_folder() / "tokens"
     made_of_rows = folder / making.key
     if not (made_of_rows / FACTS).is_file():
         try:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from plait import comm
-from plait.cluster.products import MEASUREMENTS
+from plait.cache_folder import cache_folder
 from plait.comm import World
 from plait.engine import choosing, compiling, eight_bits, graphs, one_pass, recompute, update
 from plait.engine.arguments import check_arguments
@@ -273,7 +273,7 @@ def join_world(plan: Plan, silent_seconds: float = 300.0, **place: Any) -> World
     alone. A rank that is silent for `silent_seconds` counts as failed. `place` is of `comm.init`.
     """
     mesh = Mesh.of(plan)
-    return comm.init(mesh, timeout_seconds=silent_seconds, measurements=MEASUREMENTS, **place)
+    return comm.init(mesh, timeout_seconds=silent_seconds, measurements=cache_folder(), **place)
 
 
 def _checked(plan: Plan | str) -> Plan:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from plait.errors import ConfigError, nearest
-from plait.interop import accelerate, axolotl, deepspeed, files, megatron, nanotron, torchtitan
+from plait.interop import (
+    accelerate,
+    axolotl,
+    deepspeed,
+    files,
+    megatron,
+    nanotron,
+    nemo,
+    torchtitan,
+)
 from plait.interop.effects import name_without_effect
 from plait.interop.source import Imported, Source
 from plait.plan import Plan
@@ -20,6 +29,7 @@ FRAMEWORKS: Final[dict[str, Callable[[Source], Imported]]] = {
     "accelerate": accelerate.read,
     "axolotl": axolotl.read,
     "nanotron": nanotron.read,
+    "nemo": nemo.read,
 }
 
 SIGNS: Final[dict[str, tuple[str, ...]]] = {
@@ -41,8 +51,34 @@ SIGNS: Final[dict[str, tuple[str, ...]]] = {
         "fp16.enabled",
     ),
     "megatron-lm": ("tensor-model-parallel-size", "micro-batch-size", "num-layers"),
+    "nemo": (
+        "model.tensor_model_parallel_size",
+        "model.pipeline_model_parallel_size",
+        "trainer.strategy.tensor_model_parallel_size",
+        "model.micro_batch_size",
+        "train.micro_batch_size",
+        "train.train_iters",
+        "exp_manager",
+    ),
 }
 """Keys by which a file of each framework is known."""
+NOT_READ: Final[dict[str, tuple[str, ...]]] = {
+    "LLaMA-Factory": ("finetuning_type", "cutoff_len", "dataset_dir", "model_name_or_path"),
+    "MaxText": (
+        "per_device_batch_size",
+        "base_emb_dim",
+        "base_num_decoder_layers",
+        "ici_tensor_parallelism",
+        "ici_fsdp_parallelism",
+        "dcn_data_parallelism",
+    ),
+}
+"""Keys by which a file of a framework is known that no importer reads; two of them tell."""
+ALIASES: Final = {
+    "megatron": "megatron-lm",
+    "megatron-core": "megatron-lm",
+    "megatron-bridge": "nemo",
+}
 
 
 def import_file(
@@ -114,6 +150,7 @@ def _import_table(
     source = Source.of(known or "", table, world_size)
     if not source.values:
         raise ConfigError(f"{name}: there is no key in it")
+    _refuse_others(source.values, known, name)
     source.framework = known or _guess(source.values, name)
     read = FRAMEWORKS[source.framework]
     imported = read(source)
@@ -128,6 +165,21 @@ def _import_table(
         )
     name_without_effect(read, source.values, world_size, imported)
     return imported
+
+
+def _refuse_others(values: JsonMapping, known: str | None, name: str) -> None:
+    """Raises `ConfigError` for a file of a framework that no importer reads."""
+    votes = _votes(values)
+    others = {other: _count(values, signs) for other, signs in NOT_READ.items()}
+    best = max(others, key=lambda other: others[other])
+    most = votes[known] if known is not None else max(votes.values())
+    if others[best] > max(1, most):
+        signs = ", ".join(sign for sign in NOT_READ[best] if _has(values, sign))
+        raise ConfigError(
+            f"{name} is a config of {best} ({signs}), which plait does not read; it reads those "
+            f"of {', '.join(FRAMEWORKS)}. Write its sizes by hand: plait config --list has every "
+            "key"
+        )
 
 
 def _is_of_another(source: Source, imported: Imported) -> bool:
@@ -155,7 +207,7 @@ def _name_of(framework: str | None) -> str | None:
     if framework is None:
         return None
     word = framework.strip().lower().replace("_", "-")
-    word = {"megatron": "megatron-lm", "megatron-core": "megatron-lm"}.get(word, word)
+    word = ALIASES.get(word, word)
     if word not in FRAMEWORKS:
         raise ConfigError(f"nothing is imported from {framework!r}; {nearest(word, FRAMEWORKS)}")
     return word
@@ -165,7 +217,7 @@ def _votes(values: JsonMapping) -> dict[str, int]:
     """The signs of each framework that a file has."""
     votes = dict.fromkeys(SIGNS, 0)
     for framework, signs in SIGNS.items():
-        votes[framework] = sum(_has(values, sign) for sign in signs)
+        votes[framework] = _count(values, signs)
     return votes
 
 
@@ -177,6 +229,10 @@ def _guess(values: JsonMapping, name: str) -> str:
             f"{name}: no key tells whose config it is; say --from {', '.join(FRAMEWORKS)}"
         )
     return best
+
+
+def _count(values: JsonMapping, signs: Iterable[str]) -> int:
+    return sum(_has(values, sign) for sign in signs)
 
 
 def _has(values: JsonMapping, sign: str) -> bool:

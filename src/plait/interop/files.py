@@ -62,7 +62,7 @@ def parse(text: str, form: str) -> JsonObject:
 
 
 def form_of(path: Path, text: str) -> str:
-    """The form of a file, by its suffix, else by its first words."""
+    """The form of a file, by its suffix, else by its first words. Raises `ConfigError` for code."""
     by_suffix = {
         ".json": "json",
         ".yaml": "yaml",
@@ -71,6 +71,11 @@ def form_of(path: Path, text: str) -> str:
         ".sh": "shell",
         ".args": "shell",
     }
+    if path.suffix.lower() == ".py":
+        raise ConfigError(
+            f"{path} is Python code, as a config of Colossal-AI is, and plait does not run it; "
+            "name a JSON, YAML or TOML file, or a shell script"
+        )
     if path.suffix.lower() in by_suffix:
         return by_suffix[path.suffix.lower()]
     if text.lstrip().startswith("{"):

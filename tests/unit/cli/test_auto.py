@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from plait.cli import common, main
+from plait.cluster import probe_path
 from plait.config import load
 from plait.predict.probe import saved
 from tests.unit.predict.cost import test_processor
@@ -26,12 +27,14 @@ def measurements(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
     """
     written: list[Path] = []
 
-    def measure_here(out: Path, num_ranks: int | None = None) -> dict[str, Any]:
-        out.write_text(json.dumps(PROBE))
-        written.append(out)
+    def measure_here(out: Path | None, num_ranks: int | None = None) -> dict[str, Any]:
+        if out is not None:
+            out.write_text(json.dumps(PROBE))
+            written.append(out)
         return PROBE
 
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(saved, "measure_here", measure_here)
     return written
 
@@ -66,3 +69,37 @@ def test_plan_and_estimate_measure_as_well(
     assert main(["plan", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["plans"]
     assert len(measurements) == 1
+
+
+def test_a_home_that_cannot_be_written_keeps_no_measurements(
+    measurements: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    config = load({**CONFIG, "plan": {"text": "auto"}})
+    assert common.plan_of(config, None).world_size == 2
+    assert not measurements
+    said = capsys.readouterr().err
+    assert "probe.json cannot be written: Not a directory, so every command" in said
+    assert main(["probe"]) == 2
+    assert "; name another file by --out" in capsys.readouterr().err
+
+
+def test_the_measurements_are_kept_where_xdg_says(
+    measurements: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert common.plan_of(load(CONFIG), "auto").world_size == 2
+    assert measurements == [tmp_path / "caches" / "plait" / "probe.json"]
+
+
+def test_a_user_without_a_home_has_the_root_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    assert probe_path() == Path("/.cache/plait/probe.json")

@@ -27,6 +27,11 @@ PLANS = {
     ),
     "accelerate.yaml": ("accelerate", "dp8:zero3 remat:full precision:bf16"),
     "axolotl.yaml": ("axolotl", "tp2 dp4:zero3 mb4 remat:full precision:bf16"),
+    "nemo.yaml": (
+        "nemo",
+        "pp2:interleaved,v2 tp4:1d,sp cp2:ring dp2:zero1 mb32 remat:full precision:bf16",
+    ),
+    "megatron_bridge.yaml": ("nemo", "pp2:1f1b tp4:1d,sp ep4 dp4:zero1 mb32 precision:bf16"),
     "nanotron.yaml": ("nanotron", "pp2:1f1b tp2:1d,sp dp2:zero1 mb4 precision:bf16"),
 }
 

@@ -12,9 +12,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from plait.cache_folder import cache_folder
 from plait.cluster import Cluster
 from plait.cluster.cpu_profile import MEETINGS, VERSION
-from plait.cluster.products import MEASUREMENTS, ProductTable, processor_name
+from plait.cluster.products import ProductTable, processor_name
 from plait.launcher import joined_world, launch
 from plait.launcher.main_process import is_main_process, say
 from plait.predict.probe.keeping import keeping
@@ -34,9 +35,10 @@ MOST_RANKS = 16
 
 
 def measure_here(
-    out: Path, num_ranks: int | None = None, *, quick: bool = False, remeasure: bool = False
+    out: Path | None, num_ranks: int | None = None, *, quick: bool = False, remeasure: bool = False
 ) -> dict[str, object]:
     """Measure this machine and write the numbers at once, so that no reader meets half a file.
+    Without `out` nothing is written.
 
     `quick` leaves out how more ranks than cores share these. Estimates of such plans then draw on
     the losses of fewer ranks. `remeasure` measures the table of products, and does not read it.
@@ -51,6 +53,8 @@ def measure_here(
         result["keeping"] = keeping(num_ranks, Path.cwd())
     else:
         result = summary(launch(_measure, num_ranks, shared, remeasure, nproc=num_ranks)[0])
+    if out is None:
+        return result
     if is_main_process() or not out.exists():  # on another host of a world it is measured as well
         out.parent.mkdir(parents=True, exist_ok=True)
         part = out.with_name(f"{out.name}.{os.getpid()}.part")
@@ -88,7 +92,7 @@ def _measure(num_ranks: int, shared: bool, remeasure: bool) -> JsonObject:
     on_gpu = world.device.type == "cuda"
     measurements: JsonObject = {}
     if not on_gpu and shared:
-        first = table_here(MEASUREMENTS, remeasure=remeasure) if world.rank == 0 else None
+        first = table_here(cache_folder(), remeasure=remeasure) if world.rank == 0 else None
         table = world.axis("world").gather_objects(first)[0]
         measurements["own"] = _operation_seconds(world)
         measurements["own"]["products"] = table.as_dict()

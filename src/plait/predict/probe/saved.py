@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.cluster import DEFAULT_PROBE_PATH, Cluster, read_probe
+from plait.cluster import Cluster, hold_probe, probe_path, read_probe
 from plait.errors import ClusterError, ConfigError
 from plait.launcher.main_process import say
 from plait.predict.probe.measure import measure_here
@@ -22,11 +22,10 @@ def ensure_probe() -> None:
     Numbers from a world of torchrun lack how ranks share the cores of a processor. They are
     measured again here.
     """
-    path = DEFAULT_PROBE_PATH.expanduser()
+    path = probe_path()
     probe = read_probe(path)
     if probe is None or (probe.get("is_cpu", True) and not is_complete(probe)):
-        check_writable(path)
-        probe = measure_here(path)
+        probe = _measured(path)
     sentence = warning(probe)
     if sentence is not None:
         say(sentence)
@@ -34,11 +33,24 @@ def ensure_probe() -> None:
 
 def ensure_probe_together(meeting: Axis) -> None:
     """Measure in a world that has begun, where a rank has no usable measurements. Collective."""
-    path = DEFAULT_PROBE_PATH.expanduser()
+    path = probe_path()
     probe = read_probe(path)
     if any(meeting.gather_objects(probe is None or not is_usable(probe))):
-        check_writable(path)
-        measure_here(path, meeting.size)
+        _measured(path, meeting.size)
+
+
+def _measured(path: Path, num_ranks: int | None = None) -> dict[str, object]:
+    """New measurements, in their file, or held by this process alone where that cannot be."""
+    fault = _fault(path)
+    if fault is None:
+        return measure_here(path, num_ranks)
+    say(
+        f"plait: {fault}, so every command measures this machine again; XDG_CACHE_HOME names "
+        "another folder"
+    )
+    probe = measure_here(None, num_ranks)
+    hold_probe(path, probe)
+    return probe
 
 
 def is_complete(probe: dict[str, object]) -> bool:
@@ -57,9 +69,18 @@ def is_usable(probe: dict[str, object]) -> bool:
 
 def check_writable(out: Path) -> None:
     """Raises `ConfigError` for a file that cannot be written, before anything is measured."""
+    fault = _fault(out)
+    if fault is not None:
+        raise ConfigError(f"{fault}; name another file by --out")
+
+
+def _fault(out: Path) -> str | None:
+    """The sentence about a file that cannot be written; None for one that can."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        if out.is_dir():
+            return f"{out} cannot be written: it is a folder"
+        can_be = os.access(out if out.exists() else out.parent, os.W_OK)
     except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
-    if not os.access(out if out.exists() else out.parent, os.W_OK) or out.is_dir():
-        raise ConfigError(f"{out} cannot be written")
+        return f"{out} cannot be written: {error.strerror}"
+    return None if can_be else f"{out} cannot be written: no permission"

@@ -4,6 +4,7 @@ against what torch counts.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from plait.plan import Plan
 from plait.predict.cost import block_table, describe
 from plait.predict.cost.model.blocks import flops
 from plait.predict.cost.model.modules import describe_by_running
+from plait.predict.cost.model.operations import Elementwise
 from plait.predict.cost.sharding import sharding
 from plait.predict.cost.time.stages import split_model
 from plait.predict.cost.traffic import stage_bytes
@@ -212,3 +214,66 @@ def test_a_module_of_two_names_keeps_its_weights():
     weights = [layer.weight for layer in model]
     describe(model)
     assert all(layer.weight is weight for layer, weight in zip(model, weights, strict=False))
+
+
+@dataclass
+class Choice:
+    """What a router gives back."""
+
+    weights: Tensor
+    experts: Tensor
+
+
+class Router(nn.Module):
+    """A layer with a weight of its own whose output is no tensor."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+        self.weight = nn.Parameter(torch.empty(4, 8))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor] | Choice:
+        weights, experts = F.linear(x, self.weight).softmax(-1).topk(2)
+        return Choice(weights, experts) if self.form == "object" else (weights, experts)
+
+
+class Routed(nn.Module):
+    """A block that asks its router by a keyword."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.router, self.inner = Router(form), nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.router(x=x)
+        weights = found.weights if isinstance(found, Choice) else found[0]
+        return self.inner(input=x) * weights.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("form", ["tuple", "object"])
+def test_a_layer_may_give_back_more_than_one_tensor(form: str) -> None:
+    described = describe(nn.Sequential(Routed(form), Routed(form)), 16)
+    block, count = described.runs[-1]  # the first one is given data
+    assert (block.name, count) == ("Routed", 1) and described.parameters == 2 * (32 + 64)
+    router = next(op for op in block.operations if op.name == "Router")
+    assert isinstance(router, Elementwise) and (router.reads, router.writes) == (8, 2 + 2)
+
+
+def test_a_block_may_be_given_its_tensor_in_a_tuple() -> None:
+    class Packed(nn.Linear):
+        def forward(self, pair: tuple[Tensor, int]) -> tuple[Tensor, int]:
+            return super().forward(pair[0]), pair[1] + 1
+
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Packed(8, 8) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            pair = (x, 0)
+            for block in self.blocks:
+                pair = block(pair)
+            return pair[0]
+
+    described = describe(Chain(), 16)
+    assert [block.width for block, _ in described.runs] == [8, 8]

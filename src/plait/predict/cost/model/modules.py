@@ -18,7 +18,7 @@ from plait.errors import ModelError
 from plait.patterns import matches
 from plait.predict.cost.model.from_leaves import describe_leaves
 from plait.predict.cost.model.operations import Block, Elementwise, Model, Saved
-from plait.predict.cost.model.watching import OperationWatch, is_layer
+from plait.predict.cost.model.watching import OperationWatch, is_layer, tensors_in
 from plait.predict.cost.model.with_values import state_of, tokens_for, value_of
 from plait.stateless import call_with
 from plait.values import PyTree
@@ -286,8 +286,11 @@ def _watched(
     out = watch.run(unit, args, kwargs, real=real)
     rest = sum(p.numel() for p in unit.parameters()) - watch.counted
     others = (Elementwise("parameters", 0.0, 0.0, "none", rest),) if rest > 0 else ()
-    first = next((x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)), out)
-    width = first.numel() if first.is_floating_point() else getattr(out, "numel", first.numel)()
+    given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+    first = next(tensors_in((given, args, kwargs, out)), None)
+    width = 0 if first is None else first.numel()
+    if first is None or not first.is_floating_point():
+        width = getattr(out, "numel", lambda: width)()
     saved = Saved(
         sequence=watch.saved.get("none", 0.0) / tokens,
         tensor=watch.saved.get("heads", 0.0) / tokens,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from plait.predict.cost.model.operations import (
@@ -151,11 +152,16 @@ class OperationWatch:
         def enter(*_: object) -> None:
             self._layers += 1
 
-        def leave(layer: Any, args: tuple[PyTree, ...], out: PyTree) -> None:
+        def leave(
+            layer: Any, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree], out: PyTree
+        ) -> None:
             self._layers -= 1
-            self._layer(layer, args[0], out)
+            self._layer(layer, next(tensors_in((args, kwargs)), None), out)
 
-        return [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
+        return [
+            layer.register_forward_pre_hook(enter),
+            layer.register_forward_hook(leave, with_kwargs=True),
+        ]
 
     def _leave_row(self, *_: object) -> None:
         self._inside = False
@@ -167,11 +173,11 @@ class OperationWatch:
         self.counted += num_parameters
         if hasattr(layer, "num_embeddings") and role in {"", "embedding"}:
             self.operations.append(Lookup(kind, layer.num_embeddings, layer.embedding_dim))
-        elif hasattr(layer, "in_features"):
+        elif x is not None and hasattr(layer, "in_features"):
             self._linear(layer, role, x, out)
-        elif kind.startswith("Conv"):
+        elif x is not None and kind.startswith("Conv"):
             inputs = layer.weight.numel() // layer.weight.shape[0]
-            rows = out.numel() / layer.weight.shape[0] / self.tokens
+            rows = _numbers_in(out) / layer.weight.shape[0] / self.tokens
             self.operations.append(
                 Matmul(
                     kind,
@@ -184,8 +190,8 @@ class OperationWatch:
                 )
             )
         else:
-            reads = x.numel() / self.tokens
-            writes = out.numel() / self.tokens
+            reads = _numbers_in(x) / self.tokens
+            writes = _numbers_in(out) / self.tokens
             name = "norm" if kind in NORMS else kind
             self.operations.append(
                 Elementwise(name, reads, writes, "sequence", num_parameters, NORMS.get(kind, 0))
@@ -244,6 +250,22 @@ def is_layer(module: nn.Module) -> bool:
         and bool(list(module.parameters(recurse=False)))
         and hasattr(module, "weight")
     )
+
+
+def tensors_in(tree: PyTree) -> Iterator[Tensor]:
+    """All tensors, of any shape, of a tree, and those that are fields of a dataclass in it."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif is_dataclass(leaf):
+            yield from tensors_in(list(vars(leaf).values()))
+
+
+def _numbers_in(tree: PyTree) -> int:
+    return sum(x.numel() for x in tensors_in(tree))
 
 
 @contextlib.contextmanager
