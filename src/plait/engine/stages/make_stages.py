@@ -27,10 +27,9 @@ from plait.parallel.pipeline.replayed import (
     ParameterSwap,
     Replay,
     ReplayedStage,
-    check_draws,
-    check_objects,
 )
 from plait.parallel.pipeline.stage import ChainStage, Stage, StageModule, WholeModel
+from plait.parallel.pipeline.uncuttable import check_draws, check_objects
 from plait.parallel.pipeline.weight_grad_store import GradAccumulator, WeightGradStore
 from plait.parallel.tensor import Placement
 from plait.plan import Plan
