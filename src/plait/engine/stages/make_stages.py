@@ -23,15 +23,14 @@ from plait.engine.state.local_parameters import LocalParameters, shapes_of
 from plait.parallel import data
 from plait.parallel.data import DataStrategy, Unit
 from plait.parallel.pipeline.actions import Kind, Schedule
+from plait.parallel.pipeline.elsewhere import LinkAttributes
 from plait.parallel.pipeline.replayed import (
     ParameterSwap,
     Replay,
     ReplayedStage,
-    check_draws,
-    check_objects,
 )
-from plait.parallel.pipeline.side_effects import LinkAttributes
 from plait.parallel.pipeline.stage import ChainStage, Stage, StageModule, WholeModel
+from plait.parallel.pipeline.uncuttable import check_draws, check_objects
 from plait.parallel.pipeline.weight_grad_store import GradAccumulator, WeightGradStore
 from plait.parallel.tensor import Placement
 from plait.plan import Plan

@@ -204,7 +204,7 @@ class Pipeline:
         self._end_forward(stage, micro_batch, output, seeded)
         if stage < self.num_stages - 1:
             self._after_forward(None)
-            part.keep(micro_batch, received, output.tensors)
+            part.keep(micro_batch, received, output.tensors, output.unread)
             return
         loss = self._loss(self.loss_function, stage, output, micro.targets)
         self._after_forward(loss)

@@ -24,9 +24,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from plait.parallel.pipeline.held import held_tensors
 from plait.parallel.pipeline.side_effects import (
     Attribute,
+    Place,
     attributes_kept,
+    changed_values,
     differing,
     is_real_number,
+    plain_values,
     tensors_in_attributes,
 )
 from plait.parallel.pipeline.watch import (
@@ -52,7 +55,9 @@ class Flow:
     Glue may draw random numbers. `draws[k]` are the draws that reach call k through glue, each as
     the number of calls before it. `drawing` are the calls that draw random numbers themselves.
 
-    `attributes[k]` are those in which call k leaves tensors.
+    `attributes[k]` are those in which call k leaves tensors. `unread` are numbers among these that
+    no code of the model reads, though the loss may. `plain[k]` are the attributes in which call k
+    leaves plain values, such as the size of an image.
     """
 
     calls: tuple[str, ...]
@@ -62,6 +67,8 @@ class Flow:
     draws: tuple[frozenset[int], ...] = ()
     drawing: frozenset[int] = frozenset()
     attributes: tuple[tuple[Attribute, ...], ...] = ()
+    unread: frozenset[Result] = frozenset()
+    plain: tuple[tuple[Place, ...], ...] = ()
 
     def crossing(self, stage_of: Sequence[int], boundary: int) -> tuple[Result, ...]:
         """The results that pass from stage `boundary` to the next.
@@ -133,6 +140,7 @@ class _Discovery:
         self._needs: list[Origins] = []
         self._drawing: set[int] = set()
         self._attributes: list[tuple[Attribute, ...]] = []
+        self._plain: list[tuple[Place, ...]] = []
         self._numbers: set[Result] = set()
 
     def observed(self, name: str, module: nn.Module) -> Callable[..., object]:
@@ -146,7 +154,6 @@ class _Discovery:
             if self.watch.inside_unit:
                 return forward(*args, **kwargs)
             number = len(self._calls)
-            earlier = frozenset(at for at, one in enumerate(self._calls) if one == name)
             self._calls.append(name)
             needs = self.watch.of((args, kwargs))
             self._needs.append(needs)
@@ -158,13 +165,15 @@ class _Discovery:
                 args, kwargs = tree_map_only(Tensor, with_memory, (args, kwargs))
             with in_memory(module):
                 before = tensors_in_attributes(parts)
-                with self.watch.unit(module, (args, kwargs), needs, earlier):
+                values = plain_values(parts)
+                with self.watch.unit(module, (args, kwargs), needs):
                     with untouched():
                         output = forward(*args, **kwargs)
                     output = tree_map_only(Tensor, Tensor.clone, output)
                     left = differing(before, tensors_in_attributes(parts))
                     own = self._own_copies(left, len(tree_leaves(output)))
                     left.clear()
+                self._plain.append(changed_values(values, plain_values(parts)))
             if self.random.num_draws > drawn:
                 self._drawing.add(number)
             self._mark(number, output, own)
@@ -206,10 +215,12 @@ class _Discovery:
 
         A loss may read numbers that units left, so the last stage needs them too.
         """
-        last = Origins(set(self._numbers))
+        last = Origins()
         for values in kept:
             last.add(self.watch.of_output(values))
         needs = [*self._needs, last]
+        unread = self._numbers.difference(*(one.results for one in needs))
+        last.results |= self._numbers
         return Flow(
             tuple(self._calls),
             tuple(frozenset(one.results) for one in needs),
@@ -218,6 +229,8 @@ class _Discovery:
             tuple(frozenset(one.draws) for one in needs),
             frozenset(self._drawing),
             tuple(self._attributes),
+            frozenset(unread),
+            tuple(self._plain),
         )
 
 

@@ -36,7 +36,7 @@ class Payload:
     `note` is small, picklable, and the same whenever the inputs of the model have the same shapes.
     `restore` puts the random state back to where the stage before left it. `random` is that state,
     (num_bytes,) uint8, if it is not the state of now. `sources` are the names of the modules that
-    made the tensors, for refusals.
+    made the tensors, for refusals. `unread` are the places of numbers that at most the loss reads.
     """
 
     tensors: list[Tensor]
@@ -44,6 +44,7 @@ class Payload:
     restore: Callable[[], None] = field(default=lambda: None)
     random: Tensor | None = None
     sources: tuple[str, ...] = ()
+    unread: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

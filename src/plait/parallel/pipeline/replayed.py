@@ -23,11 +23,15 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 from plait import regions
 from plait.errors import ModelError
 from plait.parallel.pipeline.dataflow import Flow
+from plait.parallel.pipeline.elsewhere import leave_out
 from plait.parallel.pipeline.payload import Nesting, Payload, TensorForm, check_sendable, get_state
-from plait.parallel.pipeline.side_effects import Attribute
+from plait.parallel.pipeline.side_effects import Attribute, Place, number_of, value_at
 from plait.parallel.pipeline.stage import StageModule
-from plait.parallel.pipeline.watch import IN_OBJECT, UNRETURNED, Result
+from plait.parallel.pipeline.watch import Result
 from plait.values import PyTree
+
+_ABSENT = object()
+"""The value of an attribute that a module does not have."""
 
 
 class _StageDone(Exception):
@@ -49,10 +53,14 @@ class _Form:
 
 @dataclass(frozen=True)
 class _Template:
-    """The form of what a call returns, and of what it leaves in attributes for later stages."""
+    """The form of what a call returns, and of what it leaves in attributes for later stages.
+
+    `plain` are the plain values that it leaves.
+    """
 
     returned: _Form
     attributes: tuple[tuple[Attribute, _Form], ...]
+    plain: tuple[tuple[Place, object], ...]
 
 
 @dataclass
@@ -70,19 +78,49 @@ class _ReplayState:
 
 @dataclass
 class Replay:
-    """The calls of a model and their stages; shared by a rank's stages, one of which runs."""
+    """The calls of a model and their stages; shared by a rank's stages, one of which runs.
+
+    `own` are the values that modules held where a stand-in left others in their attributes.
+    """
 
     flow: Flow
     stage_of: Sequence[int]
     model: nn.Module
     running: ReplayedStage | None = None
     units: dict[str, nn.Module] = field(default_factory=dict)
+    own: dict[Place, object] = field(default_factory=dict)
+
+    def leave(self, place: Place, value: object) -> None:
+        """Let an attribute hold what a call of another stage left there, until `restore`."""
+        owner, name = place
+        module = self.model.get_submodule(owner)
+        self.own.setdefault(place, getattr(module, name, _ABSENT))
+        setattr(module, name, value)
+
+    def restore(self) -> None:
+        """Give the modules the values back that stand-ins have replaced.
+
+        Another stage of this rank may run them, and goes on from its own values.
+        """
+        for (owner, name), value in self.own.items():
+            module = self.model.get_submodule(owner)
+            if value is not _ABSENT:
+                setattr(module, name, value)
+            elif hasattr(module, name):
+                delattr(module, name)
+        self.own.clear()
+
+    def called(self, name: str) -> None:
+        """A module has run, so what its attributes hold now is its own."""
+        inside = f"{name}."
+        for place in [place for place in self.own if f"{place[0]}.".startswith(inside)]:
+            del self.own[place]
 
     def install(self, stages: Collection[int]) -> None:
         """Let every unit ask who runs. Attributes that no stage among `stages` has tell so."""
         model = self.model
         for attribute in self._missing(stages):
-            attribute.leave_out(model)
+            leave_out(attribute, model)
         for name in dict.fromkeys(self.flow.calls):
             module = self.units[name] = model.get_submodule(name)
             module.forward = self._replayed(name, module.forward)
@@ -144,6 +182,9 @@ class ReplayedStage(StageModule):
         self._is_last = stage == max(stage_of)
         self._arriving = flow.crossing(stage_of, stage - 1) if stage else ()
         self._leaving = () if self._is_last else flow.crossing(stage_of, stage)
+        self._unread = frozenset(
+            place for place, result in enumerate(self._leaving) if result in flow.unread
+        )
         self._sources = tuple(flow.calls[result.call] for result in self._leaving)
         self._attributes = _leaving_attributes(flow, self._leaving)
         self._now: _ReplayState | None = None
@@ -162,6 +203,7 @@ class ReplayedStage(StageModule):
         now = _ReplayState(arrived, templates, restore, torch.is_grad_enabled())
         self._now = now
         self.enter()
+        self._replay.restore()
         self._replay.running = self
         try:
             with regions.dissolved():
@@ -172,7 +214,9 @@ class ReplayedStage(StageModule):
                 for result in self._leaving
             ]
             note = tuple(now.templates)
-            return Payload(tensors, note, random=now.random, sources=self._sources)
+            return Payload(
+                tensors, note, random=now.random, sources=self._sources, unread=self._unread
+            )
         finally:
             self._replay.running = None
             self._now = None
@@ -219,6 +263,7 @@ class ReplayedStage(StageModule):
             output = regions.run_unit(forward, args, kwargs)
         finally:
             replay.running = self
+            replay.called(name)
         if not self._is_last:
             self._record(now, number, output)
         return output
@@ -246,11 +291,11 @@ class ReplayedStage(StageModule):
 
         def value(place: int, leaf: PyTree) -> PyTree:
             result = Result(number, place)
+            if not isinstance(leaf, TensorForm):
+                return leaf
             if result in now.received:
                 received = now.received[result]
                 return received.clone() if result in written else received
-            if not isinstance(leaf, TensorForm):
-                return leaf
             if result in written:
                 return torch.zeros(leaf.shape, dtype=leaf.dtype, device=self._device)
             return torch.zeros((), dtype=leaf.dtype, device=self._device).expand(leaf.shape)
@@ -258,7 +303,9 @@ class ReplayedStage(StageModule):
         for attribute, form in template.attributes:
             if any(Result(number, place) in now.received for place in attribute.places):
                 tensors = map(value, attribute.places, form.leaves)
-                attribute.put(self._replay.model, form.nesting.value(tensors))
+                self._replay.leave(attribute.place, form.nesting.value(tensors))
+        for place, plain in template.plain:
+            self._replay.leave(place, plain)
         returned = template.returned
         return returned.nesting.value(map(value, itertools.count(), returned.leaves))
 
@@ -271,15 +318,42 @@ class ReplayedStage(StageModule):
             now.random = get_state(next(devices, torch.device("cpu")))
         attributes = []
         for attribute in self._attributes.get(number, ()):
-            leaves, structure = tree_flatten(attribute.value(self._replay.model))
-            if len(leaves) != attribute.count:
-                raise ModelError(
-                    f"'{attribute.owner}.{attribute.name}' holds {len(leaves)} tensors and held "
-                    f"{attribute.count} with the example; a pipeline needs as many for every batch"
-                )
+            leaves, form = self._left(number, attribute)
             self._keep(now, number, zip(attribute.places, leaves, strict=True))
-            attributes.append((attribute, _Form.of(leaves, structure)))
-        now.templates.append(_Template(returned, tuple(attributes)))
+            attributes.append((attribute, form))
+        plain = tuple(
+            (place, value_at(self._replay.model, place))
+            for place in self._replay.flow.plain[number]
+        )
+        now.templates.append(_Template(returned, tuple(attributes), plain))
+
+    def _left(self, number: int, attribute: Attribute) -> tuple[list[PyTree], _Form]:
+        """The tensors that a call left in an attribute, as many as with the example, and their
+        form.
+
+        Numbers that no code of the model reads may be missing. A list of them may grow, as a
+        history does: the newest count.
+        """
+        value = attribute.value(self._replay.model)
+        leaves, structure = tree_flatten(value)
+        count = attribute.count
+        results = {Result(number, place) for place in attribute.places}
+        if self._replay.flow.unread >= results.intersection(self._leaving):
+            if isinstance(value, list):
+                leaves, structure = tree_flatten(leaves[-count:])
+            leaves = [number_of(leaf, self._device) for leaf in leaves]
+            form = _Form.of(leaves, structure)
+            missing = torch.zeros(0, device=self._device)
+            leaves = [missing if leaf is None else leaf for leaf in leaves]
+            leaves += [missing] * (count - len(leaves))
+        else:
+            form = _Form.of(leaves, structure)
+        if len(leaves) != count:
+            raise ModelError(
+                f"'{attribute.owner}.{attribute.name}' holds {len(leaves)} tensors and held "
+                f"{count} with the example; a pipeline needs as many for every batch"
+            )
+        return leaves, form
 
     def _keep(self, now: _ReplayState, number: int, leaves: Iterable[tuple[int, PyTree]]) -> None:
         """Keep those results of a call, by their places, that leave this stage."""
@@ -288,30 +362,6 @@ class ReplayedStage(StageModule):
             if result in self._leaving:
                 check_sendable(leaf, f"'{self._replay.flow.calls[number]}'")
                 now.made[result] = leaf.clone() if result in self._replay.flow.written else leaf
-
-
-def check_draws(flow: Flow, stage_of: Sequence[int]) -> None:
-    """Raise for a random number of the glue that a later stage would draw another time.
-
-    Glue before a stage's first call runs there again, from the same seed, without the draws of
-    earlier modules. Every rank checks every stage.
-
-    Raises:
-        ModelError: there is such a number.
-    """
-    if not flow.drawing:
-        return
-    first_calls = {stage: list(stage_of).index(stage) for stage in stage_of}
-    holders = (*stage_of, max(stage_of))
-    for draws, stage in zip(flow.draws, holders, strict=True):
-        earlier = [before for before in draws if before < first_calls[stage]]
-        drawn = [call for call in sorted(flow.drawing) if earlier and call < max(earlier)]
-        if drawn:
-            raise ModelError(
-                "the forward of the model draws random numbers between its modules, after "
-                f"'{flow.calls[drawn[0]]}' has drawn some (dropout), and uses them on "
-                "several stages of the pipeline; put the draw into a module of its own"
-            )
 
 
 def _leaving_attributes(flow: Flow, leaving: Iterable[Result]) -> dict[int, list[Attribute]]:
@@ -324,33 +374,6 @@ def _leaving_attributes(flow: Flow, leaving: Iterable[Result]) -> dict[int, list
                 if attribute not in attributes:
                     attributes.append(attribute)
     return found
-
-
-def check_objects(flow: Flow, stage_of: Sequence[int]) -> None:
-    """Raise for a tensor that a later stage needs and no pipeline can put in its place.
-
-    A call returns it inside an object, or leaves it outside its result.
-
-    Tensors pass between stages alone, in lists, in tuples and in dictionaries, and in attributes.
-    Every rank checks every stage.
-
-    Raises:
-        ModelError: there is such a tensor.
-    """
-    for boundary in range(max(stage_of)):
-        for result in flow.crossing(stage_of, boundary):
-            if result.leaf == IN_OBJECT:
-                raise ModelError(
-                    f"'{flow.calls[result.call]}' returns an object with tensors that a later "
-                    "stage of the pipeline needs; return tensors in a tuple or a dictionary, or "
-                    "register the class with torch.utils._pytree.register_pytree_node"
-                )
-            if result.leaf == UNRETURNED:
-                raise ModelError(
-                    f"'{flow.calls[result.call]}' leaves a tensor outside its result, such as in a "
-                    "list that it got or by a hook, and a later stage of the pipeline reads it "
-                    "there; return the tensor, or keep it in an attribute of the module"
-                )
 
 
 def _in_autograd_function() -> bool:

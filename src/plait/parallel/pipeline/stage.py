@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from plait.parallel.pipeline.elsewhere import LinkAttributes
 from plait.parallel.pipeline.payload import Payload, pack, unpack
-from plait.parallel.pipeline.side_effects import LinkAttributes
 from plait.parallel.pipeline.weight_grad_store import (
     WeightGradStore,
     WeightGradTasks,
@@ -134,6 +134,7 @@ class _Live:
 
     received: list[Tensor]
     roots: list[GradientEdge] = field(default_factory=list)
+    unread: list[int] = field(default_factory=list)  # the places among them of such numbers
     deferred: WeightGradTasks | None = None
 
 
@@ -151,13 +152,22 @@ class Stage:
         self._waiting: WeightGradTasks | None = None
         self.peak_live = 0
 
-    def keep(self, micro_batch: int, received: Payload | None, outputs: Sequence[Tensor]) -> None:
+    def keep(
+        self,
+        micro_batch: int,
+        received: Payload | None,
+        outputs: Sequence[Tensor],
+        unread: frozenset[int] = frozenset(),
+    ) -> None:
         """Remember the graph of a forward of `module`: from what was received to its outputs.
 
         The outputs are the tensors [...] that are sent on; on the last stage, the loss (0-dim).
+        `unread` are the places of those that at most the loss reads.
         """
         live = _Live([] if received is None else received.tensors)
-        live.roots = [get_gradient_edge(tensor) for tensor in outputs if tensor.requires_grad]
+        places = [place for place, tensor in enumerate(outputs) if tensor.requires_grad]
+        live.roots = [get_gradient_edge(outputs[place]) for place in places]
+        live.unread = [root for root, place in enumerate(places) if place in unread]
         self._live[micro_batch] = live
         self.peak_live = max(self.peak_live, len(self._live))
 
@@ -198,8 +208,21 @@ class Stage:
 
     def _run(self, live: _Live, grads: Sequence[Tensor] | None) -> list[Tensor]:
         self.module.enter()
+        if grads is not None and live.unread:
+            live.roots, grads = _of_read(live, grads)
         if live.roots:
             torch.autograd.backward(live.roots, None if grads is None else list(grads))
         leaves = [tensor for tensor in live.received if tensor.requires_grad]
         live.roots = []
         return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+
+
+def _of_read(live: _Live, grads: Sequence[Tensor]) -> tuple[list[GradientEdge], list[Tensor]]:
+    """The roots and their gradients [...] without those numbers that no loss has read.
+
+    Their gradient is zero. Their graph may hold an infinite slope, and the product is no number.
+    """
+    has_gradient = torch.stack([grads[root].any() for root in live.unread]).tolist()
+    dropped = {root for root, has in zip(live.unread, has_gradient, strict=True) if not has}
+    left = [root for root in range(len(live.roots)) if root not in dropped]
+    return [live.roots[root] for root in left], [grads[root] for root in left]

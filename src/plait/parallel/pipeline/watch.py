@@ -56,15 +56,46 @@ class Origins:
         self.draws |= other.draws
 
 
+_OF_SHAPES = frozenset(
+    {
+        torch.ops.aten.empty_like,
+        torch.ops.aten.full_like,
+        torch.ops.aten.new_empty,
+        torch.ops.aten.new_empty_strided,
+        torch.ops.aten.new_full,
+        torch.ops.aten.new_ones,
+        torch.ops.aten.new_zeros,
+        torch.ops.aten.ones_like,
+        torch.ops.aten.zeros_like,
+    }
+)
+"""The operations that take of a tensor its shape, its dtype and its device alone."""
+
+
 @dataclass
 class _RunningUnit:
-    """A unit at work: what it reads, and the memory that depends on what it got."""
+    """A unit at work: what it reads, and the memory that depends on what it got.
+
+    `made` is held while the unit runs, as an address names memory only while that lives. `fresh`
+    is memory of constants that it made.
+    """
 
     number: int
-    earlier: frozenset[int]  # calls of the same unit, whose leavings are its own
     needs: Origins
     got: set[int]
-    made: dict[int, StorageWeakRef] = field(default_factory=dict)
+    made: dict[int, torch.UntypedStorage] = field(default_factory=dict)
+    fresh: set[int] = field(default_factory=set)
+
+    def note(self, tensors: Sequence[Tensor], given: Sequence[Tensor], *, depends: bool) -> None:
+        """An operation on `given` [...] made or wrote `tensors` [...]."""
+        old = {storage_key(tensor) for tensor in given}
+        for tensor in tensors:
+            key = storage_key(tensor)
+            if depends and key not in self.got:
+                self.got.add(key)
+                self.made[key] = tensor.untyped_storage()
+            elif not depends and key not in old:
+                self.fresh.add(key)
 
 
 class UnitWatch(TorchDispatchMode):
@@ -76,7 +107,7 @@ class UnitWatch(TorchDispatchMode):
         super().__init__()
         self._name_of = {id(param): name for name, param in model.named_parameters()}
         self._origins: dict[int, Origins] = {}
-        self._left: dict[int, Result] = {}
+        self._left: dict[int, set[Result]] = {}
         self._returned: set[int] = set()
         self._alive: list[object] = []  # addresses are names here, so nothing may be freed
         self._running: _RunningUnit | None = None
@@ -98,8 +129,7 @@ class UnitWatch(TorchDispatchMode):
     def of_output(self, values: PyTree) -> Origins:
         """The origins of what a model returns, with what units left in its lists."""
         found = self.of(values)
-        keys = (storage_key(tensor) for tensor in plain_tensors(values) if has_storage(tensor))
-        found.results |= {self._left[key] for key in keys if key in self._left}
+        found.results |= self._left_in([one for one in plain_tensors(values) if has_storage(one)])
         return found
 
     def _of_tensor(self, tensor: Tensor) -> Origins:
@@ -109,27 +139,26 @@ class UnitWatch(TorchDispatchMode):
         return self._origins.get(storage_key(tensor), Origins())
 
     @contextmanager
-    def unit(
-        self, module: nn.Module, given: PyTree, needs: Origins, earlier: frozenset[int]
-    ) -> Iterator[None]:
+    def unit(self, module: nn.Module, given: PyTree, needs: Origins) -> Iterator[None]:
         """The call of a unit, which is one operation here: nothing inside is followed.
 
-        `needs` gains what it reads beside the arguments `given`. `earlier` are the numbers of
-        earlier calls of the same module.
+        `needs` gains what it reads beside the arguments `given`.
         """
         number = self.num_calls
         self.num_calls += 1
         tensors = [*held_tensors(given), *module.parameters()]
         got = {storage_key(tensor) for tensor in tensors if has_storage(tensor)}
-        self._running = unit = _RunningUnit(number, earlier, needs, got)
+        self._running = unit = _RunningUnit(number, needs, got)
         try:
             yield
         finally:
             self._running = None
-        for key, storage in unit.made.items():
+        made = {key: StorageWeakRef(storage) for key, storage in unit.made.items()}
+        unit.made.clear()
+        for key, storage in made.items():
             if not storage.expired():
                 self._alive.append(storage)
-                self._left[key] = Result(number, UNRETURNED)
+                self._left[key] = {Result(number, UNRETURNED)}
 
     def mark_results(self, number: int, tensors: Sequence[tuple[int, Tensor]]) -> None:
         """Tensors [...] are results of call `number`, by their places. Each has its own memory."""
@@ -151,7 +180,7 @@ class UnitWatch(TorchDispatchMode):
         if self._running is not None:
             return self._in_unit(self._running, func, args, kwargs)
         origins = self.of((args, kwargs))
-        origins.results |= self._left_in(_tensors_of((args, kwargs)), frozenset())
+        origins.results |= self._left_in(_tensors_of((args, kwargs)))
         if func._schema.is_mutable:
             self.written |= origins.results
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -166,34 +195,44 @@ class UnitWatch(TorchDispatchMode):
     def _in_unit(
         self, unit: _RunningUnit, func: OpOverload, args: PyTree, kwargs: PyTree
     ) -> PyTree:
-        given = _tensors_of((args, kwargs))
-        for tensor in given:
+        given_tensors = _tensors_of((args, kwargs))
+        written = [*_written(func, args, kwargs)]
+        self._note_reads(unit, given_tensors, written)
+        depends = torch.Tag.nondeterministic_seeded in func.tags or (
+            func.overloadpacket not in _OF_SHAPES
+            and any(storage_key(tensor) in unit.got for tensor in given_tensors)
+        )
+        output = func(*args, **kwargs)
+        for tensor in written:
+            key = storage_key(tensor)
+            self.written |= self._origins.get(key, Origins()).results
+            if key in unit.fresh and depends:
+                unit.note([tensor], given_tensors, depends=True)
+            elif key not in unit.fresh and key not in unit.made and key not in self._returned:
+                self._alive.append(tensor.untyped_storage())
+                # A later read gets the sum of all writes, as of a counter or of statistics.
+                self._left.setdefault(key, set()).add(Result(unit.number, UNRETURNED))
+        unit.note(_tensors_of(output), given_tensors, depends=depends)
+        return output
+
+    def _note_reads(
+        self, unit: _RunningUnit, given: Sequence[Tensor], written: Sequence[Tensor]
+    ) -> None:
+        """An operation of a unit reads the tensors `given` [...], but for those that it writes."""
+        only_written = {id(tensor) for tensor in written}
+        read = [tensor for tensor in given if id(tensor) not in only_written]
+        for tensor in read:
             known = self._origins.get(storage_key(tensor))
             if known is not None:
                 unit.needs.add(known)
-        unit.needs.results |= self._left_in(given, unit.earlier)
-        output = func(*args, **kwargs)
-        for tensor in _written(func, args, kwargs):
-            key = storage_key(tensor)
-            if key not in unit.made and key not in self._returned:
-                self._alive.append(tensor.untyped_storage())
-                self._left[key] = Result(unit.number, UNRETURNED)
-        if torch.Tag.nondeterministic_seeded in func.tags or any(
-            storage_key(tensor) in unit.got for tensor in given
-        ):
-            for tensor in _tensors_of(output):
-                key = storage_key(tensor)
-                if key not in unit.got:
-                    unit.got.add(key)
-                    unit.made[key] = StorageWeakRef(tensor.untyped_storage())
-        return output
+        unit.needs.results |= self._left_in(read)
 
-    def _left_in(self, tensors: Sequence[Tensor], but: frozenset[int]) -> set[Result]:
-        """The results that units left in these tensors [...], but for those calls."""
+    def _left_in(self, tensors: Sequence[Tensor]) -> set[Result]:
+        """The results that units left in these tensors [...]."""
         if not self._left:
             return set()
-        found = (self._left.get(storage_key(tensor)) for tensor in tensors)
-        return {result for result in found if result is not None and result.call not in but}
+        none: set[Result] = set()
+        return none.union(*(self._left.get(storage_key(tensor), none) for tensor in tensors))
 
 
 def _tensors_of(values: PyTree) -> list[Tensor]:

@@ -1,0 +1,104 @@
+"""Attributes whose tensors are on another stage: who reads them is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from plait.errors import ModelError
+from plait.parallel.pipeline.payload import Payload
+from plait.parallel.pipeline.side_effects import Attribute, differing, tensors_in_attributes
+from plait.values import PyTree
+
+_OPERATORS = (
+    *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow"),
+    *("matmul", "rmatmul", "neg", "abs", "lt", "le", "gt", "ge", "bool", "float", "int", "len"),
+    *("iter", "getitem"),
+)
+
+
+class Elsewhere:
+    """An attribute whose tensors are on another stage. Who reads it gets an error."""
+
+    def __init__(self, attribute: Attribute) -> None:
+        self._place = (attribute.owner, attribute.name)
+
+    def _refuse(self, *_: object) -> NoReturn:
+        owner, name = self._place
+        raise ModelError(
+            f"the attribute '{name}' of '{owner}' is read on a rank of pp that does not run "
+            f"'{owner}'; return its tensors from the model's forward with the output"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse()
+
+    @classmethod
+    def __torch_function__(
+        cls, function: object, types: object, args: PyTree = (), kwargs: PyTree = None
+    ) -> NoReturn:
+        """Refuse to be an argument of a function of torch."""
+        next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls))._refuse()
+
+
+for _operator in _OPERATORS:
+    setattr(Elsewhere, f"__{_operator}__", Elsewhere._refuse)
+
+
+def leave_out(attribute: Attribute, model: nn.Module) -> None:
+    """Let who reads an attribute get an error. A buffer keeps its tensor."""
+    if attribute.name not in model.get_submodule(attribute.owner)._buffers:
+        attribute.put(model, Elsewhere(attribute))
+
+
+class LinkAttributes:
+    """Attributes in which the links of a chain leave tensors, which no other stage gets.
+
+    The first payload names those of earlier stages. `links` are those of the stage, and `here`
+    those of all stages of this rank.
+    """
+
+    def __init__(self, model: nn.Module, links: Iterable[str], here: Iterable[str]) -> None:
+        self._model = model
+        self._parts = _parts_of(model, links)
+        self._here = {path for path, _ in _parts_of(model, here)}
+        self._earlier: tuple[Attribute, ...] = ()
+        self._known: tuple[Attribute, ...] | None = None
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """The first forward of the links inside shows what they leave."""
+        if self._known is not None:
+            yield
+            return
+        before = tensors_in_attributes(self._parts)
+        yield
+        left = differing(before, tensors_in_attributes(self._parts))
+        own = (Attribute(*place, 0, len(leaves)) for place, leaves in left.items())
+        self._known = (*self._earlier, *own)
+
+    def told(self, payload: Payload) -> Payload:
+        """The payload for the next stage, which names them."""
+        payload.note = (payload.note, self._known)
+        return payload
+
+    def heard(self, payload: Payload) -> Payload:
+        """The payload of the stage before without the names. Who reads such a one gets an error."""
+        note, left = payload.note
+        if self._known is None:
+            self._earlier = left
+            for attribute in left:
+                if attribute.owner not in self._here:
+                    leave_out(attribute, self._model)
+        return replace(payload, note=note)
+
+
+def _parts_of(model: nn.Module, names: Iterable[str]) -> list[tuple[str, nn.Module]]:
+    return [part for name in names for part in model.get_submodule(name).named_modules(prefix=name)]
