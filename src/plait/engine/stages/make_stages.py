@@ -30,7 +30,7 @@ from plait.parallel.pipeline.replayed import (
     ReplayedStage,
 )
 from plait.parallel.pipeline.stage import ChainStage, Stage, StageModule, WholeModel
-from plait.parallel.pipeline.uncuttable import check_draws, check_objects
+from plait.parallel.pipeline.uncuttable import check_draws, check_objects, check_states
 from plait.parallel.pipeline.weight_grad_store import GradAccumulator, WeightGradStore
 from plait.parallel.tensor import Placement
 from plait.plan import Plan
@@ -186,6 +186,7 @@ def make_parts(
     if cut.flow is not None:
         check_draws(cut.flow, cut.stage_of)
         check_objects(cut.flow, cut.stage_of)
+        check_states(cut.flow, cut.stage_of)
         replay = Replay(cut.flow, cut.stage_of, model)
     here = [name for index in stages for name in cut.links[index]]
     parts = {}

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from plait.parallel.pipeline.held import held_tensors
 from plait.parallel.pipeline.side_effects import (
     Attribute,
+    Leaves,
     Place,
     attributes_kept,
     changed_values,
@@ -41,7 +42,20 @@ from plait.parallel.pipeline.watch import (
 )
 from plait.random_state import IsolatedRandom
 from plait.regions import dissolved, untouched
+from plait.torch_internals import has_storage, storage_key
 from plait.values import PyTree
+
+
+@dataclass(frozen=True)
+class State:
+    """A tensor that code around the units keeps in an attribute from one forward to the next.
+
+    It is written after so many calls, None where it is not, from `results`.
+    """
+
+    place: Place
+    written_after: int | None
+    results: frozenset[Result]
 
 
 @dataclass(frozen=True)
@@ -57,7 +71,8 @@ class Flow:
 
     `attributes[k]` are those in which call k leaves tensors. `unread` are numbers among these that
     no code of the model reads, though the loss may. `plain[k]` are the attributes in which call k
-    leaves plain values, such as the size of an image.
+    leaves plain values, such as the size of an image. `reads[k]` are the attributes around the
+    units whose values of the forward before reach call k. `states` are those that a forward writes.
     """
 
     calls: tuple[str, ...]
@@ -69,6 +84,8 @@ class Flow:
     attributes: tuple[tuple[Attribute, ...], ...] = ()
     unread: frozenset[Result] = frozenset()
     plain: tuple[tuple[Place, ...], ...] = ()
+    reads: tuple[frozenset[Place], ...] = ()
+    states: tuple[State, ...] = ()
 
     def crossing(self, stage_of: Sequence[int], boundary: int) -> tuple[Result, ...]:
         """The results that pass from stage `boundary` to the next.
@@ -114,7 +131,6 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
     inside = {part for unit in units.values() for part in unit.modules()}
     around = [(name, part) for name, part in model.named_modules() if part not in inside]
     with attributes_kept(model):
-        before = tensors_in_attributes(around)
         discovery = _Discovery(model, UnitWatch(model), IsolatedRandom(seed=0))
         with (
             replaced(units, discovery.observed),
@@ -124,9 +140,10 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
             dissolved(),
             discovery.watch,
         ):
+            discovery.watch.mark_states(tensors_in_attributes(around))
             output = run()
-        kept = differing(before, tensors_in_attributes(around))
-    return discovery.flow([output, *kept.values()])
+            kept = tensors_in_attributes(around)
+    return discovery.flow(output, kept)
 
 
 class _Discovery:
@@ -209,16 +226,21 @@ class _Discovery:
             }
         self._attributes.append(tuple(attributes))
 
-    def flow(self, kept: Sequence[PyTree]) -> Flow:
-        """The flow of the forward that ran. The last stage needs `kept`: the output of the model,
-        and what its code left in attributes.
+    def flow(self, output: PyTree, kept: Leaves) -> Flow:
+        """The flow of the forward that ran. The last stage needs the output of the model, and what
+        its code left in attributes, `kept`.
 
         A loss may read numbers that units left, so the last stage needs them too.
         """
-        last = Origins()
-        for values in kept:
-            last.add(self.watch.of_output(values))
+        last = self.watch.of_output(output)
+        states = [self._state(place, [one for one, _ in leaves]) for place, leaves in kept.items()]
+        for state in states:
+            last.add(Origins(set(state.results)))
         needs = [*self._needs, last]
+        for state in states:
+            for reader in needs:
+                if state.place in reader.states:
+                    reader.add(Origins(set(state.results)))
         unread = self._numbers.difference(*(one.results for one in needs))
         last.results |= self._numbers
         return Flow(
@@ -231,7 +253,16 @@ class _Discovery:
             tuple(self._attributes),
             frozenset(unread),
             tuple(self._plain),
+            tuple(frozenset(one.states) for one in self._needs),
+            tuple(state for state in states if state.written_after is not None),
         )
+
+    def _state(self, place: Place, tensors: Sequence[Tensor]) -> State:
+        """The state that code around the units left in an attribute."""
+        watch = self.watch
+        made = (watch.made_after.get(storage_key(one)) for one in tensors if has_storage(one))
+        written = max((after for after in made if after is not None), default=None)
+        return State(place, written, frozenset(watch.of_output(tensors).results))
 
 
 @contextmanager

@@ -33,6 +33,30 @@ def check_draws(flow: Flow, stage_of: Sequence[int]) -> None:
             )
 
 
+def check_states(flow: Flow, stage_of: Sequence[int]) -> None:
+    """Raise for a state between the modules that a stage reads and cannot keep up to date.
+
+    A stage runs the code between the modules as far as its own last call. Every rank checks every
+    stage.
+
+    Raises:
+        ModelError: there is such a state.
+    """
+    last_calls = {stage: call for call, stage in enumerate(stage_of)}
+    for state in flow.states:
+        for call, stage in enumerate(stage_of):
+            if state.place not in flow.reads[call]:
+                continue
+            is_written = (state.written_after or 0) <= last_calls[stage] + 1
+            if not is_written or any(stage_of[one.call] > stage for one in state.results):
+                name = ".".join(filter(None, state.place))
+                raise ModelError(
+                    f"the forward of the model reads '{name}' for '{flow.calls[call]}' and writes "
+                    "it later between its modules, where that stage of the pipeline has ended; "
+                    "read and write it inside one block"
+                )
+
+
 def check_objects(flow: Flow, stage_of: Sequence[int]) -> None:
     """Raise for a tensor that a later stage needs and no pipeline can put in its place.
 

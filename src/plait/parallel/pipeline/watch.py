@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from plait.parallel.pipeline.held import held_tensors, plain_tensors
+from plait.parallel.pipeline.side_effects import Leaves, Place
 from plait.torch_internals import has_storage, storage_key
 from plait.values import PyTree
 
@@ -40,20 +41,25 @@ class Result:
 
 @dataclass
 class Origins:
-    """The origins of a tensor: results of units, parameters of the glue, and its draws."""
+    """The origins of a tensor: results of units, parameters of the glue, and its draws.
+
+    `states` are attributes around the units, with the values that they had before the forward.
+    """
 
     results: set[Result] = field(default_factory=set)
     weights: set[str] = field(default_factory=set)
     draws: set[int] = field(default_factory=set)
+    states: set[Place] = field(default_factory=set)
 
     def __bool__(self) -> bool:
-        return bool(self.results or self.weights or self.draws)
+        return bool(self.results or self.weights or self.draws or self.states)
 
     def add(self, other: Origins) -> None:
         """Let the other's stand behind it too."""
         self.results |= other.results
         self.weights |= other.weights
         self.draws |= other.draws
+        self.states |= other.states
 
 
 _OF_SHAPES = frozenset(
@@ -113,6 +119,7 @@ class UnitWatch(TorchDispatchMode):
         self._running: _RunningUnit | None = None
         self.num_calls = 0
         self.written: set[Result] = set()
+        self.made_after: dict[int, int] = {}
 
     @property
     def inside_unit(self) -> bool:
@@ -160,6 +167,13 @@ class UnitWatch(TorchDispatchMode):
                 self._alive.append(storage)
                 self._left[key] = {Result(number, UNRETURNED)}
 
+    def mark_states(self, attributes: Leaves) -> None:
+        """The tensors of attributes around the units have their values of before."""
+        for place, leaves in attributes.items():
+            for tensor, _ in leaves:
+                if has_storage(tensor):
+                    self._mark(tensor, Origins(states={place}))
+
     def mark_results(self, number: int, tensors: Sequence[tuple[int, Tensor]]) -> None:
         """Tensors [...] are results of call `number`, by their places. Each has its own memory."""
         for place, tensor in tensors:
@@ -187,9 +201,10 @@ class UnitWatch(TorchDispatchMode):
             origins.draws.add(self.num_calls)
         args, kwargs = tree_map_only(Tensor, with_memory, (args, kwargs))
         output = func(*args, **kwargs)
-        if origins:
-            for leaf in _tensors_of(output):
+        for leaf in _tensors_of(output):
+            if origins:
                 self._mark(leaf, origins)
+                self.made_after[storage_key(leaf)] = self.num_calls
         return output
 
     def _in_unit(

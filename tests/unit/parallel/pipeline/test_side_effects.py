@@ -314,3 +314,50 @@ def test_what_a_link_of_the_last_stage_leaves_is_read() -> None:
     alone = threaded(1, chain_losses, [chain()], "dp1", 3, plan="dp1")[0]
     found = threaded(2, chain_losses, [chain(), chain()], "pp2 mb1", 3, plan="pp2 mb1")[0]
     assert found == pytest.approx(alone, rel=1e-12)
+
+
+class Centred(nn.Module):
+    """A model with a moving mean between its blocks: it is read before block `reads`."""
+
+    mean: Tensor
+
+    def __init__(self, reads: int, writes: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4))
+        self.reads, self.writes = reads, writes
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, block in enumerate(self.blocks):
+            if index == self.reads:
+                x = x - self.mean
+            x = x + block(x)
+            if index == self.writes:
+                self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return x
+
+
+def means(world: World, models: list[nn.Module], plan: str) -> tuple[list[float], list[float]]:
+    found = losses(world, models, plan)
+    mean: Tensor = models[world.rank].get_buffer("mean")
+    return found, mean.tolist()
+
+
+@pytest.mark.parametrize(("reads", "writes"), [(3, 2), (3, 3), (1, 0), (2, 0), (9, 0)])
+def test_a_state_between_blocks_is_that_of_one_device(reads: int, writes: int) -> None:
+    def kind() -> nn.Module:
+        return Centred(reads, writes)
+
+    alone = threaded(1, means, [made(kind)], "dp1", plan="dp1")[0]
+    for found in threaded(2, means, [made(kind), made(kind)], "pp2 mb1", plan="pp2 mb1")[1:]:
+        assert found[0] == pytest.approx(alone[0], rel=1e-12)
+        assert found[1] == pytest.approx(alone[1], rel=1e-12)
+
+
+@pytest.mark.parametrize(("reads", "writes"), [(0, 2), (0, 3), (1, 3)])
+def test_a_state_that_an_earlier_stage_reads_is_refused(reads: int, writes: int) -> None:
+    def kind() -> nn.Module:
+        return Centred(reads, writes)
+
+    with pytest.raises(ModelError, match=r"reads 'mean' for 'blocks\.\d' and writes it later"):
+        trained(kind, "pp2 mb1")
