@@ -59,11 +59,14 @@ class HostReads(TorchFunctionMode):
 
 
 def _place() -> tuple[str, str] | None:
-    """The innermost function of plait on the stack; None for transports of processors."""
+    """The innermost function of plait on the stack; None for transports of processors.
+
+    A `__torch_function__` of plait calls what another function of plait has asked for.
+    """
     frame: Any = sys._getframe(2)
     while frame is not None:
         path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(SOURCE):
+        if path.is_relative_to(SOURCE) and frame.f_code.co_name != "__torch_function__":
             name = path.relative_to(SOURCE).as_posix()
             if name.startswith(OF_PROCESSORS):
                 return None

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -94,7 +95,7 @@ class BatchSplitter:
         sample a part has one of zeros, a placeholder.
 
         Raises:
-            DataError: no such batch, or first dims that differ.
+            DataError: no such batch, a NumPy array in it, or first dims that differ.
         """
         inputs, targets = self._inputs_and_targets(batch)
         inputs, targets = self._cut((inputs, targets))
@@ -139,6 +140,7 @@ class BatchSplitter:
 
     def _place(self, leaf: PyTree) -> PyTree:
         if not isinstance(leaf, Tensor):
+            _refuse_array(leaf)
             return leaf
         dtype = self._dtype if leaf.is_floating_point() else leaf.dtype
         return on_device(leaf, self._device).to(dtype)
@@ -183,6 +185,16 @@ def _num_samples(leaves: list[PyTree]) -> int:
             f"{sorted(sizes)}"
         )
     return int(sizes.pop())
+
+
+def _refuse_array(leaf: PyTree) -> None:
+    """Raise `DataError` for a NumPy array, of which each rank would keep all samples."""
+    if isinstance(leaf, np.ndarray) and leaf.ndim > 0:
+        raise DataError(
+            f"a batch has a NumPy array of shape {leaf.shape}, which is not divided over ranks and "
+            "micro-batches; give a tensor, as torch.as_tensor(array), or let a DataLoader collate "
+            "the samples"
+        )
 
 
 def _never_empty(part: PyTree) -> PyTree:

@@ -88,6 +88,13 @@ class Engine:
                 "options=plait.Options(cutting=plait.Cutting(example=...))"
             )
 
+    def __repr__(self) -> str:
+        """The model, its plan, the rank and the steps that were made."""
+        return (
+            f"Engine({type(self.model).__name__}, '{self.plan}', "
+            f"rank {self.world.rank} of {self.world.size}, {self.step_index} steps)"
+        )
+
     def prepare(self, loader: Iterable[PyTree], shares: Sequence[float] = ()) -> Iterable[PyTree]:
         """The batches of a loader of whole global batches, of each this rank's part: tensors
         (samples here, ...).

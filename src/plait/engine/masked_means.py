@@ -1,16 +1,20 @@
 """A warning where a loss may be a mean over targets, and the plan weighs it by samples.
 
 A loss that is one number means "the mean over the samples". The mean of `cross_entropy` is over the
-targets that are not masked. The two differ as soon as samples have different numbers of these.
+targets that are not masked. The two differ as soon as samples have different numbers of these. With
+a weight for each class it is over the weights of the targets, which differ from class to class.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from plait.engine.loss import LossFunction
@@ -37,10 +41,17 @@ class MaskedMeanCheck:
         self._counts: dict[int, set[int]] = {}
 
     def __call__(self, output: PyTree, targets: PyTree) -> Tensor | tuple[Tensor, Tensor]:
-        loss = self._function(output, targets)
-        if self._looks and isinstance(loss, Tensor) and not is_recorded():
-            self._looks -= 1
-            self._look(targets)
+        if not self._looks or is_recorded():
+            return self._function(output, targets)
+        with WeightedMeans() as means:
+            loss = self._function(output, targets)
+        self._looks -= 1
+        if isinstance(loss, Tensor):
+            if means.are_uneven:
+                self._looks = 0
+                self._warn_of_weights()
+            else:
+                self._look(targets)
         return loss
 
     def _look(self, targets: PyTree) -> None:
@@ -65,6 +76,42 @@ class MaskedMeanCheck:
             f"such as cross_entropy(..., reduction='sum') and (targets != {IGNORE}).sum()",
             stacklevel=2,
         )
+
+    def _warn_of_weights(self) -> None:
+        warnings.warn(
+            "the loss returns one number, which counts as the mean over samples, and it is a mean "
+            "over the weights of classes (cross_entropy or nll_loss with weight=...); it is then "
+            f"weighed wrongly over the {self.parts} parts of a batch: return (sum, count) instead, "
+            "such as cross_entropy(..., weight=weight, reduction='sum') and weight[targets].sum()",
+            stacklevel=2,
+        )
+
+
+class WeightedMeans(TorchFunctionMode):
+    """Sees means over the weights of classes while a loss is computed.
+
+    Attributes:
+        are_uneven: whether there was one whose classes have different weights.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.are_uneven = False
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch, and look at its weights if it is one of the two losses."""
+        named = dict(kwargs or {})
+        if function in (F.cross_entropy, F.nll_loss) and named.get("reduction", "mean") == "mean":
+            weight = named.get("weight")
+            if isinstance(weight, Tensor) and bool(weight.min() != weight.max()):
+                self.are_uneven = True
+        return function(*args, **named)
 
 
 def targets_of_samples(targets: PyTree) -> Iterator[tuple[int, Tensor]]:

@@ -77,6 +77,16 @@ class StepResult:
     details: Mapping[str, float] = field(default_factory=dict)
     loss_scale: float | None = None
 
+    def __repr__(self) -> str:
+        """The numbers as a user prints them; those that a device still computes are not awaited."""
+        if not self.outcome.is_told:
+            return f"StepResult(under way, seconds={self.seconds:.4g})"
+        return (
+            f"StepResult(loss={self.loss:.6g}, grad_norm={self.grad_norm:.6g}, "
+            f"tokens={self.tokens}, seconds={self.seconds:.4g}"
+            f"{', skipped' if self.skipped else ''})"
+        )
+
     @property
     def loss(self) -> float:
         """The mean over the global number of unmasked tokens (or samples); equal on all ranks."""

@@ -61,3 +61,47 @@ def test_micro_batches_of_one_sample_are_compared_with_each_other() -> None:
 )
 def test_what_is_right_is_not_warned_of(plan: str, loss: LossFunction, lengths: list[int]) -> None:
     assert said(plan, loss, lengths) == []
+
+
+WEIGHTS = torch.tensor([1.0, 2.0, 0.5])
+
+
+def classes(plan: str, loss: LossFunction) -> list[str]:
+    """The warnings of two steps on samples with one class each."""
+    engine = plait.build(torch.nn.Linear(3, 3), plan, loss=loss, optimizer=torch.optim.SGD)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            engine.step((torch.ones(4, 3), torch.tensor([0, 1, 2, 1])))
+    engine.world.close()
+    return [str(one.message) for one in caught if "mean over samples" in str(one.message)]
+
+
+def of_logs(output: Tensor, labels: Tensor) -> Tensor:
+    return F.nll_loss(output.log_softmax(-1), labels, weight=WEIGHTS)
+
+
+def weighted_and_counted(output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    total = F.cross_entropy(output, labels, weight=WEIGHTS, reduction="sum")
+    return total, WEIGHTS[labels].sum()
+
+
+@pytest.mark.parametrize("loss", [torch.nn.CrossEntropyLoss(weight=WEIGHTS), of_logs])
+def test_a_mean_over_weights_of_classes_is_told_once(loss: LossFunction) -> None:
+    (text,) = classes("mb2", loss)
+    assert "a mean over the weights of classes" in text
+    assert "over the 2 parts of a batch" in text
+    assert "weight[targets].sum()" in text
+
+
+@pytest.mark.parametrize(
+    ("plan", "loss"),
+    [
+        ("dp1", of_logs),
+        ("mb2", weighted_and_counted),
+        ("mb2", F.cross_entropy),
+        ("mb2", torch.nn.CrossEntropyLoss(weight=torch.full((3,), 2.0))),
+    ],
+)
+def test_other_losses_of_classes_say_nothing(plan: str, loss: LossFunction) -> None:
+    assert classes(plan, loss) == []

@@ -19,6 +19,7 @@ from plait.engine.options import Options
 from plait.engine.precision import Precision
 from plait.engine.stages.cut import StagePartition
 from plait.engine.stages.pipeline import StageWithStrategy
+from plait.engine.stages.whole_model import guard
 from plait.engine.state.local_parameters import LocalParameters, shapes_of
 from plait.parallel import data
 from plait.parallel.data import DataStrategy, Unit
@@ -197,6 +198,7 @@ def make_parts(
         parts[index] = StageWithStrategy(Stage(module, index, store), strategy)
     if replay is not None:
         replay.install(stages)
+    guard(model, cut.num_stages, lambda: replay is not None and replay.running is not None)
     return parts
 
 

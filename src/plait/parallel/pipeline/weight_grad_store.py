@@ -8,6 +8,8 @@ embeddings) compute all gradients at once: these cost little.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -314,15 +316,21 @@ def _weight_layer(module: nn.Module, products: Products) -> _WeightLayer | None:
 
 def _forward(
     layer: _WeightLayer, store: WeightGradStore, quicker_only: bool
-) -> Callable[[Tensor], Tensor]:
-    """The forward of a layer as `_SplitBackward`.
+) -> Callable[..., Tensor]:
+    """The forward of a layer as `_SplitBackward`, with the argument's own name.
 
     With `quicker_only` the layer's own forward stays where nothing would be gained.
     """
     module = layer.module
     original = layer.module.forward
+    name = next(iter(inspect.signature(original).parameters), "")
 
-    def forward(x: Tensor) -> Tensor:
+    @functools.wraps(original)
+    def forward(*args: Tensor, **named: Tensor) -> Tensor:
+        if len(args) + len(named) != 1 or (named and name not in named):
+            refused: Tensor = original(*args, **named)  # its error names the arguments
+            return refused
+        x = args[0] if args else named[name]
         if quicker_only:
             if is_parametrized(module):  # a read of its weight computes it, and may change state
                 computed: Tensor = original(x)

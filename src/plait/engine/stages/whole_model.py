@@ -1,0 +1,63 @@
+"""A model whose stages lie on several ranks is called by the schedule alone.
+
+A rank has the numbers of its own stages. Elsewhere parameters are zeros in the right shape. A call
+of the whole model, or its `state_dict`, would give plausible nonsense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from plait.errors import ModelError
+
+
+class WholeModelGuard:
+    """Hooks of a model that refuse what needs the numbers of all stages."""
+
+    def __init__(self, num_stages: int, is_running: Callable[[], bool]) -> None:
+        """`is_running` tells whether the schedule runs one of the stages."""
+        self._num_stages = num_stages
+        self._is_running = is_running
+
+    def before_forward(self, module: nn.Module, args: object) -> None:
+        """Refuse a call that the schedule does not make. Errors: `ModelError`."""
+        if not self._is_running():
+            raise self._error(
+                module,
+                "called",
+                "engine.step(batch) trains it, engine.evaluate(batch) has its loss, and "
+                "engine.measure(batch, [function]) gives functions of its outputs",
+            )
+
+    def before_state_dict(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        """Refuse to copy zeros for numbers; with `keep_vars` names and shapes are asked for.
+
+        Errors: `ModelError`.
+        """
+        if not keep_vars:
+            raise self._error(
+                module,
+                "read by state_dict()",
+                "engine.save(path) and engine.save_pretrained(path) write all parameters, and "
+                "engine.local_parameters() has those of this rank",
+            )
+
+    def _error(self, module: nn.Module, what: str, cure: str) -> ModelError:
+        return ModelError(
+            f"the {type(module).__name__} cannot be {what} on one rank: a pipeline has cut it into "
+            f"{self._num_stages} stages, and a rank has the numbers of its own alone; {cure}"
+        )
+
+
+def guard(model: nn.Module, num_stages: int, is_running: Callable[[], bool]) -> None:
+    """Let a model refuse calls and copies, if it has several stages; only for its newest engine."""
+    for hooks in (model._forward_pre_hooks, model._state_dict_pre_hooks):
+        for key, hook in list(hooks.items()):
+            if isinstance(getattr(hook, "__self__", None), WholeModelGuard):
+                del hooks[key]
+    if num_stages > 1:
+        guarding = WholeModelGuard(num_stages, is_running)
+        model.register_forward_pre_hook(guarding.before_forward)
+        model.register_state_dict_pre_hook(guarding.before_state_dict)
