@@ -97,6 +97,8 @@ def test_a_loss_of_each_ranks_own_part_is_not_compared(ranks) -> None:
     report = report_of(ranks, "ddp.py:local_loss")
     assert report.ok, report.text()
     assert "the loss was not compared" in report.notes[0]
+    assert "  loss        not compared\n" in report.text()
+    assert report.as_dict()["loss_error"] == 0.0
 
 
 def test_a_step_without_an_update_is_refused(ranks) -> None:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from plait.cli.answer import Answer
+from plait.cli.layout import GAP, wrapped
 from plait.values import JsonValue
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.text import Text
 
     from plait.config.schema import Key
+
+HEAD: Final = ("section", "key", "type", "default", "meaning")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,18 +59,45 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 def view(keys: list[Key]) -> RenderableType:
     """A table for people: a row a key."""
-    from rich.table import Table
-    from rich.text import Text
+    return KeyTable(keys)
 
-    table = Table("section", box=None, pad_edge=False)
-    table.add_column("key", no_wrap=True)
-    for title in ("type", "default", "meaning"):
-        table.add_column(title, overflow="fold")
-    for key in keys:
-        section = f"{key.section} ({key.model})" if key.model else key.section
-        words = (section, key.key, key.type, _default_text(key), key.meaning)
-        table.add_row(*(Text(word) for word in words))
-    return table
+
+@dataclass(frozen=True)
+class KeyTable:
+    """A table of keys: a line a key in a file, with its meaning below it on a narrow terminal."""
+
+    keys: list[Key]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        from rich.text import Text
+
+        head, body = self.lines(options.max_width if console.is_terminal else sys.maxsize)
+        text = Text(no_wrap=True, overflow="ignore")
+        text.append(head, style="bold")
+        for line in body:
+            text.append(f"\n{line}")
+        yield text
+
+    def lines(self, width: int) -> tuple[str, list[str]]:
+        """The head, and the lines of all keys. No word is broken, whatever the width."""
+        rows = [HEAD, *(_cells(key) for key in self.keys)]
+        columns = list(zip(*(row[:-1] for row in rows), strict=True))
+        widths = [max(map(len, column)) for column in columns]
+        longest = max(len(row[-1]) for row in rows)
+        if sum(widths) + len(GAP) * len(widths) + longest > width:
+            head, *below = (f"{GAP.join(row[:-1])}\n    {row[-1]}" for row in rows)
+            return head, [wrapped(text, width) for text in below]
+        head, *lines = (_line(row, [*widths, 0]) for row in rows)
+        return head, lines
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    return GAP.join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+
+
+def _cells(key: Key) -> tuple[str, ...]:
+    section = f"{key.section} ({key.model})" if key.model else key.section
+    return section, key.key, key.type, _default_text(key), key.meaning
 
 
 def _default_text(key: Key) -> str:

@@ -101,7 +101,7 @@ def read_run(path: Path) -> RunData:
     A run that was killed has written neither a trace nor a summary, and perhaps no step.
     """
     folder = RunFolder(path)
-    if not path.is_dir():
+    if not folder.plan.exists() and not folder.doctor.is_dir():
         raise ConfigError(f"{path} is no folder of a run; plait train --out DIR makes one")
     text = text_of(folder.plan)
     if not text.strip():  # an empty plan would be dp1, and the run's was another

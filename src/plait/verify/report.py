@@ -72,6 +72,11 @@ class Report:
         own = [self.limit_of(one) for one in self.differences if one.kind in kinds]
         return max([*own, *(part.passes(*kinds) for part in self._alike())], default=self.tolerance)
 
+    def compares(self, kind: str) -> bool:
+        """Whether any number of this kind was compared, here or in a part."""
+        own = any(one.kind == kind for one in self.differences)
+        return own or any(part.compares(kind) for part in self.parts)
+
     def _alike(self) -> list[Report]:
         return [part for part in self.parts if part.tolerance == self.tolerance]
 
@@ -136,10 +141,12 @@ class Report:
             ("gradients", ("grad", "grad_norm")),
             ("parameters", PARAM_KINDS),
         ):
-            lines.append(
-                f"  {label:<11} relative error {self.error(*kinds):.1e}   (passes up to "
+            relative_errors = (
+                f"relative error {self.error(*kinds):.1e}   (passes up to "
                 f"{self.passes(*kinds):.0e})"
             )
+            is_known = self.refusals or self.compares(kinds[0])
+            lines.append(f"  {label:<11} {relative_errors if is_known else 'not compared'}")
         if not self.ok and (worst := self.worst):
             where = "" if worst.rank is None else f" on rank {worst.rank}"
             lines.append(

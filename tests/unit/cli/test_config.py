@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from plait.cli import main
+from plait.cli.config import view
 from plait.config.read import SECTIONS
 from plait.config.schema import MODEL_SCHEMAS, SCHEMAS, json_schema, keys
 from plait.toml import read_toml
@@ -40,6 +43,26 @@ def test_the_list_says_type_default_and_meaning(capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     assert all(row["key"] in out for row in rows)
     assert "1e+15" not in out
+
+
+@pytest.mark.quick
+def test_the_list_in_a_file_has_a_line_for_each_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    for line, key in zip(lines, keys(), strict=True):
+        assert f"  {key.key}  " in f"{line}  " and line.endswith(key.meaning)
+
+
+@pytest.mark.quick
+def test_the_list_on_a_narrow_terminal_breaks_no_word() -> None:
+    page = io.StringIO()
+    Console(file=page, force_terminal=True, color_system=None, width=80).print(view(keys()))
+    text = page.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    words = text.split()
+    for key in keys():
+        assert key.key in words
+        assert set(key.meaning.split()) <= set(words)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -200,6 +200,8 @@ def test_bad_input_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert message in capsys.readouterr().err
 
     fails(tmp_path / "nowhere", "is no folder of a run")
+    fails(tmp_path, "is no folder of a run")
+    (tmp_path / "doctor").mkdir()
     fails(tmp_path, "plan.txt cannot be read")
     run = write_run(tmp_path, "pp2:1f1b mb4", two_steps(lower(make("1f1b", 2, 4)), 2))
     fails(run, "cannot write", "--out", str(tmp_path / "no" / "where.html"))

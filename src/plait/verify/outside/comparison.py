@@ -110,11 +110,19 @@ class StepComparison:
         slack = max(SLACK, self.trial.tolerance or 0.0)
         if self.trial.tolerance is None and dtype != torch.float64:
             derived = bounds(truth, train, self.recipe, self.plain, self.batches, dtype=dtype)
-            report = self._within(derived, parallel, truth)
+            report = self._shown(self._within(derived, parallel, truth))
             notes = (*notes, derived.note())
             return Judgement(report, truth, parallel, derived.middle, by_slice, notes)
         report, said = self._exactly(parallel, truth, train)
+        report = self._shown(report)
         return Judgement(report, truth, parallel, slack, by_slice, (*notes, *said))
+
+    def _shown(self, report: Report) -> Report:
+        """The report without comparisons of losses where no step's loss is known."""
+        if not all(math.isnan(seen.loss) for seen in self.parallel.steps):
+            return report
+        compared = [one for one in report.differences if one.kind != "loss"]
+        return replace(report, differences=compared)
 
     def _exactly(
         self, parallel: Record, truth: Record, train: Rerun
