@@ -53,8 +53,12 @@ for _operator in _OPERATORS:
 
 
 def leave_out(attribute: Attribute, model: nn.Module) -> None:
-    """Let who reads an attribute get an error. A buffer keeps its tensor."""
-    if attribute.name not in model.get_submodule(attribute.owner)._buffers:
+    """Let who reads an attribute get an error.
+
+    A buffer keeps its tensor. Modules of plait know themselves which stage runs them.
+    """
+    module = model.get_submodule(attribute.owner)
+    if attribute.name not in module._buffers and not type(module).__module__.startswith("plait."):
         attribute.put(model, Elsewhere(attribute))
 
 
