@@ -153,7 +153,9 @@ class Draft:
                     f"micro-batches x {self.dp} data ranks"
                 )
         elif self.pp > 1:
-            self.micro_batches = shares
+            least = -(-self.ep // self.cp)  # experts borrow the ranks of data and context
+            self.dp = 1 if shares % least else least
+            self.micro_batches = shares // self.dp
         else:
             self.dp = shares
 
