@@ -247,6 +247,11 @@ def _unused(path: Path) -> Path:
 
 
 def _make_writable(path: Path) -> None:
+    if not path.is_dir() and os.path.lexists(path):
+        what = "a file"
+        if path.is_symlink() and not path.exists():
+            what = f"a symbolic link to {path.readlink()}, which is not there"
+        raise ConfigError(f"the run's folder {path} is {what}; choose another --out")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
