@@ -21,6 +21,7 @@ import plait
 import plait.launcher.lean  # before torch
 from plait.cli import table
 from plait.cli.answer import Answer, to_json
+from plait.cli.limits import explained
 from plait.cli.parser import Parser, UsageError
 from plait.cli.streams import (
     DrawnText,
@@ -185,6 +186,7 @@ def _report(error: Exception, verb: str, json_to: TextIO | None) -> int:
     """Print one message and return the exit code; an error that is not the user's says where it
     comes from.
     """
+    error = explained(error)
     if isinstance(error, PlaitError):
         message = str(error)
         code = error.exit_code

@@ -48,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--image", metavar="NAME", help="the container image (kubernetes)")
     parser.add_argument(
-        "--run-folder", metavar="DIR", help="the run's folder (default: runs/<config>)"
+        "--run-folder",
+        metavar="DIR",
+        help="the run's folder (default: runs/<config>, or one in the volume or bucket)",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="write the script there (default: stdout)"
@@ -72,7 +74,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     nodes, ranks_per_node, plan = _ranks(config, arguments)
     job = TrainJob(
         config=arguments.config,
-        out=arguments.run_folder or f"runs/{Path(arguments.config).stem}",
+        out=arguments.run_folder,
         nodes=nodes,
         ranks_per_node=ranks_per_node,
         plan=plan if arguments.plan is not None else None,

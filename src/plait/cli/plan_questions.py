@@ -215,7 +215,7 @@ def budget_offer(
 
 def _why_none(tried: list[Offer], cluster: Cluster, arguments: argparse.Namespace) -> str:
     limits = [f"{arguments.days:g} days"] if arguments.days is not None else []
-    limits += [f"{arguments.dollars:,.0f} USD"] if arguments.dollars is not None else []
+    limits += [f"{_dollars(arguments.dollars)} USD"] if arguments.dollars is not None else []
     base = (
         f"no number of devices up to the {cluster.num_devices} of {cluster.name} trains "
         f"{arguments.tokens:.4g} tokens in {' and '.join(limits)}"
@@ -231,8 +231,13 @@ def _why_none(tried: list[Offer], cluster: Cluster, arguments: argparse.Namespac
     return (
         f"{base}: of the numbers that were looked at ({sizes}), the fastest run takes "
         f"{fastest.days:,.1f} days on {fastest.num_devices}, and the cheapest costs "
-        f"{cheapest.dollars:,.0f} USD on {cheapest.num_devices}; {_cure(arguments)}"
+        f"{_dollars(cheapest.dollars)} USD on {cheapest.num_devices}; {_cure(arguments)}"
     )
+
+
+def _dollars(amount: float) -> str:
+    """An amount in words of people: whole dollars from ten on, and never 0 for less than one."""
+    return f"{amount:,.0f}" if amount == 0 or amount >= 10 else f"{amount:.2g}"
 
 
 def _cure(arguments: argparse.Namespace) -> str:

@@ -9,6 +9,7 @@ group listens where the machine's name leads unless a variable names an interfac
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -29,6 +30,7 @@ _SIOCGIFADDR = 0x8915  # of <linux/sockios.h>
 _LOCAL_NAMES = ("lo", "lo0")
 _LOOPBACK_NET = "127."
 _EPHEMERAL = 0
+_NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL)
 
 
 def loopback_interface() -> str | None:
@@ -109,7 +111,12 @@ def own_host(same_host: bool) -> str:
 
 
 def listening_store(host: str = LOOPBACK, port: int = _EPHEMERAL) -> TCPStore:
-    """A store that listens on the interface of one address, and on no other."""
+    """A store that listens on the interface of one address, and on no other.
+
+    Raises:
+        RunError: the address cannot be reached from here. A store would try for minutes.
+    """
+    _check_reachable(host)
     from torch._C._distributed_c10d import TCPStore
 
     with contextlib.closing(socket.create_server((host, port), backlog=1024)) as listener:
@@ -121,6 +128,20 @@ def listening_store(host: str = LOOPBACK, port: int = _EPHEMERAL) -> TCPStore:
             wait_for_workers=False,
             master_listen_fd=listener.detach(),  # the store closes it
         )
+
+
+def _check_reachable(host: str) -> None:
+    """Ask the system for the way to an address of this machine; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            any_socket.connect((host, 9))
+        except OSError as error:
+            if error.errno not in _NO_WAY:
+                raise
+            raise RunError(
+                f"the ranks of this machine cannot meet, as {host} cannot be reached "
+                f"({error.strerror}); bring its interface up, as by ip link set lo up"
+            ) from error
 
 
 def store_at(host: str, port: int, timeout: timedelta, is_given_up: Callable[[], bool]) -> TCPStore:

@@ -21,7 +21,7 @@ TARGETS: Final[dict[str, Callable[[TrainJob], JobScript]]] = {
 def script_for(target: str, job: TrainJob, config_text: str = "") -> JobScript:
     """The script of a job for one of `TARGETS`; `config_text` goes into manifests that carry it.
 
-    Errors: `ConfigError` for another name.
+    Errors: `ConfigError` for another name, and for a run's folder that would not be kept.
     """
     name = {"k8s": "kubernetes", "sky": "skypilot"}.get(target.lower(), target.lower())
     if name not in TARGETS:

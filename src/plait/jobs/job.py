@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
 from typing import Final
 
+from plait.errors import ConfigError
 from plait.values import JsonObject, JsonValue
 
 PORT: Final = 29500
@@ -25,6 +28,7 @@ class TrainJob:
     """One run of `plait train` on `nodes` machines with `ranks_per_node` ranks each.
 
     Attributes:
+        out: the run's folder; None leaves it to the script.
         plan: the text of the plan; None leaves it to the config.
         gpus: whether a rank needs a GPU.
         deadline_seconds: the time to save after the signal that ends a job.
@@ -32,7 +36,7 @@ class TrainJob:
     """
 
     config: str
-    out: str
+    out: str | None
     nodes: int
     ranks_per_node: int
     plan: str | None = None
@@ -61,9 +65,28 @@ class TrainJob:
         words = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:NAME_LENGTH].strip("-")
         return f"plait-{words}" if words else "plait"
 
+    @property
+    def run_folder(self) -> str:
+        """The run's folder, where any folder of a machine will do."""
+        return self.out or f"runs/{Path(self.config).stem}"
+
+    def run_folder_below(self, mount: str) -> str:
+        """The run's folder, where only files below `mount` outlive a machine.
+
+        Errors: `ConfigError` for a folder elsewhere.
+        """
+        folder = PurePosixPath(posixpath.normpath(self.out or f"{mount}/{self.name}"))
+        if PurePosixPath(mount) not in folder.parents:
+            raise ConfigError(
+                f"the run's folder {self.out!r} would be lost with its machine, as only {mount} is "
+                f"kept; name a folder below that, such as --run-folder {mount}/{self.name}"
+            )
+        return str(folder)
+
     def train_words(self, config: str | None = None, out: str | None = None) -> list[str]:
         """The words of `plait train`. `--resume auto` makes the job safe to be started again."""
-        words = ["train", config or self.config, "--out", out or self.out, "--resume", "auto"]
+        words = ["train", config or self.config, "--out", out or self.run_folder]
+        words += ["--resume", "auto"]
         if self.plan is not None:
             words += ["--plan", self.plan]
         if self.overrides:

@@ -25,7 +25,10 @@ RUNS_FOLDER = "/runs"
 
 
 def script(job: TrainJob, config_text: str = "") -> JobScript:
-    """The manifests: config, volume, service and Job, in one file."""
+    """The manifests: config, volume, service and Job, in one file.
+
+    Errors: `ConfigError` for a run's folder outside the volume.
+    """
     parts = [_config_map(job, config_text), _volume(job), _service(job), _job(job)]
     head = [
         f"# {job.shape('pod')}.",
@@ -75,7 +78,7 @@ def _service(job: TrainJob) -> JsonObject:
 
 
 def _job(job: TrainJob) -> JsonObject:
-    out = f"{RUNS_FOLDER}/{job.name}"
+    out = job.run_folder_below(RUNS_FOLDER)
     options = [
         f"--nnodes={job.nodes}",
         f"--nproc-per-node={job.ranks_per_node}",

@@ -107,7 +107,7 @@ def script(job: TrainJob) -> JobScript:
         gpus=job.ranks_per_node if job.gpus else 0,
         port=PORT,
         words=repr(job.train_words()),
-        latest=f"{job.out}/checkpoints/latest",
+        latest=f"{job.run_folder}/checkpoints/latest",
         deadline=job.deadline_seconds,
         patience=job.deadline_seconds + MARGIN_SECONDS,
     )

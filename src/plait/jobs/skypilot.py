@@ -14,7 +14,10 @@ ASKED_TO_END = (143, 138)
 
 
 def script(job: TrainJob) -> JobScript:
-    """The task. A managed job that loses its machines starts again and goes on."""
+    """The task. A managed job that loses its machines starts again and goes on.
+
+    Errors: `ConfigError` for a run's folder outside the bucket.
+    """
     options = [
         "--nnodes=$SKYPILOT_NUM_NODES",
         f"--nproc-per-node={job.ranks_per_node}",
@@ -24,7 +27,7 @@ def script(job: TrainJob) -> JobScript:
     lines = [
         "source .venv/bin/activate",
         'HEAD=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)',
-        *agent_lines(job, options, job.train_line(out=f"{CHECKPOINTS}/{job.name}")),
+        *agent_lines(job, options, job.train_line(out=job.run_folder_below(CHECKPOINTS))),
     ]
     # A machine that shuts down ends the ranks before SkyPilot sees that it is gone.
     recovery: JsonObject = {"recover_on_exit_codes": [*ASKED_TO_END]}

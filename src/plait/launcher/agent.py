@@ -27,6 +27,7 @@ from plait.launcher.failure import died_silently, read_failures
 from plait.launcher.hearing import outlives_terminal
 from plait.launcher.interrupts import interrupts_held
 from plait.launcher.leftovers import leftovers
+from plait.launcher.limits import check_limits
 from plait.launcher.rank import RankSettings, run_rank
 from plait.values import JsonObject
 
@@ -162,6 +163,7 @@ def start_server(*more: str) -> str:
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return "spawn"
+    check_limits()
     multiprocessing.set_forkserver_preload([*_PRELOADED, *more])
     multiprocessing.resource_tracker.ensure_running()  # which would end the hold below
     with no_small_lists(), interrupts_held():

@@ -34,16 +34,13 @@ class Restarted(Hook):
     def __init__(self, folder: RunFolder, plan: str, source: str, first: int) -> None:
         self._file = folder.restarts
         steps_done = _steps_done(folder)
-        before = plan
-        if folder.plan.exists():
-            before = folder.plan.read_text(encoding="utf-8", errors="replace").strip()
         self._is_told = False
         self._record: JsonObject = {
             "step": max(steps_done, first),
             "lost_ranks": [],
             "cause": CAUSE,
             "seconds": None,
-            "plan_before": before,
+            "plan_before": folder.plan_text or plan,
             "plan_after": plan,
             "steps_repeated": max(0, steps_done - first),
             "source": source,

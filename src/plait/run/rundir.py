@@ -28,7 +28,8 @@ from pathlib import Path
 from plait.checkpoint.folder import LATEST, newest_whole, resolve
 from plait.doctor.findings import FILE as FINDINGS
 from plait.engine.runlock import LOCK
-from plait.errors import WRITE_ELSEWHERE, CheckpointError, ConfigError
+from plait.errors import WRITE_ELSEWHERE, CheckpointError, ConfigError, PlanError
+from plait.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,20 @@ class RunFolder:
     def plan(self) -> Path:
         """The plan's canonical text."""
         return self.path / "plan.txt"
+
+    @property
+    def plan_text(self) -> str | None:
+        """The plan of the run that is there, empty where a kill cut it off.
+
+        None without a plan, and where the file is none of plait's.
+        """
+        try:
+            text = self.plan.read_text(encoding="utf-8").strip()
+            if text:
+                Plan.parse(text)
+        except (OSError, UnicodeDecodeError, PlanError):
+            return None
+        return text
 
     @property
     def schedule(self) -> Path:
@@ -155,7 +170,7 @@ def new_run(out: Path | None, name: str, root: Path = Path("runs")) -> RunFolder
         cure = "choose another --out"
         if folder.has_checkpoint:
             cure += f", or continue what is there with --resume {path}"
-        elif folder.plan.is_file():
+        elif folder.plan_text is not None:
             cure += ", or start the run that is there over with --resume auto"
         else:
             cure += "; it holds no run that --resume could continue"
@@ -201,7 +216,7 @@ def fresh_run(out: Path | None, name: str, root: Path = Path("runs")) -> RunFold
     """The folder of a run that may have begun before: what it left without a checkpoint is started
     over. Errors: `ConfigError` for a folder that holds something else.
     """
-    if out is None or not RunFolder(out).plan.is_file():
+    if out is None or RunFolder(out).plan_text is None:
         return new_run(out, name, root)
     _make_writable(out)
     return RunFolder(out)
@@ -247,6 +262,11 @@ def _unused(path: Path) -> Path:
 
 
 def _make_writable(path: Path) -> None:
+    if not path.is_dir() and os.path.lexists(path):
+        what = "a file"
+        if path.is_symlink() and not path.exists():
+            what = f"a symbolic link to {path.readlink()}, which is not there"
+        raise ConfigError(f"the run's folder {path} is {what}; choose another --out")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

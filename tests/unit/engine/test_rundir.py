@@ -126,6 +126,15 @@ def test_auto_continues_or_starts_afresh(tmp_path: Path) -> None:
         fresh_run(tmp_path / "other", "gpt")
 
 
+def test_a_plan_of_somebodys_own_is_no_run_to_start_over(tmp_path: Path) -> None:
+    """The file would be overwritten."""
+    (tmp_path / "plan.txt").write_text("step one: call Bob\nstep two: rest\n")
+    with pytest.raises(ConfigError, match="it holds no run that --resume could continue"):
+        fresh_run(tmp_path, "gpt")
+    (tmp_path / "plan.txt").write_text("")  # cut off by a kill
+    assert fresh_run(tmp_path, "gpt").path == tmp_path
+
+
 def test_a_folder_that_is_taken_gets_a_cure_that_works(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(ConfigError, match=r"not empty; .* no run that --resume could continue"):

@@ -18,9 +18,7 @@ import yaml
 from plait.errors import ConfigError
 from plait.jobs import TARGETS, TrainJob, script_for
 
-JOB = TrainJob(
-    "runs of mine/it's $HOME.toml", "runs/x", nodes=2, ranks_per_node=4, plan="dp8:zero3"
-)
+JOB = TrainJob("runs of mine/it's $HOME.toml", None, nodes=2, ranks_per_node=4, plan="dp8:zero3")
 CONFIG_TEXT = '[model]\nname = "mlp"\n\n[data]\nname = "random"\n'
 
 
@@ -65,6 +63,23 @@ def test_skypilot_tasks_parse(tmp_path: Path) -> None:
     assert task["num_nodes"] == 2
     assert task["resources"]["accelerators"] == "H100:4"
     read_by_a_shell(task["run"], tmp_path)
+
+
+MOUNTS = [("kubernetes", "/runs"), ("skypilot", "/checkpoints")]
+
+
+@pytest.mark.parametrize(("target", "mount"), MOUNTS)
+def test_a_folder_in_the_mounted_one_is_used(target: str, mount: str) -> None:
+    assert f"--out {mount}/plait-it-s-home --resume" in script_for(target, JOB).text
+    named = replace(JOB, out=f"{mount}/mine/first")
+    assert f"--out {mount}/mine/first --resume" in script_for(target, named).text
+
+
+@pytest.mark.parametrize(("target", "mount"), MOUNTS)
+@pytest.mark.parametrize("folder", ["runs/mine", "/elsewhere/mine", "{}", "{}/../mine", "{}2/mine"])
+def test_a_folder_that_is_not_kept_is_refused(target: str, mount: str, folder: str) -> None:
+    with pytest.raises(ConfigError, match=f"as only {mount} is kept"):
+        script_for(target, replace(JOB, out=folder.format(mount)))
 
 
 def test_ray_scripts_are_python() -> None:

@@ -46,6 +46,16 @@ def test_a_restart_is_a_recovery_once_a_step_is_done(tmp_path: Path) -> None:
     assert recovery["seconds"] >= 0
 
 
+def test_a_plan_of_somebodys_own_is_no_plan_before(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.plan.write_text("step one: call Bob\nstep two: rest\n")
+    (hook,) = restarted(folder, "dp2", "start", 0)
+    result: Any = None
+    hook.on_step(StepDone(1, 0.1, result))
+    (recovery,) = earlier_recoveries(folder, None)
+    assert recovery["plan_before"] == "dp2"
+
+
 def test_bytes_that_are_no_text_cost_no_recovery(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

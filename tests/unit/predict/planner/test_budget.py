@@ -88,6 +88,8 @@ def test_the_verb_plans_for_the_devices_that_it_chose(capsys, path):
     assert "of the numbers that were looked at (" in data["reason"]
     code, data = answer(capsys, *asked, "--dollars", "1")
     assert code == 1 and data["reason"].endswith("; more dollars")
+    code, data = answer(capsys, *asked, "--dollars", "0.004")
+    assert code == 1 and "in 0.004 USD:" in data["reason"]
     code, data = answer(capsys, *asked, "--days", "3", "--mtbf", "0.0001")
     assert code == 1 and "no useful work remains" in data["reason"] and "inf" not in data["reason"]
     code, data = answer(capsys, "plan", path, "--cluster", "h100", "--days", "3")
