@@ -175,9 +175,10 @@ def has_storage(tensor: Tensor) -> bool:
     return bool(torch._C._has_storage(tensor))
 
 
-def has_hooks(tensor: Tensor) -> bool:
-    """Whether code of its own waits for the gradient of a tensor [...]."""
-    return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
+def hooks_of(tensor: Tensor) -> list[object]:
+    """The code that waits for the gradient of a tensor [...]."""
+    after = getattr(tensor, "_post_accumulate_grad_hooks", None)
+    return [*(tensor._backward_hooks or {}).values(), *(after or {}).values()]
 
 
 def takes_gradient_scale(optimizer: torch.optim.Optimizer) -> bool:

@@ -27,6 +27,37 @@ class Branched(nn.Module):
         return self.head(hidden + self.second(hidden))
 
 
+class Cached(nn.Module):
+    """A layer that keeps a table from its first call on."""
+
+    table: torch.Tensor | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.table is None:
+            self.table = torch.arange(6, dtype=inputs.dtype).cos()
+        return self.linear(inputs).tanh() * self.table
+
+
+class Skipping(nn.Module):
+    """No chain, of layers with tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = Cached(), Cached(), nn.Linear(6, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(inputs)
+        return self.head(hidden + self.second(hidden))
+
+
+def chain_of_tables() -> nn.Module:
+    return nn.Sequential(Cached(), Cached(), Cached(), nn.Linear(6, 3))
+
+
 def chain() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
 
@@ -96,4 +127,20 @@ def test_a_model_may_be_called_again_under_an_engine_of_one_stage() -> None:
         return len(trained(world, models[world.rank], "dp1").model.state_dict())
 
     threaded(2, cut, plan="pp2")
-    assert threaded(1, whole, plan="dp1") == [6]
+    with pytest.warns(UserWarning, match="cut into stages by an earlier engine, and has zeros"):
+        assert threaded(1, whole, plan="dp1") == [6]
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("plan", ["dp2", "tp2", "pp2", "pp2:1f1b mb2"])
+@pytest.mark.parametrize("make", [chain_of_tables, Skipping])
+def test_a_cut_model_is_built_again_under_any_plan(
+    make: Callable[[], nn.Module], plan: str
+) -> None:
+    models = twice(make)
+
+    def work(world: World, plan: str) -> None:
+        trained(world, models[world.rank], plan)
+
+    threaded(2, work, "pp2", plan="pp2")
+    threaded(2, work, plan, plan=plan)

@@ -6,11 +6,13 @@ of the whole model, or its `state_dict`, would give plausible nonsense.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 from torch import nn
 
 from plait.errors import ModelError
+from plait.parallel.pipeline.elsewhere import take_back
 
 
 class WholeModelGuard:
@@ -52,12 +54,29 @@ class WholeModelGuard:
 
 
 def guard(model: nn.Module, num_stages: int, is_running: Callable[[], bool]) -> None:
-    """Let a model refuse calls and copies, if it has several stages; only for its newest engine."""
-    for hooks in (model._forward_pre_hooks, model._state_dict_pre_hooks):
-        for key, hook in list(hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), WholeModelGuard):
-                del hooks[key]
+    """Let a model refuse calls and copies, if it has several stages."""
     if num_stages > 1:
         guarding = WholeModelGuard(num_stages, is_running)
         model.register_forward_pre_hook(guarding.before_forward)
         model.register_state_dict_pre_hook(guarding.before_state_dict)
+
+
+def end_guard(model: nn.Module) -> None:
+    """Let a model that an earlier engine cut be called and changed, as another one is built of it.
+
+    Its values are not restored, and a warning says so.
+    """
+    take_back(model)
+    is_cut = False
+    for hooks in (model._forward_pre_hooks, model._state_dict_pre_hooks):
+        for key, hook in list(hooks.items()):
+            if isinstance(getattr(hook, "__self__", None), WholeModelGuard):
+                del hooks[key]
+                is_cut = True
+    if is_cut:
+        warnings.warn(
+            f"the {type(model).__name__} was cut into stages by an earlier engine, and has zeros "
+            "for the parameters of other ranks; build an engine of a new model, or call "
+            "engine.load(path) next",
+            stacklevel=2,
+        )
