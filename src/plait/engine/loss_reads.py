@@ -96,12 +96,14 @@ class LossReads:
         self._reasons = absent
         self._tensor = tensor
         self._absent: AbsentParameters | None = None
+        self._compared = set[tuple[bool, bool]]()
 
     def __call__(self, output: PyTree, targets: PyTree) -> Tensor | tuple[Tensor, Tensor]:
         """The loss of a micro-batch.
 
-        The first call compares activations over ranks, and is collective where there are any. It is
-        the only one of a compiled loss that is watched, as kernels are not looked into.
+        The first call in training, as the first in an evaluation, compares activations over ranks.
+        It is collective where there are any. They are the only ones of a compiled loss that are
+        watched, as kernels are not looked into.
 
         Raises:
             ModelError: the loss reads a tensor that this rank does not hold whole.
@@ -110,6 +112,9 @@ class LossReads:
             return self._function(output, targets)
         if self._absent is None:
             self._absent = self._absent_parameters()
+        mode = (self._model.training, torch.is_grad_enabled())
+        if mode not in self._compared:
+            self._compared.add(mode)
             with _FirstLossWatch(self._absent, [output, targets], self._tensor):
                 return self._original(output, targets)
         if self._original is not self._function:

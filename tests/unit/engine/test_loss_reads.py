@@ -68,6 +68,27 @@ READERS: dict[str, Callable[[Any], Tensor]] = {
 }
 
 
+def after_an_evaluation(world: World, models: list[Any]) -> None:
+    """A step after an evaluation, whose loss does not read the activations."""
+    model = models[world.rank]
+
+    def loss(output: Any, target: Tensor) -> Tensor:
+        return F.mse_loss(output, target) + (READERS["hidden"](model) if model.training else 0)
+
+    engine = plait.build(model, "tp2", loss=loss, optimizer=torch.optim.SGD, world=world)
+    batch = (torch.linspace(-1, 1, 24).reshape(4, 6), torch.ones(4, 6))
+    engine.evaluate(batch)
+    engine.step(batch)
+
+
+def test_activations_are_compared_in_training_after_an_evaluation() -> None:
+    model = Stack()
+    models = [model, Stack()]
+    models[1].load_state_dict(model.state_dict())
+    with pytest.raises(ModelError, match="the 2 ranks of tp hold other values or parts"):
+        threaded(2, after_an_evaluation, models, plan="tp2")
+
+
 def losses(world: World, models: list[nn.Module], plan: str, read: Any) -> list[float]:
     model = models[world.rank]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 
 import pytest
@@ -91,20 +92,25 @@ def copied_state(model: nn.Module) -> object:
     return copy.deepcopy(model).state_dict()
 
 
+def saved(model: nn.Module) -> None:
+    torch.save(model, io.BytesIO())
+
+
 @pytest.mark.parametrize("make", [chain, Branched])
 def test_calls_and_states_of_a_cut_model_are_refused(make: Callable[[], nn.Module]) -> None:
     models = twice(make)
 
     def work(world: World) -> list[str]:
         model = trained(world, models[world.rank], "pp2").model
-        return [refused(model, one) for one in (call, nn.Module.state_dict, copied_state)]
+        return [refused(model, one) for one in (call, nn.Module.state_dict, copied_state, saved)]
 
-    for called, state, copied in threaded(2, work, plan="pp2"):
+    for called, state, copied, pickled in threaded(2, work, plan="pp2"):
         assert "cannot be called on one rank" in called
         assert "cut it into 2 stages" in called
         assert "engine.measure(batch, [function])" in called
         assert "engine.save_pretrained(path)" in state
         assert copied == state
+        assert "a model cannot be pickled on one rank: a pipeline has cut it into 2" in pickled
 
 
 @pytest.mark.parametrize("plan", ["dp2", "dp2:zero2", "tp2"])

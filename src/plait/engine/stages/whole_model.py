@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import NoReturn
 
 from torch import nn
 
 from plait.errors import ModelError
 from plait.parallel.pipeline.elsewhere import take_back
+
+STATE = (
+    "engine.save(path) and engine.save_pretrained(path) write all parameters, and "
+    "engine.local_parameters() has those of this rank"
+)
+"""The ways to the parameters of a model that is cut."""
 
 
 class WholeModelGuard:
@@ -42,9 +49,19 @@ class WholeModelGuard:
             raise self._error(
                 module,
                 "read by state_dict()",
-                "engine.save(path) and engine.save_pretrained(path) write all parameters, and "
-                "engine.local_parameters() has those of this rank",
+                STATE,
             )
+
+    def __deepcopy__(self, memo: object) -> WholeModelGuard:
+        """A copy of the model is cut as the model is."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        """A pickle of the model, as `torch.save(model, path)` makes, is refused."""
+        raise ModelError(
+            f"a model cannot be pickled on one rank: a pipeline has cut it into {self._num_stages} "
+            f"stages, and a rank has the numbers of its own alone; {STATE}"
+        )
 
     def _error(self, module: nn.Module, what: str, cure: str) -> ModelError:
         return ModelError(
