@@ -175,9 +175,18 @@ def has_storage(tensor: Tensor) -> bool:
     return bool(torch._C._has_storage(tensor))
 
 
-def has_hooks(tensor: Tensor) -> bool:
-    """Whether code of its own waits for the gradient of a tensor [...]."""
-    return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function or module that `torch.compile` was given; itself where it is not compiled."""
+    original = getattr(function, "_orig_mod", None)
+    if original is None:
+        original = getattr(function, "_torchdynamo_orig_callable", None)
+    return function if original is None else original
+
+
+def hooks_of(tensor: Tensor) -> list[object]:
+    """The code that waits for the gradient of a tensor [...]."""
+    after = getattr(tensor, "_post_accumulate_grad_hooks", None)
+    return [*(tensor._backward_hooks or {}).values(), *(after or {}).values()]
 
 
 def takes_gradient_scale(optimizer: torch.optim.Optimizer) -> bool:

@@ -54,6 +54,7 @@ from plait.engine.stages.make_stages import (
     make_parts,
 )
 from plait.engine.stages.tied import tied_sums
+from plait.engine.stages.whole_model import end_guard
 from plait.engine.state.shards import optimizer_shards
 from plait.engine.state.values import FullState, prepare
 from plait.engine.strategies import (
@@ -164,6 +165,7 @@ def compose(
     guard: Guard,
 ) -> EngineParts:
     """Apply each parallelism of a plan that was checked, in their order. Collective."""
+    end_guard(model)
     precision = Precision.of(plan, float16=options.float16)
     blocks = block_names(model, options.blocks)
     whole = FullState.of(model, world)

@@ -24,6 +24,7 @@ from plait.parallel.data.freed import only_describes
 from plait.parallel.pipeline.held import held_tensors
 from plait.parallel.tensor.placement import Placement
 from plait.plan import Plan
+from plait.torch_internals import has_storage, uncompiled
 from plait.values import PyTree
 
 LIBRARIES = ("plait.", "torch.")
@@ -37,6 +38,9 @@ CLOSE = 1e-3
 
 OriginalParameters = list[tuple[str, "weakref.ref[nn.Parameter]"]]
 """The parameters of a model before it is split, by name. They do not keep their memory."""
+
+AbsentParameters = dict[int, tuple["weakref.ref[nn.Parameter]", str, str]]
+"""The parameters that are not whole on a rank, by id: each with its name and a reason."""
 
 
 def original_parameters(model: nn.Module) -> OriginalParameters:
@@ -65,6 +69,7 @@ def absent_parameters(
 
 def is_of_a_library(function: Callable[..., object]) -> bool:
     """Whether a loss is known to read outputs and targets alone."""
+    function = uncompiled(function)
     home = getattr(function, "__module__", None) or type(function).__module__
     return f"{home}.".startswith(LIBRARIES)
 
@@ -85,50 +90,54 @@ class LossReads:
         tensor: Axis,
     ) -> None:
         self._function = function
+        self._original = uncompiled(function)
         self._model = model
         self._originals = originals
-        self._absent = absent
+        self._reasons = absent
         self._tensor = tensor
-        self._is_known = False
-        self._is_compiled = hasattr(function, "_torchdynamo_orig_callable")
+        self._absent: AbsentParameters | None = None
+        self._compared = set[tuple[bool, bool]]()
 
     def __call__(self, output: PyTree, targets: PyTree) -> Tensor | tuple[Tensor, Tensor]:
         """The loss of a micro-batch.
 
-        The first call compares activations over ranks, and is collective where there are any. It is
-        the only one of a compiled loss that is watched, as a watch breaks its graph.
+        The first call in training, as the first in an evaluation, compares activations over ranks.
+        It is collective where there are any. They are the only ones of a compiled loss that are
+        watched, as kernels are not looked into.
 
         Raises:
             ModelError: the loss reads a tensor that this rank does not hold whole.
         """
-        if torch.compiler.is_compiling() or (self._is_known and self._is_compiled):
+        if torch.compiler.is_compiling():
             return self._function(output, targets)
-        compared = None if self._is_known else self._tensor
-        self._is_known = True
-        with _LossWatch(self._reasons(), [output, targets], compared):
+        if self._absent is None:
+            self._absent = self._absent_parameters()
+        mode = (self._model.training, torch.is_grad_enabled())
+        if mode not in self._compared:
+            self._compared.add(mode)
+            with _FirstLossWatch(self._absent, [output, targets], self._tensor):
+                return self._original(output, targets)
+        if self._original is not self._function:
+            return self._function(output, targets)
+        with _LossWatch(self._absent, [output, targets]):
             return self._function(output, targets)
 
-    def _reasons(self) -> dict[int, tuple[str, str]]:
-        """The name and the reason of each parameter that is not whole here, by id."""
-        now = [(name, param) for name, param in self._model.named_parameters()]
-        before = [(name, param) for name, ref in self._originals if (param := ref()) is not None]
+    def _absent_parameters(self) -> AbsentParameters:
+        now = [(name, weakref.ref(param)) for name, param in self._model.named_parameters()]
         return {
-            id(param): (name, self._absent[name])
-            for name, param in [*now, *before]
-            if name in self._absent
+            id(param): (ref, name, self._reasons[name])
+            for name, ref in [*now, *self._originals]
+            if name in self._reasons and (param := ref()) is not None
         }
 
 
 class _LossWatch(TorchFunctionMode):
-    """A watch over the functions of torch that a loss calls."""
+    """A watch over the functions of torch that a loss calls; no parameter of `absent` is read."""
 
-    def __init__(
-        self, absent: Mapping[int, tuple[str, str]], given: PyTree, compared: Axis | None
-    ) -> None:
+    def __init__(self, absent: AbsentParameters, given: PyTree) -> None:
         super().__init__()
         self._absent = absent
-        self._compared = compared
-        self._known = {id(tensor): tensor for tensor in held_tensors(given)}
+        self._given = {id(tensor) for tensor in held_tensors(given)}
 
     def __torch_function__(
         self,
@@ -138,33 +147,65 @@ class _LossWatch(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         named = dict(kwargs or {})
+        if torch.compiler.is_compiling():  # compiled code that the loss calls
+            return function(*args, **named)
         if not only_describes(function):
             for leaf in tree_leaves((args, named)):
-                if isinstance(leaf, Tensor) and id(leaf) not in self._known:
-                    self._check(leaf)
+                if isinstance(leaf, Tensor) and id(leaf) not in self._given:
+                    self.check(leaf)
         made = function(*args, **named)
-        for leaf in tree_leaves(made):
-            if isinstance(leaf, Tensor):
-                self._known[id(leaf)] = leaf
+        self.note(made)
         return made
 
-    def _check(self, tensor: Tensor) -> None:
-        if id(tensor) in self._absent:
-            name, reason = self._absent[id(tensor)]
+    def note(self, made: PyTree) -> None:
+        """A function of torch made these values."""
+
+    def check(self, tensor: Tensor) -> None:
+        """Raise `ModelError` for a tensor [...] that is an absent parameter."""
+        ref, name, reason = self._absent.get(id(tensor), (None, "", ""))
+        if ref is not None and ref() is tensor:
             raise ModelError(
                 f"the loss reads the parameter '{name}', and {reason}; compute the penalty in the "
                 "model's forward and return it with the output, or use the optimizer's weight_decay"
             )
-        self._known[id(tensor)] = tensor
-        axis = self._compared
-        if axis is None or axis.size == 1 or not tensor.is_floating_point():
+
+
+class _FirstLossWatch(_LossWatch):
+    """The watch that compares what the loss reads beside its arguments over the ranks of tp."""
+
+    def __init__(self, absent: AbsentParameters, given: PyTree, axis: Axis) -> None:
+        super().__init__(absent, given)
+        self._axis = axis
+        self._known = weakref.WeakValueDictionary[int, Tensor]()  # it keeps no memory
+
+    def note(self, made: PyTree) -> None:
+        """The values that the loss computes are known."""
+        if self._axis.size > 1:
+            self._known.update({id(one): one for one in tree_leaves(made) if _is_tensor(one)})
+
+    def check(self, tensor: Tensor) -> None:
+        """Raise `ModelError` also for a tensor [...] that differs over the ranks."""
+        super().check(tensor)
+        if self._axis.size == 1 or self._known.get(id(tensor)) is tensor:
             return
-        if not _is_same(axis.gather_objects(_sample(tensor))):
+        self._known[id(tensor)] = tensor
+        if not _is_comparable(tensor):
+            return
+        if not _is_same(self._axis.gather_objects(_sample(tensor))):
             raise ModelError(
-                f"the loss reads a tensor {list(tensor.shape)} that the model's forward made and "
-                f"did not return, and the {axis.size} ranks of tp hold other parts of it; "
-                "return it with the output"
+                f"the loss reads a tensor {list(tensor.shape)} that is neither in the output nor "
+                f"in the targets, and the {self._axis.size} ranks of tp hold other values or parts "
+                "of it; return a tensor of the model's forward with the output, and seed others"
             )
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _is_comparable(tensor: Tensor) -> bool:
+    """Whether a tensor [...] has real numbers in one memory, which those under `vmap` have not."""
+    return tensor.is_floating_point() and has_storage(tensor)
 
 
 def _sample(tensor: Tensor) -> tuple[tuple[int, ...], list[float]]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 import plait
 from plait.comm import World
-from plait.engine.loss_reads import is_of_a_library
+from plait.engine.loss_reads import LossReads, is_of_a_library, original_parameters
 from plait.errors import ModelError
 from plait.models.losses import cross_entropy
 from tests.helpers.threaded import threaded
@@ -65,6 +68,27 @@ READERS: dict[str, Callable[[Any], Tensor]] = {
 }
 
 
+def after_an_evaluation(world: World, models: list[Any]) -> None:
+    """A step after an evaluation, whose loss does not read the activations."""
+    model = models[world.rank]
+
+    def loss(output: Any, target: Tensor) -> Tensor:
+        return F.mse_loss(output, target) + (READERS["hidden"](model) if model.training else 0)
+
+    engine = plait.build(model, "tp2", loss=loss, optimizer=torch.optim.SGD, world=world)
+    batch = (torch.linspace(-1, 1, 24).reshape(4, 6), torch.ones(4, 6))
+    engine.evaluate(batch)
+    engine.step(batch)
+
+
+def test_activations_are_compared_in_training_after_an_evaluation() -> None:
+    model = Stack()
+    models = [model, Stack()]
+    models[1].load_state_dict(model.state_dict())
+    with pytest.raises(ModelError, match="the 2 ranks of tp hold other values or parts"):
+        threaded(2, after_an_evaluation, models, plan="tp2")
+
+
 def losses(world: World, models: list[nn.Module], plan: str, read: Any) -> list[float]:
     model = models[world.rank]
 
@@ -113,7 +137,7 @@ PARAMETER = r"the loss reads the parameter 'blocks\.0\.up\.weight', and "
         ("tp2", "kept", PARAMETER + "tp2 holds parameters in parts"),
         ("tp2", "last", r"the parameter 'head\.weight', and tp2 holds"),
         ("tp4:2d", "one", PARAMETER + "tp4 holds parameters in parts"),
-        ("tp2", "hidden", r"a tensor \[4, 6\] .* the 2 ranks of tp hold other parts of it"),
+        ("tp2", "hidden", r"a tensor \[4, 6\] .* the 2 ranks of tp hold other values or parts"),
         ("pp2 mb1", "all", PARAMETER + "another stage of pp holds it"),
         ("pp2:zbv mb2", "one", PARAMETER + "another stage of pp holds it"),
         ("pp2:1f1b mb2", "kept", PARAMETER + "another stage of pp holds it"),
@@ -142,3 +166,113 @@ def test_losses_of_libraries_read_outputs_and_targets_alone() -> None:
     assert is_of_a_library(F.cross_entropy)
     assert is_of_a_library(nn.CrossEntropyLoss())
     assert not is_of_a_library(lambda output, targets: output)
+
+
+class SameOnAllRanks:
+    """An axis of two ranks that hold the same values; it counts what they compared."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.compared: list[Any] = []
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        self.compared.append(value)
+        return [value, value]
+
+
+def watched(function: Any) -> tuple[LossReads, SameOnAllRanks]:
+    """A loss of a layer whose weight is held in parts."""
+    model, axis = nn.Linear(6, 6), SameOnAllRanks()
+    tensor: Any = axis
+    absent = {"weight": "it is in parts"}
+    loss = partial(function, model)
+    return LossReads(loss, model, original_parameters(model), absent, tensor), axis
+
+
+def pair() -> tuple[Tensor, Tensor]:
+    return torch.ones(4, 6, requires_grad=True), torch.ones(4, 6)
+
+
+def test_a_watch_keeps_no_tensor_of_the_loss_alive() -> None:
+    alive: list[int] = []
+
+    def loss(model: Any, output: Tensor, target: Tensor) -> Tensor:
+        with torch.no_grad():
+            refs = []
+            for _ in range(3):
+                large = target * 2
+                refs.append(weakref.ref(large))
+            alive.append(sum(ref() is not None for ref in refs))
+        return F.mse_loss(output, target)
+
+    reads, _ = watched(loss)
+    for _ in range(2):
+        reads(*pair())
+    assert alive == [1, 1]
+
+
+def test_a_parameter_is_refused_that_only_a_later_call_reads() -> None:
+    calls: list[int] = []
+
+    def loss(model: Any, output: Tensor, target: Tensor) -> Tensor:
+        calls.append(len(calls))
+        return F.mse_loss(output, target) + (model.weight.sum() if len(calls) > 2 else 0)
+
+    reads, _ = watched(loss)
+    for _ in range(2):
+        reads(*pair())
+    with pytest.raises(ModelError, match="reads the parameter 'weight', and it is in parts"):
+        reads(*pair())
+
+
+def test_a_loss_reads_sparse_tensors_and_those_under_vmap() -> None:
+    weight = torch.eye(6).to_sparse()
+
+    def loss(model: Any, output: Tensor, target: Tensor) -> Tensor:
+        scaled = torch.sparse.mm(weight, output.T).T
+        return torch.func.vmap(lambda a, b: (a - b).square().mean())(scaled, target).mean()
+
+    reads, _ = watched(loss)
+    assert reads(*pair()) == 0
+
+
+def test_compiled_code_in_a_loss_is_compiled_once_and_not_looked_into() -> None:
+    counter = CompileCounter()
+    compiled = torch.compile(F.mse_loss, backend=counter, fullgraph=True)
+    scale = torch.ones(6)
+    reads, axis = watched(lambda model, output, target: compiled(output, target * scale))
+    for _ in range(12):
+        reads(*pair())
+    assert counter.frame_count <= 2  # with the first watch, and with the later ones
+    assert len(axis.compared) == 1
+
+
+@pytest.mark.parametrize("is_module", [True, False])
+def test_a_compiled_loss_is_watched_once_as_it_was_written(is_module: bool) -> None:
+    model = nn.Linear(6, 6)
+
+    class Loss(nn.Module):
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            return F.mse_loss(output, target) + self.penalty()
+
+        def penalty(self) -> Any:
+            return 0
+
+    class Penalty(Loss):
+        def penalty(self) -> Tensor:
+            return model.weight.sum()
+
+    def compiled(kind: type[Loss]) -> Any:
+        function: Any = kind() if is_module else kind().forward
+        fused: Any = torch.compile(function, backend="eager", fullgraph=True)
+        assert not is_of_a_library(fused)
+        originals = original_parameters(model)
+        return LossReads(fused, model, originals, {"weight": "it is in parts"}, axis)
+
+    axis: Any = SameOnAllRanks()
+    plain = compiled(Loss)
+    for _ in range(2):
+        assert plain(*pair()) == 0
+    with pytest.raises(ModelError, match="reads the parameter 'weight', and it is in parts"):
+        compiled(Penalty)(*pair())

@@ -6,11 +6,20 @@ of the whole model, or its `state_dict`, would give plausible nonsense.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from typing import NoReturn
 
 from torch import nn
 
 from plait.errors import ModelError
+from plait.parallel.pipeline.elsewhere import take_back
+
+STATE = (
+    "engine.save(path) and engine.save_pretrained(path) write all parameters, and "
+    "engine.local_parameters() has those of this rank"
+)
+"""The ways to the parameters of a model that is cut."""
 
 
 class WholeModelGuard:
@@ -40,9 +49,19 @@ class WholeModelGuard:
             raise self._error(
                 module,
                 "read by state_dict()",
-                "engine.save(path) and engine.save_pretrained(path) write all parameters, and "
-                "engine.local_parameters() has those of this rank",
+                STATE,
             )
+
+    def __deepcopy__(self, memo: object) -> WholeModelGuard:
+        """A copy of the model is cut as the model is."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        """A pickle of the model, as `torch.save(model, path)` makes, is refused."""
+        raise ModelError(
+            f"a model cannot be pickled on one rank: a pipeline has cut it into {self._num_stages} "
+            f"stages, and a rank has the numbers of its own alone; {STATE}"
+        )
 
     def _error(self, module: nn.Module, what: str, cure: str) -> ModelError:
         return ModelError(
@@ -52,12 +71,29 @@ class WholeModelGuard:
 
 
 def guard(model: nn.Module, num_stages: int, is_running: Callable[[], bool]) -> None:
-    """Let a model refuse calls and copies, if it has several stages; only for its newest engine."""
-    for hooks in (model._forward_pre_hooks, model._state_dict_pre_hooks):
-        for key, hook in list(hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), WholeModelGuard):
-                del hooks[key]
+    """Let a model refuse calls and copies, if it has several stages."""
     if num_stages > 1:
         guarding = WholeModelGuard(num_stages, is_running)
         model.register_forward_pre_hook(guarding.before_forward)
         model.register_state_dict_pre_hook(guarding.before_state_dict)
+
+
+def end_guard(model: nn.Module) -> None:
+    """Let a model that an earlier engine cut be called and changed, as another one is built of it.
+
+    Its values are not restored, and a warning says so.
+    """
+    take_back(model)
+    is_cut = False
+    for hooks in (model._forward_pre_hooks, model._state_dict_pre_hooks):
+        for key, hook in list(hooks.items()):
+            if isinstance(getattr(hook, "__self__", None), WholeModelGuard):
+                del hooks[key]
+                is_cut = True
+    if is_cut:
+        warnings.warn(
+            f"the {type(model).__name__} was cut into stages by an earlier engine, and has zeros "
+            "for the parameters of other ranks; build an engine of a new model, or call "
+            "engine.load(path) next",
+            stacklevel=2,
+        )

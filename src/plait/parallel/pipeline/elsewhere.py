@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -23,10 +23,19 @@ _OPERATORS = (
 
 
 class Elsewhere:
-    """An attribute whose tensors are on another stage. Who reads it gets an error."""
+    """An attribute whose tensors are on another stage. Who reads it gets an error.
 
-    def __init__(self, attribute: Attribute) -> None:
+    `before` has the value that it replaces by its name, and is empty if there was none.
+    """
+
+    def __init__(self, attribute: Attribute, before: Mapping[str, object]) -> None:
         self._place = (attribute.owner, attribute.name)
+        self._before = before
+
+    def take_back(self, module: nn.Module) -> None:
+        """Let the attribute of the module be as it was."""
+        del vars(module)[self._place[1]]
+        vars(module).update(self._before)
 
     def _refuse(self, *_: object) -> NoReturn:
         owner, name = self._place
@@ -59,7 +68,16 @@ def leave_out(attribute: Attribute, model: nn.Module) -> None:
     """
     module = model.get_submodule(attribute.owner)
     if attribute.name not in module._buffers and not type(module).__module__.startswith("plait."):
-        attribute.put(model, Elsewhere(attribute))
+        before = {key: value for key, value in vars(module).items() if key == attribute.name}
+        attribute.put(model, Elsewhere(attribute, before))
+
+
+def take_back(model: nn.Module) -> None:
+    """Let the attributes that `leave_out` has replaced be as they were, for another engine."""
+    for module in model.modules():
+        for value in [*vars(module).values()]:
+            if isinstance(value, Elsewhere):
+                value.take_back(module)
 
 
 class LinkAttributes:
@@ -72,7 +90,7 @@ class LinkAttributes:
     def __init__(self, model: nn.Module, links: Iterable[str], here: Iterable[str]) -> None:
         self._model = model
         self._parts = _parts_of(model, links)
-        self._here = {path for path, _ in _parts_of(model, here)}
+        self._here = {module for _, module in _parts_of(model, here)}  # blocks may share one
         self._earlier: tuple[Attribute, ...] = ()
         self._known: tuple[Attribute, ...] | None = None
 
@@ -99,7 +117,7 @@ class LinkAttributes:
         if self._known is None:
             self._earlier = left
             for attribute in left:
-                if attribute.owner not in self._here:
+                if self._model.get_submodule(attribute.owner) not in self._here:
                     leave_out(attribute, self._model)
         return replace(payload, note=note)
 

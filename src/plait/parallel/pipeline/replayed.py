@@ -128,7 +128,8 @@ class Replay:
     def _missing(self, stages: Collection[int]) -> list[Attribute]:
         """The attributes of units that run on other ranks alone, and reach no stage here."""
         flow = self.flow
-        run = {flow.calls[call] for call, stage in enumerate(self.stage_of) if stage in stages}
+        names = {flow.calls[call] for call, stage in enumerate(self.stage_of) if stage in stages}
+        run = {part for name in names for part in self.model.get_submodule(name).modules()}
         arriving = set[Result]()
         for stage in stages:
             arriving.update(flow.crossing(self.stage_of, stage - 1))
@@ -136,7 +137,8 @@ class Replay:
         for call, attributes in enumerate(flow.attributes):
             for attribute in attributes:
                 places = {Result(call, place) for place in attribute.places}
-                if flow.calls[call] not in run and not places & arriving:
+                owner = self.model.get_submodule(attribute.owner)
+                if owner not in run and not places & arriving:
                     missing.append(attribute)
         return missing
 

@@ -21,7 +21,7 @@ from plait.parallel.tensor.group import ActivationLayout, ForwardContext
 from plait.parallel.tensor.mode import EmbeddingRule, LinearRule
 from plait.parallel.tensor.norms import normalise
 from plait.parallel.tensor.vocabulary import look_up
-from plait.torch_internals import has_hooks
+from plait.torch_internals import hooks_of
 from plait.values import PyTree
 
 HOOKS = {
@@ -342,8 +342,11 @@ def check_hooks(name: str, old: nn.Module, new: nn.Module, group: object) -> Non
 
 
 def check_parameter_hooks(name: str, param: nn.Parameter, group: object) -> None:
-    """Raise `ModelError` for a parameter [...] with a hook of its own, as a rank holds a part."""
-    if has_hooks(param):
+    """Raise `ModelError` for a parameter [...] with a hook of its own, as a rank holds a part.
+
+    Those of an earlier engine are not among them.
+    """
+    if not all(map(_is_of_plait, hooks_of(param))):
         raise ModelError(
             f"the parameter '{name.removeprefix('.')}' has a hook, and {group} computes parts of "
             "its gradient, which the hook would not see as one; remove the hook, or take tp out "

@@ -168,6 +168,43 @@ def test_a_growing_list_that_the_model_reads_is_refused() -> None:
         threaded(2, run, models, plan="pp2 mb4")
 
 
+class Rotary(nn.Module):
+    """A table that is made in the first call."""
+
+    table: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None or len(self.table) < x.shape[-1]:
+            self.table = torch.arange(x.shape[-1], dtype=x.dtype).cos()
+        return x * self.table
+
+
+class Rotated(nn.Module):
+    def __init__(self, rotary: nn.Module) -> None:
+        super().__init__()
+        self.linear, self.rotary = nn.Linear(6, 6), rotary
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.rotary(self.linear(x).tanh())
+
+
+def chain_around_one_rotary() -> nn.Module:
+    rotary = Rotary()
+    return nn.Sequential(*(Rotated(rotary) for _ in range(4)))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_blocks_of_a_chain_may_share_a_module_that_keeps_a_table(plan: str) -> None:
+    def run(plan: str) -> list[float]:
+        torch.manual_seed(0)
+        model = chain_around_one_rotary().double()
+        models = [model, copy.deepcopy(model)]
+        ranks = 2 if "pp2" in plan else 1
+        return threaded(ranks, lambda world: losses(world, models, plan, False), plan=plan)[0]
+
+    assert run(plan) == pytest.approx(run("dp1 mb4"), rel=1e-12)
+
+
 class Codebook(nn.Module):
     """A block with a table that follows what it gets, as a codebook does."""
 
