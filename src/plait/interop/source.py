@@ -16,11 +16,14 @@ Kind = Literal["ignored", "contradictory", "different", "unknown"]
 AUTO: Final = "auto"
 """The word by which a config leaves a value to its reader."""
 UNSET: Final = "a shell variable that the script does not set, or sets in a branch that may not run"
-BRANCH: Final = "a branch of the script gives it, whose condition is not known here"
+BRANCH: Final = (
+    "a branch of the script gives it, whose condition is not known here, or a function or a text "
+    "that may not run"
+)
 
 
 class Undecided(str):
-    """The value of an option that a script gives in a branch that may not run."""
+    """The value of an option that a script gives where it may not run."""
 
 
 @dataclass(frozen=True)
