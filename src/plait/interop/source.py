@@ -85,6 +85,8 @@ class Source:
     read: set[str] = field(default_factory=set)
     """The taken keys whose values were asked for; the others were only named."""
     unmapped: list[Unmapped] = field(default_factory=list)
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The file's own name of each key that an importer has renamed."""
 
     @staticmethod
     def of(framework: str, table: JsonMapping, world_size: int | None = None) -> Source:
@@ -152,7 +154,7 @@ class Source:
                 raise ValueError
             return float(value)
         except (TypeError, ValueError):
-            raise ConfigError(f"{self.framework}: {keys[0]} = {value!r} is no number") from None
+            raise ConfigError(f"{self._named(keys)} = {value!r} is no number") from None
 
     def count(self, *keys: str) -> int | None:
         """`number`, as a whole number. Errors: `ConfigError` for a fraction."""
@@ -160,7 +162,7 @@ class Source:
         if value is None:
             return None
         if not math.isfinite(value) or value != int(value):
-            raise ConfigError(f"{self.framework}: {keys[0]} = {value!r} is no whole number")
+            raise ConfigError(f"{self._named(keys)} = {value!r} is no whole number")
         return int(value)
 
     def size(self, *keys: str, default: int = 1) -> int:
@@ -169,10 +171,13 @@ class Source:
         if value is None:
             return default
         if value < 1:
-            raise ConfigError(
-                f"{self.framework}: {keys[0]} = {value}; an axis has one rank or more"
-            )
+            raise ConfigError(f"{self._named(keys)} = {value}; an axis has one rank or more")
         return value
+
+    def _named(self, keys: Sequence[str]) -> str:
+        """The beginning of a sentence about the first of the keys that the file has."""
+        key = next((key for key in keys if key in self.values), keys[0])
+        return f"{self.framework}: {self.names.get(key, key)}"
 
     def flag(self, *keys: str) -> bool:
         """`take`, as a truth value: the words of YAML, JSON and command lines."""
