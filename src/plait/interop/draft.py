@@ -153,7 +153,9 @@ class Draft:
                     f"micro-batches x {self.dp} data ranks"
                 )
         elif self.pp > 1:
-            self.micro_batches = shares
+            borrowed = -(-self.ep // self.cp)  # experts borrow the ranks of data and context
+            self.dp = borrowed if shares % borrowed == 0 else None
+            self.micro_batches = shares // (self.dp or 1)
         else:
             self.dp = shares
 
