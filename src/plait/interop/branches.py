@@ -1,4 +1,4 @@
-"""The branches of a shell script: `if` and `case`, and which of them run."""
+"""The branches of a shell script: `if`, `case`, `&&`, functions, and which of them run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from dataclasses import dataclass
 from typing import Final
 
 _WORD: Final = re.compile(r"(\w+)(?:\s+(.*))?$", re.DOTALL)
-_CASE: Final = re.compile(r"(.+?)\s+in(?:\s+(.*))?$", re.DOTALL)
+_CASE: Final = re.compile(r"case\s+(.+?)\s+in(?:\s+(.*))?$", re.DOTALL)
 _PATTERN: Final = re.compile(r"\(?\s*([^()]+?)\s*\)\s*(.*)$", re.DOTALL)
 _TEST: Final = re.compile(r"\[\[?\s+(\S+)\s+(==?|!=|-eq|-ne|-lt|-le|-gt|-ge)\s+(\S+)\s+\]\]?")
+_GUARD: Final = re.compile(r"\s*(\[\[?\s.*?\s\]\]?|\(\(.*?\)\))\s*(&&|\|\|)\s*(.*)$", re.DOTALL)
+_FUNCTION: Final = re.compile(
+    r"(?:function\s+([\w-]+)\s*(?:\(\s*\))?|([\w-]+)\s*\(\s*\))\s*\{(?:\s(.*))?$", re.DOTALL
+)
+_GROUP: Final = re.compile(r"(.*?(?:&&|\|\|))?\s*\{(?:\s(.*))?$", re.DOTALL)
 _TURNS: Final = frozenset({"elif", "else", "fi", "esac"})
 _END_OF_CLAUSE: Final = ";;"
 _NUMBERS: Final = {
@@ -41,10 +46,17 @@ def statements_of(line: str) -> list[str]:
     return [part for part in parts if part.strip()] or [line]
 
 
+def both(one: bool | None, other: bool | None) -> bool | None:
+    """Whether both hold; None where that is open."""
+    return False if False in (one, other) else None if None in (one, other) else True
+
+
 @dataclass
 class _Fork:
-    """An `if` with its branches, or a `case` of a subject."""
+    """An `if` with its branches, a `case` of a subject, or a function."""
 
+    end: str
+    """The word that ends it."""
     subject: str | None = None
     runs: bool | None = None
     """Whether the present branch runs; None where its condition is open."""
@@ -67,16 +79,37 @@ class _Fork:
 class Branches:
     """The blocks around the present statement."""
 
-    def __init__(self, expand: Callable[[str], str]) -> None:
-        """`expand` puts the values of variables into a text."""
+    def __init__(self, expand: Callable[[str], str], text: str) -> None:
+        """`expand` puts the values of variables into a text. `text` is the whole script."""
         self._expand = expand
+        self._text = text
         self._blocks: list[_Fork] = []
 
     @property
     def runs(self) -> bool | None:
         """Whether the present statement runs; None where a condition is open."""
-        states = [block.runs for block in self._blocks]
-        return False if False in states else None if None in states else True
+        runs: bool | None = True
+        for block in self._blocks:
+            runs = both(runs, block.runs)
+        return runs
+
+    def close(self) -> None:
+        """Raises `ValueError` at the end of a script with a block that has no end."""
+        if self._blocks:
+            raise ValueError(f"a block has no `{self._blocks[-1].end}`")
+
+    def guarded(self, statement: str) -> list[tuple[bool | None, str]]:
+        """The parts of `test && part || part`, and whether each runs."""
+        found = _GUARD.match(statement)
+        if found is None:
+            return [(True, statement)]
+        holds = self._truth(found.group(1))
+        fails = None if holds is None else not holds
+        if found.group(2) == "||":
+            holds, fails = fails, holds
+        first, _, second = found.group(3).partition("||")
+        parts = [(both(holds, truth), part) for truth, part in self.guarded(first)]
+        return [*parts, (fails, second)] if second else parts
 
     def enter(self, statement: str) -> str:
         """The part of a statement that runs, beside opening a branch or ending a block."""
@@ -84,22 +117,43 @@ class Branches:
         block = self._blocks[-1] if self._blocks else None
         if block is not None and block.subject is not None and not block.in_clause:
             return self._clause(block, text)
+        if block is not None and block.end == "}" and text[:1] == "}":
+            self._blocks.pop()
+            return text[1:]
         found = _WORD.match(text)
         word, rest = (found.group(1), found.group(2) or "") if found else ("", "")
-        case = _CASE.match(rest) if word == "case" else None
-        if case is not None:
-            self._blocks.append(_Fork(self._expand(case.group(1)).strip("\"'")))
-            return self.enter(case.group(2) or "")
-        if word in ("then", "do"):
-            return self.enter(rest)
+        inside = rest if word in ("then", "do") else self._opened(text)
+        if inside is not None:
+            return self.enter(inside)
         if word == "if" and not rest.endswith(":"):  # a colon: Python's, in a text of the script
-            block = _Fork()
+            block = _Fork("fi")
             self._blocks.append(block)
         elif block is None or word not in _TURNS:
             if block is not None and text == _END_OF_CLAUSE:
                 block.in_clause = False
             return statement
         return self._turn(block, word, rest)
+
+    def _opened(self, text: str) -> str | None:
+        """Begin a `case`, a function or a group. What follows is returned; None for others."""
+        case = _CASE.match(text)
+        if case is not None:
+            self._blocks.append(_Fork("esac", self._expand(case.group(1)).strip("\"'")))
+            return case.group(2) or ""
+        function = _FUNCTION.match(text)
+        if function is not None:  # open unless the script names it elsewhere
+            name = re.escape(function.group(1) or function.group(2))
+            is_called = len(re.findall(rf"(?<![\w-]){name}(?![\w-])", self._text)) > 1
+            self._blocks.append(_Fork("}", runs=True if is_called else None))
+            return function.group(3) or ""
+        group = _GROUP.match(text)
+        if group is None:
+            return None
+        before = group.group(1)
+        guarded = self.guarded(f"{before} :")[0]
+        is_known = before is None or _GUARD.match(before) is not None
+        self._blocks.append(_Fork("}", runs=guarded[0] if is_known else None))
+        return group.group(2) or ""
 
     def _turn(self, block: _Fork, word: str, rest: str) -> str:
         """Begin another branch of a block, or end the block. The rest of the line is returned."""

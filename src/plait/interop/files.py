@@ -43,9 +43,8 @@ def parse(text: str, form: str) -> JsonObject:
 
     Errors: `ConfigError` with the parser's words.
     """
-    if form == "shell":
-        return command_line(text)
     readers: dict[str, Callable[[str], Any]] = {
+        "shell": command_line,
         "json": parse_json,
         "yaml": _yaml,
         "toml": tomllib.loads,
@@ -55,7 +54,8 @@ def parse(text: str, form: str) -> JsonObject:
     except RecursionError:
         raise ConfigError("tables are nested too deep") from None
     except ValueError as error:
-        raise ConfigError(f"this is not valid {form.upper()}: {error}") from None
+        name = form if form == "shell" else form.upper()
+        raise ConfigError(f"this is not valid {name}: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"this {form.upper()} is a {type(value).__name__}, not a table of keys")
     return value

@@ -233,6 +233,12 @@ def _model(source: Source, draft: Draft) -> None:
     attention_dropout = source.number("attention-dropout")
     longest = source.count("max-position-embeddings")
     vocabulary = source.count("vocab-size", "padded-vocab-size")
+    if vocabulary is None:
+        vocabulary = 32000 if is_llama else 50257
+        draft.assumed.append(
+            f"the file does not say the size of the vocabulary: {vocabulary} is taken; write "
+            "model.vocab_size"
+        )
     draft.put(
         "model",
         name="llama" if is_llama else "gpt",
@@ -241,7 +247,7 @@ def _model(source: Source, draft: Draft) -> None:
         num_attention_heads=heads,
         intermediate_size=source.count("ffn-hidden-size"),
         max_position_embeddings=longest,
-        vocab_size=vocabulary if vocabulary is not None else (32000 if is_llama else 50257),
+        vocab_size=vocabulary,
         tie_word_embeddings=not untied,
         dropout=0.1 if dropout is None else dropout,
     )

@@ -119,7 +119,8 @@ def read(source: Source) -> Imported:
             options.put(option, source.values[key], key)
     source.note_all(NOTES)
     source.finish()
-    inner = Source(source.framework, options.values, source.world_size)
+    names = {option: keys[0] for option, keys in options.keys.items() if keys}
+    inner = Source(source.framework, options.values, source.world_size, names=names)
     return _in_own_words(megatron.read(inner), options)
 
 

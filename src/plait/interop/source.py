@@ -16,11 +16,14 @@ Kind = Literal["ignored", "contradictory", "different", "unknown"]
 AUTO: Final = "auto"
 """The word by which a config leaves a value to its reader."""
 UNSET: Final = "a shell variable that the script does not set, or sets in a branch that may not run"
-BRANCH: Final = "a branch of the script gives it, whose condition is not known here"
+BRANCH: Final = (
+    "a branch of the script gives it, whose condition is not known here, or a function or a text "
+    "that may not run"
+)
 
 
 class Undecided(str):
-    """The value of an option that a script gives in a branch that may not run."""
+    """The value of an option that a script gives where it may not run."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class Source:
     read: set[str] = field(default_factory=set)
     """The taken keys whose values were asked for; the others were only named."""
     unmapped: list[Unmapped] = field(default_factory=list)
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The file's own name of each key that an importer has renamed."""
 
     @staticmethod
     def of(framework: str, table: JsonMapping, world_size: int | None = None) -> Source:
@@ -149,7 +154,7 @@ class Source:
                 raise ValueError
             return float(value)
         except (TypeError, ValueError):
-            raise ConfigError(f"{self.framework}: {keys[0]} = {value!r} is no number") from None
+            raise ConfigError(f"{self._named(keys)} = {value!r} is no number") from None
 
     def count(self, *keys: str) -> int | None:
         """`number`, as a whole number. Errors: `ConfigError` for a fraction."""
@@ -157,7 +162,7 @@ class Source:
         if value is None:
             return None
         if not math.isfinite(value) or value != int(value):
-            raise ConfigError(f"{self.framework}: {keys[0]} = {value!r} is no whole number")
+            raise ConfigError(f"{self._named(keys)} = {value!r} is no whole number")
         return int(value)
 
     def size(self, *keys: str, default: int = 1) -> int:
@@ -166,10 +171,13 @@ class Source:
         if value is None:
             return default
         if value < 1:
-            raise ConfigError(
-                f"{self.framework}: {keys[0]} = {value}; an axis has one rank or more"
-            )
+            raise ConfigError(f"{self._named(keys)} = {value}; an axis has one rank or more")
         return value
+
+    def _named(self, keys: Sequence[str]) -> str:
+        """The beginning of a sentence about the first of the keys that the file has."""
+        key = next((key for key in keys if key in self.values), keys[0])
+        return f"{self.framework}: {self.names.get(key, key)}"
 
     def flag(self, *keys: str) -> bool:
         """`take`, as a truth value: the words of YAML, JSON and command lines."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from plait.errors import ConfigError
 from plait.interop import Imported, import_text
 
 SIZES = "--num-layers $LAYERS --hidden-size $WIDTH --num-attention-heads 8 --lr 1e-4"
@@ -86,3 +87,64 @@ def test_stages_that_follow_from_an_unknown_number_of_layers_are_named() -> None
         'A="--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2"'
     )
     assert "num-layers-per-virtual-pipeline-stage" in {item.key for item in found.unmapped}
+
+
+@pytest.mark.parametrize(
+    ("script", "plan"),
+    [
+        ("TP=2\n[ $TP = 2 ] && TP=4\nA=(--tensor-model-parallel-size $TP)", "tp4"),
+        ("TP=2\n[[ $TP -gt 1 ]] || TP=8\nA=(--tensor-model-parallel-size $TP)", "tp2"),
+        ("N=1\n[ $N = 1 ] && TP=4 || TP=8\nA=(--tensor-model-parallel-size $TP)", "tp4"),
+        ("N=1\n[ $N = 2 ] && A+=(\n  --tensor-model-parallel-size 8\n)", "dp1"),
+        ("N=1\n[ $N = 2 ] || { TP=4; }\nA=(--tensor-model-parallel-size $TP)", "tp4"),
+        ("N=1\n[ $N = 2 ] && {\n  TP=4\n}\nA=(--tensor-model-parallel-size ${TP:-2})", "tp2"),
+    ],
+)
+def test_what_stands_behind_a_test_runs_where_it_holds(script: str, plan: str) -> None:
+    assert imported(script).plan == plan
+
+
+def test_options_behind_an_open_test_are_named_and_not_guessed() -> None:
+    found = imported("(( MOE )) && A+=(--tensor-model-parallel-size 8)")
+    assert found.plan == "dp1"
+    assert "tensor-model-parallel-size" in {item.key for item in found.unmapped}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cat > job.sh <<'EOF'\nTP=8\ntorchrun x.py --tensor-model-parallel-size 8\nEOF",
+        "cat <<EOF\nif you want more, don't\ncase of need in\n--tensor-model-parallel-size 8\nEOF",
+        'usage() {\n  TP=8\n  echo "--tensor-model-parallel-size 8"\n}\nTP=2',
+        'echo "say --tensor-model-parallel-size 8"',
+        'echo "say\n  --tensor-model-parallel-size 8\n"',
+    ],
+)
+def test_texts_that_no_shell_runs_change_nothing(text: str) -> None:
+    found = imported(f"TP=2\n{text}\nA=(--tensor-model-parallel-size $TP)")
+    assert found.plan == "tp2"
+
+
+def test_a_text_that_a_shell_runs_is_read() -> None:
+    script = "sbatch <<EOF\ntorchrun x.py --tensor-model-parallel-size 4\nEOF"
+    assert imported(script).plan == "tp4"
+
+
+def test_a_function_that_is_not_called_is_named_and_one_that_is_called_runs() -> None:
+    script = "run ()\n{\n  [ -d x ] || { mkdir x; }\n  A=(--tensor-model-parallel-size 4)\n}"
+    assert imported(f"{script}\nrun").plan == "tp4"
+    found = imported(script)
+    assert found.plan == "dp1"
+    assert "tensor-model-parallel-size" in {item.key for item in found.unmapped}
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"), [("if [ $A = 1 ]; then", "fi"), ("case $A in", "esac"), ("f() {", "}")]
+)
+def test_a_block_without_an_end_is_refused(begin: str, end: str) -> None:
+    with pytest.raises(ConfigError, match=f"not valid shell: a block has no `{end}`"):
+        imported(f"A=1\n{begin}\nA=(--tensor-model-parallel-size 4)")
+
+
+def test_a_variable_that_is_not_set_is_no_value_of_the_option_before_it() -> None:
+    assert imported("A=(--tensor-model-parallel-size 2 $EXTRA ${OTHERS[@]})").plan == "tp2"

@@ -201,6 +201,16 @@ def test_ranks_that_a_file_does_not_say_are_assumed_with_a_word(
     assert not import_text(text, form, framework, world_size=ranks).assumed
 
 
+@pytest.mark.parametrize(("said", "count"), [("", 1), ("--vocab-size 64", 0)])
+def test_a_vocabulary_that_a_file_does_not_say_is_assumed_with_a_word(
+    said: str, count: int
+) -> None:
+    sizes = "--num-layers 2 --hidden-size 8 --num-attention-heads 2"
+    imported = import_text(f"{sizes} {said}", "shell", "megatron-lm", world_size=1)
+    assert len([one for one in imported.assumed if "vocabulary: 50257 is taken" in one]) == count
+    assert len(imported.assumed) == count
+
+
 def test_ranks_that_follow_from_the_batch_are_not_assumed() -> None:
     text = (
         '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, '

@@ -44,6 +44,19 @@ def test_ranks_that_do_not_divide_are_named_by_their_own_keys() -> None:
     assert said == ["trainer.devices", "trainer.num_nodes"]
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("tensor_model_parallel_size: [2]", r"model\.tensor_model_parallel_size = \[2\] is no num"),
+        ("context_parallel_size: 0", r"model\.context_parallel_size = 0; an axis has one rank"),
+        ("encoder_seq_length: 2.5", r"model\.encoder_seq_length = 2.5 is no whole number"),
+    ],
+)
+def test_a_value_that_is_no_size_is_named_by_its_own_key(written: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"nemo: {said}"):
+        import_text(f"trainer: {{max_steps: 2}}\nmodel: {{{written}, micro_batch_size: 1}}", "yaml")
+
+
 def test_two_values_of_one_size_are_a_contradiction() -> None:
     text = BRIDGE.replace("scheduler:\n", "scheduler:\n  min_lr: 0.1\n")
     imported = import_text(text, "yaml", "megatron-bridge")
