@@ -19,6 +19,7 @@ from plait.comm import World
 from plait.engine.loss_reads import LossReads, is_of_a_library, original_parameters
 from plait.errors import ModelError
 from plait.models.losses import cross_entropy
+from tests.helpers.sgd import drawn_batch, sgd_engine, three_losses
 from tests.helpers.threaded import threaded
 
 
@@ -96,16 +97,7 @@ def losses(world: World, models: list[nn.Module], plan: str, read: Any) -> list[
         output, penalty = output if isinstance(output, tuple) else (output, read(model))
         return F.mse_loss(output, target) + penalty / 10
 
-    engine = plait.build(
-        model,
-        f"{plan} precision:float64",
-        loss=loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
-        world=world,
-    )
-    generator = torch.Generator().manual_seed(1)
-    batch: Any = torch.randn(2, 4, 6, generator=generator, dtype=torch.float64).unbind()
-    return [engine.step(batch, trace=False).loss for _ in range(3)]
+    return three_losses(sgd_engine(world, model, plan, loss, 0.1), drawn_batch(4))
 
 
 def trained(plan: str, read: Any = None, kind: type[nn.Module] = Stack) -> list[float]:

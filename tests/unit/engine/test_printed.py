@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -33,5 +35,6 @@ def test_the_numbers_of_a_device_are_not_awaited() -> None:
         raise AssertionError("a print waited for the device")
 
     made = void_result(Timeline(0), 0.5)
-    result = StepResult(Outcome(look), made.seconds, made.timeline, made.ledger)  # type: ignore[arg-type]
+    outcome: Any = Outcome(look)
+    result = StepResult(outcome, made.seconds, made.timeline, made.ledger)
     assert repr(result) == "StepResult(under way, seconds=0.5)"

@@ -1,4 +1,4 @@
-"""Attributes whose tensors are on another stage: who reads them is told."""
+"""Attributes whose tensors are on another stage: a read of them is an error."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _OPERATORS = (
 
 
 class Elsewhere:
-    """An attribute whose tensors are on another stage. Who reads it gets an error.
+    """The value of an attribute whose tensors are on another stage. A read of it is an error.
 
-    `before` has the value that it replaces by its name, and is empty if there was none.
+    `before` is the value that it replaces, by the attribute's name; empty if there was none.
     """
 
     def __init__(self, attribute: Attribute, before: Mapping[str, object]) -> None:
@@ -33,7 +33,7 @@ class Elsewhere:
         self._before = before
 
     def take_back(self, module: nn.Module) -> None:
-        """Let the attribute of the module be as it was."""
+        """Give the attribute of the module its value of before."""
         del vars(module)[self._place[1]]
         vars(module).update(self._before)
 
@@ -62,9 +62,9 @@ for _operator in _OPERATORS:
 
 
 def leave_out(attribute: Attribute, model: nn.Module) -> None:
-    """Let who reads an attribute get an error.
+    """Make a read of an attribute an error.
 
-    A buffer keeps its tensor. Modules of plait know themselves which stage runs them.
+    A buffer keeps its tensor. Modules of plait read their attributes on every stage themselves.
     """
     module = model.get_submodule(attribute.owner)
     if attribute.name not in module._buffers and not type(module).__module__.startswith("plait."):
@@ -73,7 +73,7 @@ def leave_out(attribute: Attribute, model: nn.Module) -> None:
 
 
 def take_back(model: nn.Module) -> None:
-    """Let the attributes that `leave_out` has replaced be as they were, for another engine."""
+    """Give the attributes that `leave_out` has replaced their values of before."""
     for module in model.modules():
         for value in [*vars(module).values()]:
             if isinstance(value, Elsewhere):
@@ -106,13 +106,13 @@ class LinkAttributes:
         own = (Attribute(*place, 0, len(leaves)) for place, leaves in left.items())
         self._known = (*self._earlier, *own)
 
-    def told(self, payload: Payload) -> Payload:
-        """The payload for the next stage, which names them."""
+    def add_names(self, payload: Payload) -> Payload:
+        """The payload for the next stage, with the names of these attributes."""
         payload.note = (payload.note, self._known)
         return payload
 
-    def heard(self, payload: Payload) -> Payload:
-        """The payload of the stage before without the names. Who reads such a one gets an error."""
+    def take_names(self, payload: Payload) -> Payload:
+        """The payload of the stage before, without the names. A read of these becomes an error."""
         note, left = payload.note
         if self._known is None:
             self._earlier = left

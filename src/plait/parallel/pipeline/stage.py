@@ -90,12 +90,12 @@ class ChainStage(StageModule):
     def forward(self, inputs: object, received: Payload | None) -> PyTree:
         if received is not None:
             received.restore()
-            received = self._attributes.heard(received)
+            received = self._attributes.take_names(received)
         with self._attributes.watched():
             value = self._run(inputs, received)
         if self._last:
             return value
-        return self._attributes.told(pack(value, f"'{self._links[-1][0]}'"))
+        return self._attributes.add_names(pack(value, f"'{self._links[-1][0]}'"))
 
     def _run(self, inputs: object, received: Payload | None) -> PyTree:
         links, (own, beside) = iter(self._links), self._apart(inputs)

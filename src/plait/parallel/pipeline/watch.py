@@ -201,10 +201,10 @@ class UnitWatch(TorchDispatchMode):
             origins.draws.add(self.num_calls)
         args, kwargs = tree_map_only(Tensor, with_memory, (args, kwargs))
         output = func(*args, **kwargs)
-        viewed = {storage_key(one) for one in _tensors_of((args, kwargs))}
-        viewed -= {storage_key(one) for one in _written(func, args, kwargs)}
-        for leaf in _tensors_of(output):
-            if origins:
+        if origins:
+            viewed = {storage_key(one) for one in _tensors_of((args, kwargs))}
+            viewed -= {storage_key(one) for one in _written(func, args, kwargs)}
+            for leaf in _tensors_of(output):
                 self._mark(leaf, origins)
                 if storage_key(leaf) not in viewed:
                     self.made_after[storage_key(leaf)] = self.num_calls

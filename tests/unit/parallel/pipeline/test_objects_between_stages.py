@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import plait
 from plait.comm import World
 from plait.errors import ModelError
+from tests.helpers.sgd import drawn_batch, sgd_engine, three_losses
 from tests.helpers.threaded import threaded
 
 
@@ -85,16 +85,8 @@ def model(kind: Kind) -> nn.Module:
 
 
 def losses(world: World, models: list[nn.Module], plan: str) -> list[float]:
-    engine = plait.build(
-        models[world.rank],
-        f"{plan} precision:float64",
-        loss=F.mse_loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.5),
-        world=world,
-    )
-    generator = torch.Generator().manual_seed(1)
-    batch: Any = torch.randn(2, 4, 6, generator=generator, dtype=torch.float64).unbind()
-    return [engine.step(batch, trace=False).loss for _ in range(3)]
+    engine = sgd_engine(world, models[world.rank], plan, F.mse_loss, 0.5)
+    return three_losses(engine, drawn_batch(4))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import plait
 from plait.comm import World
 from plait.errors import ModelError
+from tests.helpers.sgd import drawn_batch, sgd_engine, three_losses
 from tests.helpers.threaded import threaded
 
 PLANS = ("pp2 mb1", "pp2:1f1b mb2", "pp2:zbv mb4", "dp2 pp2:1f1b mb2")
@@ -178,16 +179,7 @@ def losses(world: World, models: list[nn.Module], plan: str) -> list[float]:
         output, aux = output if isinstance(output, tuple) else (output, 0)
         return F.mse_loss(output, target) + 0.5 * (aux + getattr(model, "total", 0))
 
-    engine = plait.build(
-        model,
-        f"{plan} precision:float64",
-        loss=loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.5),
-        world=world,
-    )
-    generator = torch.Generator().manual_seed(1)
-    batch: Any = torch.randn(2, 8, 6, generator=generator, dtype=torch.float64).unbind()
-    return [engine.step(batch, trace=False).loss for _ in range(3)]
+    return three_losses(sgd_engine(world, model, plan, loss, 0.5), drawn_batch(8))
 
 
 def trained(kind: Callable[[], nn.Module], plan: str) -> list[float]:
@@ -287,16 +279,12 @@ class Counted(Routed):
 
 def chain_losses(world: World, models: list[nn.Module], plan: str, last: int) -> list[float]:
     chain: Any = models[world.rank]
-    engine = plait.build(
-        chain,
-        f"{plan} precision:float64",
-        loss=lambda output, target: F.mse_loss(output, target) + chain[last].aux,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.5),
-        world=world,
-    )
-    generator = torch.Generator().manual_seed(1)
-    batch: Any = torch.randn(2, 8, 6, generator=generator, dtype=torch.float64).unbind()
-    return [engine.step(batch, trace=False).loss for _ in range(3)]
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        own: Tensor = F.mse_loss(output, target) + chain[last].aux
+        return own
+
+    return three_losses(sgd_engine(world, chain, plan, loss, 0.5), drawn_batch(8))
 
 
 def chain() -> nn.Module:

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import plait
 from plait.comm import World
 from plait.errors import ModelError
 from plait.parallel.pipeline.dataflow import discover
 from plait.parallel.pipeline.watch import UNRETURNED
+from tests.helpers.sgd import drawn_batch, sgd_engine
 from tests.helpers.threaded import threaded
 
 PLANS = ("pp2 mb4", "pp2:1f1b mb4", "pp2:zbv mb4", "pp2:interleaved mb4")
@@ -113,15 +113,8 @@ def losses(world: World, models: list[Any], plan: str, reads: bool) -> list[floa
     def loss(output: Tensor, target: Tensor) -> Tensor:
         return F.mse_loss(output, target) + (model.losses() if reads else 0)
 
-    engine = plait.build(
-        model,
-        f"{plan} precision:float64",
-        loss=loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.5),
-        world=world,
-    )
-    generator = torch.Generator().manual_seed(1)
-    batch: Any = torch.randn(2, 8, 6, generator=generator, dtype=torch.float64).unbind()
+    engine = sgd_engine(world, model, plan, loss, 0.5)
+    batch = drawn_batch(8)
     found = [engine.evaluate(batch)]
     for _ in range(3):
         found += [engine.step(batch, trace=False).loss, engine.evaluate(batch)]
