@@ -16,6 +16,14 @@ EFA_LATENCY = 20e-6
 """Seconds of the smallest message between two nodes through EFA: the constant of its own tuner
 (aws-ofi-nccl, `nccl_ofi_tuner_model.c`, p5).
 """
+NETWORKS = {
+    "EFA": {"latency_seconds": EFA_LATENCY, "congestion": 0.02, "step_seconds": 11e-6},
+    "EFA of 09d": {"latency_seconds": EFA_LATENCY, "congestion": 0.85, "step_seconds": 40e-6},
+}
+"""What collectives over 2 to 64 nodes say of two networks. The first is of 2025: gathers of 32 MiB
+to 2 GiB. The other is that of the authors of 09d and 09e, who print the bandwidth of gathers and
+scatters of 256 MiB (`pp_comm_bandwidth.html` of their playbook).
+"""
 
 
 def machine_for(case: Case, efficiency: Efficiency | None = None) -> Machine:
@@ -52,9 +60,7 @@ def machine_for(case: Case, efficiency: Efficiency | None = None) -> Machine:
     if case.source == "09i":
         network = replace(network, bandwidth=6.25e9)  # four 100 Gb/s RoCE ports for eight devices
     if case.source in {"09d", "09e"}:
-        # The same authors' collectives on this network: bus bandwidth halves from one node to two
-        # and again to eight. It is EFA.
-        network = replace(network, congestion=1.0, latency_seconds=EFA_LATENCY)
+        network = replace(network, **NETWORKS["EFA of 09d"])
     return machine_of(Cluster(cluster.name, device, node, network, case.num_devices), chosen)
 
 

@@ -8,8 +8,9 @@ hand. Columns `a` to `e` are (ranks, bytes), (m, n, k) and (batch, length, heads
 width of a head). Attention is the forward of causal kernels tuned for the device.
 
 `data/collectives_between_nodes.csv` has nccl-tests (float32, out of place) as clouds and their
-users print them in guides. One more log is left out: it takes twice the time of another on the same
-kind of nodes. So is one of devices whose port hangs on another bus.
+users print them in guides, and those of two clusters over 2 to 64 nodes. One more log is left out:
+it takes twice the time of another on the same kind of nodes. So is one of devices whose port hangs
+on another bus.
 
 `data/reserved_memory.csv` has a line a run of the logs of Megatron-LM and its forks
 (`report_memory`): what lives between steps, the peak that lives, and the peak that is reserved.
@@ -25,7 +26,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.machine import announce
-from benchmarks.planner.clusters import EFA_LATENCY
+from benchmarks.planner.clusters import NETWORKS
 from benchmarks.planner.validate import error
 from plait.cluster import Cluster
 from plait.cluster.presets import PRESETS
@@ -90,9 +91,8 @@ PARTS: dict[str, Callable[[Machine, Row], tuple[str, float]]] = {
 def networked(device: str, network: str, gbps_per_device: str) -> Machine:
     """Nodes of a device behind a network of this rate, in Gbit/s for each device."""
     cluster = Cluster.parse(device)
-    link = replace(cluster.network, bandwidth=float(gbps_per_device) * 1e9 / 8)
-    if network == "EFA":
-        link = replace(link, latency_seconds=EFA_LATENCY)
+    bandwidth = float(gbps_per_device) * 1e9 / 8
+    link = replace(cluster.network, bandwidth=bandwidth, **NETWORKS.get(network, {}))
     return machine_of(replace(cluster, network=link))
 
 
@@ -102,11 +102,13 @@ def between_nodes() -> Iterator[Part]:
         for row in csv.DictReader(file):
             machine = networked(row["device"], row["network"], row["gbps_per_device"])
             ranks, payload = int(row["ranks"]), int(row["payload_bytes"])
-            members = Group(ranks, ranks // int(row["nodes"]))
+            nodes = int(row["nodes"])
+            members = Group(ranks, ranks // nodes)
             seconds = machine.collective_seconds(row["collective"], payload, members)
             size = "small" if payload < SMALL else "large"
+            part = f"between nodes, {size}" if nodes == 2 else f"4 to 64 nodes, {row['collective']}"
             measured = float(row["microseconds"]) * 1e-6
-            yield f"between nodes, {size}", row["device"], error(seconds, measured)
+            yield part, row["device"], error(seconds, measured)
 
 
 def errors() -> Iterator[Part]:

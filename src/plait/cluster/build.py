@@ -40,6 +40,7 @@ BOUNDS: Final[dict[str, Bounds]] = {
     "network.latency_us": Bounds(1e-3, 1e6, "microseconds"),
     "node.pair_bandwidth_gbps": Bounds(0, 1e5, "GB/s"),
     "network.congestion": Bounds(0, 100, "of the bandwidth for each doubling of the nodes"),
+    "network.step_us": Bounds(0, 1e6, "microseconds"),
     "device.power_watts": Bounds(0, 1e5, "watts"),
     **CALIBRATION_BOUNDS,
 }
@@ -48,6 +49,7 @@ OPTIONAL: Final = frozenset(
         "count",
         "node.pair_bandwidth_gbps",
         "network.congestion",
+        "network.step_us",
         "device.power_watts",
         *CALIBRATION_BOUNDS,
     }
@@ -139,6 +141,7 @@ def build(name: str, device: str, settings: JsonMapping, achieved: float = 0.0) 
             settings["network.bandwidth_gbps_per_device"] * GIGABIT,
             settings["network.latency_us"] * MICROSECOND,
             settings.get("network.congestion"),
+            settings.get("network.step_us", 0.0) * MICROSECOND,
         ),
         num_devices=settings.get("count", devices),
         calibration=calibration_of(settings),

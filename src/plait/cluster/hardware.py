@@ -86,12 +86,14 @@ class Network:
     """The links between nodes: `bandwidth` bytes/s per device and direction.
 
     `congestion` is the loss of bandwidth for each doubling of the nodes that talk at once. It is 0
-    where the network is not oversubscribed, None where it is unknown.
+    where the network is not oversubscribed, None where it is unknown. Steps of a ring over nodes
+    follow each other in `step_seconds` at best.
     """
 
     bandwidth: float
     latency_seconds: float
     congestion: float | None = None
+    step_seconds: float = 0.0
 
 
 class Hardware(NamedTuple):

@@ -46,6 +46,7 @@ class MixedCluster:
             min(part.network.bandwidth for part in parts),
             max(part.network.latency_seconds for part in parts),
             max(known) if len(known) == len(parts) else None,
+            max(part.network.step_seconds for part in parts),
         )
         return MixedCluster(text, tuple(replace(part, network=network) for part in parts))
 

@@ -122,6 +122,7 @@ def machine_of(cluster: Cluster, efficiency: Efficiency | None = None) -> Machin
         "network_bandwidth": cluster.network.bandwidth,
         "network_latency": cluster.network.latency_seconds,
         "network_congestion": cluster.network.congestion,
+        "network_step": cluster.network.step_seconds,
         "price_per_hour": device.price_per_hour,
         "power_watts": device.power_watts,
         "sustained": sustained_fraction(device),

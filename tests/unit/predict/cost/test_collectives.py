@@ -100,3 +100,22 @@ def test_congestion_is_a_property_of_the_cluster(tmp_path):
         for name, one in files.items()
     }
     assert seconds["thin"] > 2 * seconds["fat"]
+
+
+def test_steps_of_a_ring_over_nodes_follow_each_other_at_the_pace_of_the_network(tmp_path):
+    path = tmp_path / "slow.toml"
+    path.write_text('count = 64\n[device]\npreset = "h100"\n[network]\nstep_us = 40\n')
+    slow = machine(str(path))
+
+    def times(payload: float, ranks: Group) -> tuple[float, float]:
+        return (
+            collective_seconds(H100, "all_gather", payload, ranks),
+            collective_seconds(slow, "all_gather", payload, ranks),
+        )
+
+    quick, paced = times(1 << 20, Group(64, 8))
+    assert quick < 63 * 40e-6 < paced < 63 * 40e-6 + 10e-6
+    quick, paced = times(4 * GIB, Group(64, 8))
+    assert quick == paced  # the bytes of each step take longer than 40 microseconds
+    quick, paced = times(1 << 20, Group(8, 8))
+    assert quick == paced

@@ -51,6 +51,8 @@ def collective_seconds(machine: Machine, op: str, payload_bytes: float, ranks: G
     seconds = rounds * protocol_seconds(
         machine, (inside / rounds, between / rounds), sent / rate / rounds
     )
+    if ranks.nodes > 1:
+        seconds = max(seconds, rounds * (ranks.size - 1) * machine.network_step)
     if op == "all_reduce" and ranks.nodes > 1:
         seconds = min(seconds, _tree(machine, sent, ranks))
     return start + seconds
@@ -114,8 +116,8 @@ def _tree(machine: Machine, sent: float, ranks: Group) -> float:
 
 
 def protocol_seconds(machine: Machine, steps: tuple[float, float], moving: float) -> float:
-    """Seconds of so many steps inside and between nodes and of `moving` bytes, by the quicker
-    protocol.
+    """Seconds of so many steps inside and between nodes and of bytes that take `moving` seconds, by
+    the quicker protocol.
     """
     inside, between = steps
     low = LOW_LATENCY * machine.link_latency

@@ -116,6 +116,10 @@ class Machine(ABC):
     """Loss of network bandwidth of this cluster for each doubling of the nodes of a collective.
     None takes that of clusters in general, `Efficiency.congestion`.
     """
+    network_step: float = 0.0
+    """Seconds that each step of a ring over nodes takes at least. Ports pass the pieces of all ranks
+    on, one after another.
+    """
     pair_bandwidth: float = 0.0
     """Bytes a second between two devices of a node alone, where the node says so; else 0."""
     pair: float = 1.0
