@@ -2,7 +2,7 @@
 
 A batch is `(inputs, targets)`; either may be any nesting of tensors whose first dim counts samples.
 A mapping is taken too. The keys that the model's forward accepts are its inputs, and the loss sees
-the whole mapping.
+the whole mapping. A list of as many texts as samples is divided with them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from plait.engine.texts import is_texts
 from plait.errors import DataError
 from plait.torch_internals import on_device
 from plait.values import JsonMapping, PyTree
@@ -45,9 +46,12 @@ class MicroBatch:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the tensors among its inputs."""
+        """Shapes of the tensors among its inputs; of texts, how many they are."""
+        leaves = tree_leaves(self.inputs, is_leaf=is_texts)
         return tuple(
-            tuple(leaf.shape) for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor)
+            tuple(leaf.shape) if isinstance(leaf, Tensor) else (len(leaf),)
+            for leaf in leaves
+            if isinstance(leaf, Tensor) or is_texts(leaf)
         )
 
     @property
@@ -99,15 +103,10 @@ class BatchSplitter:
         """
         inputs, targets = self._inputs_and_targets(batch)
         inputs, targets = self._cut((inputs, targets))
-        leaves, structure = tree_flatten((inputs, targets))
+        leaves, structure = tree_flatten((inputs, targets), is_leaf=is_texts)
         tensors = [self._place(leaf) for leaf in leaves]
         num_samples = _num_samples(tensors)
-        parts = [
-            tensor.tensor_split(self.num_micro_batches)
-            if isinstance(tensor, Tensor)
-            else [tensor] * self.num_micro_batches
-            for tensor in tensors
-        ]
+        parts = [self._parts_of(leaf, num_samples) for leaf in tensors]
         if num_samples < self.num_micro_batches:
             parts = [[_never_empty(part) for part in column] for column in parts]
         result = []
@@ -127,6 +126,15 @@ class BatchSplitter:
             )
             result.append(self._share(micro))
         return result
+
+    def _parts_of(self, leaf: PyTree, num_samples: int) -> Sequence[PyTree]:
+        """The micro-batches' parts of a leaf; one that has no samples is whole in each."""
+        if isinstance(leaf, Tensor):
+            return leaf.tensor_split(self.num_micro_batches)
+        if is_texts(leaf) and len(leaf) == num_samples:
+            places = torch.arange(num_samples).tensor_split(self.num_micro_batches)
+            return [type(leaf)(leaf[place] for place in part) or leaf[:1] for part in places]
+        return [leaf] * self.num_micro_batches
 
     def _inputs_and_targets(self, batch: PyTree) -> tuple[PyTree, PyTree]:
         if isinstance(batch, Mapping):
@@ -164,7 +172,7 @@ def arguments(inputs: PyTree) -> tuple[Sequence[PyTree], JsonMapping]:
     """Positional and named arguments of a model's forward, from the inputs of a micro-batch."""
     if isinstance(inputs, Mapping):
         return (), inputs
-    if isinstance(inputs, tuple | list):
+    if isinstance(inputs, tuple | list) and not is_texts(inputs):
         return inputs, {}
     return (inputs,), {}
 

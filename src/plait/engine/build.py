@@ -99,7 +99,7 @@ def build(
         plan: a `Plan` or its text.
         loss: `loss(output, targets)` of a micro-batch, whose tensors are (samples, ...). It returns
             `(sum, count)`, both 0-dim, or the mean over the samples (0-dim). A mean over targets
-            that are not masked, or over weights, is `(sum, count)`.
+            that are not masked, or over weights, is `(sum, count)`; so is a sum over samples.
         optimizer: makes the optimizer of the parameters that this rank owns, whole or flat
             (numel,). An optimizer of the whole model is rebuilt for them.
         options: the settings that a plan does not have.

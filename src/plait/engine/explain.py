@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from plait.errors import DataError, ModelError, OutOfMemory, PlaitError
 
 _CPU_MEMORY = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
+_NO_INDEX = re.compile(r"\b(indices|index|Long|long)\b")
 _CURE = (
     "try more micro-batches (mb), remat:full, precision:bf16 or dp:zero3, or a smaller batch; "
     "plait estimate says what a plan needs"
@@ -120,15 +121,19 @@ def token_error(model: nn.Module, batches: Iterable[tuple[object, object]], what
     def explain(error: Exception) -> DataError | None:
         if not isinstance(error, IndexError | RuntimeError | ValueError):
             return None
-        fault = _fault_of(model, batches, what)
+        fault = _fault_of(model, batches, what, looks_up=bool(_NO_INDEX.search(str(error))))
         return None if fault is None else DataError(fault)
 
     return explain
 
 
-def _fault_of(model: nn.Module, batches: Iterable[tuple[object, object]], what: str) -> str | None:
+def _fault_of(
+    model: nn.Module, batches: Iterable[tuple[object, object]], what: str, *, looks_up: bool
+) -> str | None:
     """The fault in the tokens of (inputs, targets) for a model that looks tokens up. None where
     there is none.
+
+    `looks_up`: whether torch's error is about indices of another type than whole numbers.
     """
     tables = (one for one in model.modules() if isinstance(one, nn.Embedding))
     table = next(tables, None)  # tokens come before positions
@@ -137,7 +142,7 @@ def _fault_of(model: nn.Module, batches: Iterable[tuple[object, object]], what: 
     vocab_size = table.num_embeddings
     for inputs, targets in batches:
         tokens = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-        if tokens and all(leaf.is_floating_point() for leaf in tokens):
+        if looks_up and tokens and all(leaf.is_floating_point() for leaf in tokens):
             return (
                 f"{what}: the inputs are {tokens[0].dtype}, and the model looks tokens up; "
                 "give token numbers as integers (torch.long)"

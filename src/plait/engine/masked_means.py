@@ -1,8 +1,9 @@
-"""A warning where a loss may be a mean over targets, and the plan weighs it by samples.
+"""A warning where a loss is no mean over samples, and the plan weighs it by samples.
 
 A loss that is one number means "the mean over the samples". The mean of `cross_entropy` is over the
 targets that are not masked. The two differ as soon as samples have different numbers of these. With
 a weight for each class it is over the weights of the targets, which differ from class to class.
+A sum over samples shrinks with the parts of a batch, as its gradient does under DDP.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from plait.engine.loss import LossFunction
+from plait.engine.sample_sums import SampleSums
 from plait.models.losses import IGNORE
 from plait.torch_internals import is_recorded
 from plait.values import PyTree
@@ -43,11 +45,14 @@ class MaskedMeanCheck:
     def __call__(self, output: PyTree, targets: PyTree) -> Tensor | tuple[Tensor, Tensor]:
         if not self._looks or is_recorded():
             return self._function(output, targets)
-        with WeightedMeans() as means:
+        with WeightedMeans() as means, SampleSums(output) as sums:
             loss = self._function(output, targets)
         self._looks -= 1
         if isinstance(loss, Tensor):
-            if means.are_uneven:
+            if sums.has(loss):
+                self._looks = 0
+                self._warn_of_a_sum()
+            elif means.are_uneven:
                 self._looks = 0
                 self._warn_of_weights()
             else:
@@ -83,6 +88,15 @@ class MaskedMeanCheck:
             "over the weights of classes (cross_entropy or nll_loss with weight=...); it is then "
             f"weighed wrongly over the {self.parts} parts of a batch: return (sum, count) instead, "
             "such as cross_entropy(..., weight=weight, reduction='sum') and weight[targets].sum()",
+            stacklevel=2,
+        )
+
+    def _warn_of_a_sum(self) -> None:
+        warnings.warn(
+            "the loss returns one number, which counts as the mean over samples, and it is a sum "
+            f"over them; over the {self.parts} parts of a batch the loss and its gradient are "
+            f"divided by {self.parts}: return (sum, count) instead, such as cross_entropy(..., "
+            "reduction='sum') and len(targets), or (sum, 1 / parts) to keep the sum itself",
             stacklevel=2,
         )
 

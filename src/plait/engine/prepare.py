@@ -7,18 +7,18 @@ join to the loader's batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
 from plait.comm import World
 from plait.datasets import Loader
 from plait.datasets.loader import bounds
+from plait.engine.texts import cut_samples
 from plait.errors import DataError
 from plait.values import PyTree
 
@@ -26,7 +26,7 @@ from plait.values import PyTree
 def example_of(batch: PyTree) -> PyTree:
     """The inputs of one sample of a batch; a sample of zeros where this rank has none."""
     inputs = batch if isinstance(batch, Mapping) else batch[0]
-    return tree_map_only(Tensor, _first_sample, inputs)
+    return cut_samples(inputs, _first_sample, lambda _: slice(1))
 
 
 def _first_sample(tensor: Tensor) -> Tensor:
@@ -97,9 +97,9 @@ class _BatchShare:
 
     def __iter__(self) -> Iterator[PyTree]:
         _agree_on_order(self._world)
-        cut = partial(_part, self._shares, self._world.worker[0])
+        place = partial(_place, self._shares, self._world.worker[0])
         for batch in self._loader:
-            yield tree_map_only(Tensor, cut, batch)
+            yield cut_samples(batch, partial(_part, place), place)
 
 
 class _IndexShare:
@@ -132,7 +132,7 @@ class _IndexShare:
         self._sampler.sizes.clear()
         for batch in self._loader:
             size = self._sampler.sizes.popleft()
-            yield tree_map_only(Tensor, partial(_first, size), batch)
+            yield cut_samples(batch, partial(_first, size), slice)
 
 
 class _SharedSampler:
@@ -163,10 +163,12 @@ def _first(size: int, tensor: Tensor) -> Tensor:
     return tensor if tensor.dim() == 0 else tensor[:size]
 
 
-def _part(shares: Sequence[int], rank: int, tensor: Tensor) -> Tensor:
-    if tensor.dim() == 0:
-        return tensor
-    return tensor[slice(*bounds(tensor.shape[0], shares, rank))]
+def _place(shares: Sequence[int], rank: int, num_samples: int) -> slice:
+    return slice(*bounds(num_samples, shares, rank))
+
+
+def _part(place: Callable[[int], slice], tensor: Tensor) -> Tensor:
+    return tensor if tensor.dim() == 0 else tensor[place(tensor.shape[0])]
 
 
 def _agree_on_order(world: World) -> None:

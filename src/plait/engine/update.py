@@ -243,7 +243,7 @@ def made_optimizer(
     owns none gets one over nothing.
 
     `shapes`: of the model's parameters, by name. `whole`: where ranks hold parts of matrices.
-    Raises `OptimizerError` for a function that returns no optimizer.
+    Raises `OptimizerError` for a function that returns no optimizer, or one of other parameters.
     """
     named = [(piece.name, piece.value) for piece in strategy.pieces]
     if not named:
@@ -255,4 +255,20 @@ def made_optimizer(
             f"{type(optimizer).__name__}"
         )
     refuse_modes(optimizer)
+    _refuse_strangers(optimizer, [param for _, param in named])
     return optimizer
+
+
+def _refuse_strangers(optimizer: torch.optim.Optimizer, given: Sequence[nn.Parameter]) -> None:
+    """Raise `OptimizerError` for parameters that the user's function was not given."""
+    known = {id(param) for param in given}
+    held = [param for group in optimizer.param_groups for param in group["params"]]
+    strangers = [param for param in held if id(param) not in known]
+    if strangers:
+        raise OptimizerError(
+            f"the function of optimizer= made a {type(optimizer).__name__} over {len(strangers)} "
+            f"of {len(held)} parameters that it was not given, such as one of shape "
+            f"{list(strangers[0].shape)}; the engine gives it a rank's own parts of the model's "
+            "parameters, and would train no others: use its argument, and for groups the names in "
+            "params.named(); or give the optimizer itself, as optimizer=AdamW(model.parameters())"
+        )

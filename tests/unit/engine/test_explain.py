@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import plait
 from plait.comm import World
 from plait.engine.build import Options, build
 from plait.engine.explain import explained, memory_error
@@ -73,6 +74,26 @@ def test_numbers_that_no_part_of_the_vocabulary_holds_are_named() -> None:
 def test_float_tokens_are_named() -> None:
     with pytest.raises(DataError, match=r"the inputs are torch.float32, .* integers"):
         step(TOKENS.float(), TOKENS)
+
+
+class Conditioned(nn.Module):
+    """A model that looks up rows of its own, and gets real numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(3, 4)
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.linear(inputs + self.rows(torch.arange(3)))
+
+
+def test_an_error_of_shapes_is_no_error_of_tokens() -> None:
+    engine = plait.build(
+        Conditioned(), "dp1", loss=lambda output, _: output.mean(), optimizer=torch.optim.SGD
+    )
+    with pytest.raises(RuntimeError, match="must match the size of tensor b"):
+        engine.step((torch.ones(5, 4), torch.ones(5)))
 
 
 def test_a_loss_of_none_is_named() -> None:

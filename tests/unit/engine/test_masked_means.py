@@ -1,4 +1,4 @@
-"""A mean over targets that are not masked is told from a mean over samples."""
+"""A loss that is one number and no mean over samples is told from one that is."""
 
 from __future__ import annotations
 
@@ -105,3 +105,71 @@ def test_a_mean_over_weights_of_classes_is_told_once(loss: LossFunction) -> None
 )
 def test_other_losses_of_classes_say_nothing(plan: str, loss: LossFunction) -> None:
     assert classes(plan, loss) == []
+
+
+def sum_of_classes(output: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(output, labels, reduction="sum")
+
+
+def sum_and_mean(output: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(output, labels) + sum_of_classes(output, labels)
+
+
+def sum_by_hand(output: Tensor, labels: Tensor) -> Tensor:
+    return -output.log_softmax(-1)[torch.arange(len(labels)), labels].sum()
+
+
+@pytest.mark.parametrize("loss", [sum_of_classes, sum_and_mean, sum_by_hand])
+def test_a_sum_over_samples_is_told_once(loss: LossFunction) -> None:
+    (text,) = classes("mb2", loss)
+    assert "it is a sum over them" in text
+    assert "are divided by 2: return (sum, count) instead" in text
+
+
+def over_samples(output: Tensor, labels: Tensor) -> Tensor:
+    return sum_of_classes(output, labels) / len(labels)
+
+
+def mean_of_sums(output: Tensor, labels: Tensor) -> Tensor:
+    return (output - F.one_hot(labels, 3)).pow(2).sum(1).mean()
+
+
+def sum_of_means(output: Tensor, labels: Tensor) -> Tensor:
+    return (output - F.one_hot(labels, 3)).pow(2).mean(0).sum()
+
+
+def two_means(output: Tensor, labels: Tensor) -> Tensor:
+    return torch.stack([F.cross_entropy(output, labels), output.pow(2).mean()]).sum()
+
+
+def with_penalty(output: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(output, labels) + 0.1 * WEIGHTS.pow(2).sum()
+
+
+@pytest.mark.parametrize(
+    ("plan", "loss"),
+    [
+        ("dp1", sum_of_classes),
+        *[("mb2", loss) for loss in (over_samples, mean_of_sums, sum_of_means)],
+        *[("mb2", loss) for loss in (two_means, with_penalty)],
+    ],
+)
+def test_a_mean_by_way_of_a_sum_says_nothing(plan: str, loss: LossFunction) -> None:
+    assert classes(plan, loss) == []
+
+
+def test_the_cure_of_a_sum_is_the_sum_of_one_device() -> None:
+    def kept(output: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+        return sum_of_classes(output, labels), 1 / 2
+
+    losses = []
+    for plan, loss in (("dp1", sum_of_classes), ("mb2", kept)):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 3)
+        engine = plait.build(
+            model, f"{plan} precision:float64", loss=loss, optimizer=torch.optim.SGD
+        )
+        batch = (torch.ones(4, 3), torch.tensor([0, 1, 2, 1]))
+        losses += [[engine.step(batch).loss for _ in range(2)]]
+        engine.world.close()
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=0)

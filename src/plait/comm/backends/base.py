@@ -11,12 +11,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from plait.comm.backends.sums import sum_into
+from plait.errors import ModelError
 from plait.paths import Paths
 
 
@@ -90,6 +91,15 @@ class Backend(ABC):
     def paths(self) -> Paths:
         """Which ways operations take by the size of what is at hand."""
         return Paths()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse a copy or a pickle, as of a model whose modules talk to other ranks."""
+        raise ModelError(
+            "what talks to other ranks cannot be copied or pickled; if this is the model of an "
+            "engine, whose modules hold parts of it: copy it before plait.build, or read what is "
+            "trained by engine.save(path), engine.save_pretrained(path) or, on each rank for its "
+            "own parts, engine.local_parameters()"
+        )
 
     def follow(self, paths: Paths) -> None:
         """Take the ways that `paths` says, and note them there."""

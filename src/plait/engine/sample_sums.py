@@ -1,0 +1,88 @@
+"""Sees whether a loss that is one number is a sum over samples, such as `reduction="sum"`.
+
+One number counts as the mean over the samples. A sum is then divided by the parts of a batch.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from plait.values import PyTree
+
+AVERAGES = ("mean", "nanmean", "div", "divide", "truediv", "itruediv", "true_divide", "rtruediv")
+"""Names of functions after which a sum may be a mean over samples."""
+
+KEEP_SUMS = ("add", "radd", "iadd", "sub", "rsub", "isub", "neg")
+"""Names of functions by which a sum over samples stays one."""
+
+
+class SampleSums(TorchFunctionMode):
+    """Follows the output of a model through a loss, up to sums over its samples."""
+
+    def __init__(self, output: PyTree) -> None:
+        super().__init__()
+        self._outputs = _Tensors()
+        self._averaged = _Tensors()
+        self._sums = _Tensors()
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.dim():
+                self._outputs.add(leaf)
+
+    def has(self, loss: Tensor) -> bool:
+        """Whether a loss (0-dim) is a sum over samples, with or without other terms."""
+        return loss in self._sums
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch, and note what its result is."""
+        named = dict(kwargs or {})
+        given = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+        is_output = any(leaf in self._outputs for leaf in given)
+        is_averaged = any(leaf in self._averaged for leaf in given)
+        is_sum = any(leaf in self._sums for leaf in given)
+        result = function(*args, **named)
+        name = getattr(function, "__name__", "").strip("_")
+        if is_output:
+            is_averaged = is_averaged or name in AVERAGES
+            adds_up = named.get("reduction") == "sum" or (name == "sum" and not is_averaged)
+            self._note(result, is_averaged=is_averaged, adds_up=adds_up)
+        elif is_sum and name in KEEP_SUMS:
+            self._sums.add(result)
+        return result
+
+    def _note(self, result: PyTree, *, is_averaged: bool, adds_up: bool) -> None:
+        for leaf in tree_leaves(result):
+            if not isinstance(leaf, Tensor):
+                continue
+            if torch.Tensor.dim(leaf):
+                self._outputs.add(leaf)
+                if is_averaged:
+                    self._averaged.add(leaf)
+            elif adds_up:
+                self._sums.add(leaf)
+
+
+class _Tensors:
+    """A set of tensors [...], which does not keep their memory."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, weakref.ref[Tensor]] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        self._known[id(tensor)] = weakref.ref(tensor)
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        known = self._known.get(id(tensor))
+        return known is not None and known() is tensor
