@@ -117,8 +117,8 @@ class Machine(ABC):
     None takes that of clusters in general, `Efficiency.congestion`.
     """
     network_step: float = 0.0
-    """Seconds that each step of a ring over nodes takes at least. Ports pass the pieces of all ranks
-    on, one after another.
+    """Seconds that each step of a ring over nodes takes at least. Ports pass the pieces of all
+    ranks on, one after another.
     """
     pair_bandwidth: float = 0.0
     """Bytes a second between two devices of a node alone, where the node says so; else 0."""
