@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -119,3 +120,23 @@ def test_a_loopback_interface_that_is_down(plan: str, folder: Path) -> None:
     assert done.returncode == 1
     assert "127.0.0.1 cannot be reached (Network is unreachable)" in last_line(done)
     assert "ip link set lo up" in last_line(done)
+
+
+@pytest.mark.parametrize("verb", ["status", "doctor", "report", "evaluate"])
+def test_a_folder_that_only_its_owner_reads(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the system says it to another user; the one of a test may be allowed everything."""
+
+    def denied(path: Path, *_: object, **__: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    run = tmp_path / "run"
+    run.mkdir()
+    monkeypatch.setattr(Path, "stat", denied)
+    monkeypatch.setattr(Path, "exists", denied)
+    monkeypatch.setattr(Path, "is_file", denied)
+    assert main([verb, str(run)]) == 2
+    said = capsys.readouterr().err
+    assert "permission denied; ask its owner to let you read it" in said
+    assert str(run) in said

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Answer:
     """A row a plan. Every plan is checked before the first one runs."""
     config = common.read_config(arguments)
-    plans = [common.plan_of(config, text) for text in arguments.plans]
+    plans = checked(config, arguments.plans)
     if arguments.html is not None and is_main_process():
         common.check_writable(arguments.html)
     rows: list[Json] = []
@@ -69,6 +69,23 @@ def run(arguments: argparse.Namespace) -> Answer:
         arguments.html.write_text(text, encoding="utf-8")
         say(f"plait compare: {arguments.html}")
     return Answer({"rows": rows}, view(rows)) if is_main_process() else Answer(None)
+
+
+def checked(config: Config, texts: Sequence[str]) -> list[Plan]:
+    """The plans. All that cannot run are named in one error, which is that of the first."""
+    plans = []
+    errors: list[PlaitError] = []
+    for text in texts:
+        try:
+            plans.append(common.plan_of(config, text))
+        except PlaitError as failure:
+            errors.append(failure)
+    if not errors:
+        return plans
+    if len(errors) == 1:
+        raise errors[0]
+    sentences = "".join(f"\n  {one}" for one in errors)
+    raise type(errors[0])(f"{len(errors)} of {len(texts)} plans cannot run:{sentences}")
 
 
 def compared(config: Config, row: Json, course: Sequence[Json]) -> comparison.ComparedRun:

@@ -21,6 +21,11 @@ def explained(error: Exception) -> Exception:
         return too_many_files()
     if error.errno == errno.ENAMETOOLONG:
         return ConfigError(_too_long(os.fsdecode(error.filename or "")))
+    if isinstance(error, PermissionError) and error.filename is not None:
+        return ConfigError(
+            f"{os.fsdecode(error.filename)} cannot be reached: permission denied; ask its owner to "
+            "let you read it and the folders above it"
+        )
     return error
 
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 from plait.cli import schedule_page
 from plait.cli.answer import Answer, Json
 from plait.cli.layout import Prose
-from plait.errors import WRITE_ELSEWHERE, ScheduleError
+from plait.errors import WRITE_ELSEWHERE, PlanError, ScheduleError
 from plait.parallel.pipeline import render, text
 from plait.parallel.pipeline.actions import Action, Kind, Schedule
 from plait.parallel.pipeline.clock import unit
 from plait.parallel.pipeline.schedules import SCHEDULES, make
 from plait.parallel.pipeline.simulate import Simulation, simulate
+from plait.plan import Plan
 from plait.toml import is_file
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ def _schedules(arguments: argparse.Namespace) -> tuple[Schedule, Schedule]:
             )
         loaded = text.load(arguments.name)
         return loaded, loaded
+    if name not in SCHEDULES:
+        _check_no_plan(arguments.name)
     if suffix and not re.fullmatch("[0-9]{1,9}", suffix):
         raise ScheduleError(f"'{arguments.name}': say interleaved,v2")
     virtual = int(suffix) if suffix else arguments.virtual
@@ -121,6 +124,26 @@ def _schedules(arguments: argparse.Namespace) -> tuple[Schedule, Schedule]:
     steps_to_fill = -(-2 * (stages - 1) // micro_batches)
     num_steps = steps_to_fill + STREAM_STEPS
     return drawn, make(name, stages, micro_batches, virtual, num_steps=num_steps)
+
+
+def _check_no_plan(words: str) -> None:
+    """Raises `ScheduleError` for a plan in the place of a schedule, with the command that is
+    meant.
+    """
+    try:
+        plan = Plan.parse(words)
+    except PlanError:
+        return
+    if plan.pp.size == 1:
+        raise ScheduleError(
+            f"'{words}' is a plan without stages, so it has no schedule; "
+            "name one, as in plait schedule 1f1b --stages 4 --microbatches 8"
+        )
+    name = str(plan.pp).partition(":")[2] or plan.pp.schedule
+    raise ScheduleError(
+        f"'{words}' is a plan; say its schedule alone: plait schedule {name} --stages "
+        f"{plan.pp.size} --microbatches {plan.micro_batches}"
+    )
 
 
 MOST_CELLS = 400_000

@@ -173,6 +173,8 @@ class Loader:
         """
         place = self.state_dict()
         for key in place:
+            if key == "content" and isinstance(state, Mapping) and key not in state:
+                continue  # saved before this kind of data had one
             value = state.get(key) if isinstance(state, Mapping) else None
             if not isinstance(value, int) or isinstance(value, bool):
                 raise DataError(f"the data's saved place says {key} = {value!r}, no whole number")
@@ -182,7 +184,7 @@ class Loader:
                     f"the data was saved with {key} = {state[key]} and now has {place[key]}: its "
                     "order would differ"
                 )
-        if state.get("content") != place.get("content"):
+        if "content" in state and state["content"] != place.get("content"):
             raise DataError(
                 "the data have other tokens than those that the saved place is in: the files, the "
                 "tokenizer or a setting has changed, and samples would come twice or never"

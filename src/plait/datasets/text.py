@@ -7,8 +7,10 @@ window of seq_len + 1 bytes. Windows stand side by side, and an incomplete last 
 
 from __future__ import annotations
 
+import hashlib
 import sysconfig
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -33,6 +35,15 @@ class Windows(Dataset[tuple[PyTree, Tensor]]):
         self.windows = corpus.unfold(
             0, seq_len + 1, seq_len
         )  # a view: the label of one window's end begins the next
+        self._corpus = corpus
+
+    @cached_property
+    def content(self) -> int:
+        """A number that follows from all bytes."""
+        return int.from_bytes(self._digest().digest(), "little") >> 2
+
+    def _digest(self) -> hashlib.blake2b:
+        return hashlib.blake2b(self._corpus.numpy().data, digest_size=8)
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -57,6 +68,11 @@ class Packed(Windows):
     def __init__(self, corpus: Tensor, seq_len: int, lengths: Sequence[int]) -> None:
         super().__init__(corpus, seq_len)
         self._ends = torch.tensor(lengths).cumsum(0)
+
+    def _digest(self) -> hashlib.blake2b:
+        digest = super()._digest()
+        digest.update(self._ends.numpy().data)
+        return digest
 
     def __getitem__(self, index: int) -> tuple[PyTree, Tensor]:
         (inputs, documents), labels = self.batch(torch.tensor([index]))

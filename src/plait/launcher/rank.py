@@ -25,6 +25,7 @@ from typing import Any, NoReturn, TypeVar
 from plait.errors import PlaitError, RankFailed
 from plait.launcher.allocator import forget_tunables, keep_freed_memory
 from plait.launcher.failure import Failure
+from plait.launcher.result import check_sendable
 
 T = TypeVar("T")
 
@@ -62,7 +63,9 @@ def run_rank(settings: RankSettings, main: Callable[..., T], args: tuple[object,
 
     torch.set_num_threads(settings.num_threads)
     try:
-        return main(*args)
+        result = main(*args)
+        check_sendable(result)
+        return result
     except BaseException as error:
         _leave(settings, error)
 

@@ -28,12 +28,42 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["interleaved", "--virtual", "1000000"], "at most 400,000 are drawn"),
         (["x" * 5000], "no schedule is called"),
         (["gpipe\0"], "null character"),
+        (["dp2"], "'dp2' is a plan without stages, so it has no schedule"),
     ],
 )
 def test_schedules_that_cannot_be_drawn(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in refused(["schedule", *words], capsys)
+
+
+@pytest.mark.parametrize(
+    ("plan", "name", "stages", "micro_batches"),
+    [
+        ("pp4:1f1b mb8", "1f1b", 4, 8),
+        ("pp2:interleaved,v3 dp2 mb4", "interleaved,v3", 2, 4),
+        ("pp4", "1f1b", 4, 4),
+    ],
+)
+def test_a_plan_is_no_schedule_and_the_command_that_is_meant_is_named(
+    plan: str, name: str, stages: int, micro_batches: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    meant = ["schedule", name, "--stages", str(stages), "--microbatches", str(micro_batches)]
+    said = refused(["schedule", plan], capsys)
+    assert said.strip().endswith(f"say its schedule alone: plait {' '.join(meant)}")
+    assert main(meant) == 0
+
+
+def test_compare_names_every_plan_that_cannot_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is a command less until the comparison runs."""
+    config = tmp_path / "config.toml"
+    config.write_text(CONFIG)
+    said = refused(["compare", str(config), "--plans", "dp1", "bogus", "dp2:zero9"], capsys)
+    assert "2 of 3 plans cannot run" in said
+    assert "'bogus'" in said and "zero9" in said
+    assert "cannot run:" not in refused(["compare", str(config), "--plans", "dp1", "no"], capsys)
 
 
 @pytest.mark.parametrize(

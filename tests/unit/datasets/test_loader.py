@@ -4,6 +4,7 @@ any number of ranks.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from plait.datasets import Loader
 from plait.datasets.random import RandomTokens
+from plait.datasets.text import text
 from plait.errors import DataError
 
 
@@ -147,3 +149,33 @@ def test_skipping_is_taking_without_looking(
     late.skip(skipped)
     for batch in take(skipped + 9, data, global_batch, dp_size=2, dp_rank=1, seed=5)[skipped:]:
         assert_equal(next(late), batch)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_text_replaced_by_one_as_long_is_refused(tmp_path: Path, packed: bool) -> None:
+    """The number of samples tells nothing there. A place saved without a checksum is taken."""
+    file = tmp_path / "words.txt"
+    file.write_bytes(b"abcdefgh" * 20)
+    loader = Loader(text([file], 8, packed=packed), 4)
+    next(loader)
+    state = loader.state_dict()
+    again = Loader(text([file], 8, packed=packed), 4)
+    again.load_state_dict(state)
+    assert again.position == 4
+    file.write_bytes(b"abcdefgh" * 19 + b"abcdefgX")
+    other = Loader(text([file], 8, packed=packed), 4)
+    with pytest.raises(DataError, match="other tokens than those that the saved place is in"):
+        other.load_state_dict(state)
+    other.load_state_dict({key: value for key, value in state.items() if key != "content"})
+    assert other.position == 4
+
+
+def test_packed_files_cut_elsewhere_are_other_data(tmp_path: Path) -> None:
+    """The bytes are the same, and other bytes see each other."""
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    contents = []
+    for cut in (40, 41):
+        files[0].write_bytes((b"abcdefgh" * 20)[:cut])
+        files[1].write_bytes((b"abcdefgh" * 20)[cut:])
+        contents.append(text(files, 8, packed=True).content)
+    assert contents[0] != contents[1]
