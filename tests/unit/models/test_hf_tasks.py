@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 from plait import datasets, models
 from plait.config import Data
 from plait.errors import ModelError
+from plait.models import hf
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 BERT = {"model_type": "bert", "intermediate_size": 24, "vocab_size": 29, **SMALL}
@@ -33,6 +35,21 @@ def test_random_data_fits_the_head_of_a_task(
     inputs = torch.stack([data[index][0] for index in range(2)])
     logits = model.make_start()(inputs)  # type: ignore[operator]
     assert tuple(logits.shape) == shape
+
+
+@pytest.mark.parametrize(("task", "config"), [("masked", BERT), ("seq2seq", T5), ("image", VIT)])
+def test_a_model_that_the_library_saved_is_read(
+    task: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    """A T5 has a `base_model_prefix` that is in none of its names."""
+    settings = transformers.AutoConfig.for_model(**config)
+    theirs = getattr(transformers, hf.TASKS[task]).from_config(settings)
+    theirs.save_pretrained(tmp_path)
+    weights = hf.make(tmp_path, weights=tmp_path, task=task).weights
+    assert weights is not None
+    with weights.reading() as reader:
+        for name, param in theirs.named_parameters():
+            assert torch.equal(reader.read(f"model.{name}"), param)
 
 
 def test_a_task_that_is_none_is_named() -> None:
