@@ -19,6 +19,7 @@ from plait.errors import ModelError
 from plait.models.adapter_parts import AdapterSettings, parts_of
 from plait.models.adapters import Reseed, adapt, adapted, linear_layers, magnitudes
 from plait.models.expert_adapters import peft_places
+from plait.models.hf import EncoderDecoder, HuggingFace
 from plait.models.weights import (
     JoinedTensor,
     RowNorms,
@@ -36,6 +37,8 @@ PREFIX = "base_model.model."
 WRAPPER = "model."
 """The prefix that plait's wrapper of a library's model adds to names."""
 MAGNITUDE = "lora_magnitude_vector"
+TASKS: dict[type[nn.Module], str] = {HuggingFace: "CAUSAL_LM", EncoderDecoder: "SEQ_2_SEQ_LM"}
+"""PEFT's task of a wrapper. It has none for masked language models and for pictures."""
 
 
 def peft_names(model: nn.Module) -> dict[str, str]:
@@ -62,8 +65,8 @@ def base_name(model: nn.Module, name: str) -> str:
 
 
 def is_wrapped(model: nn.Module) -> bool:
-    """Whether a model is plait's wrapper of a library's."""
-    return type(model).__name__ == "HuggingFace"
+    """Whether a model is plait's wrapper of a library's, for any task."""
+    return isinstance(model, HuggingFace)
 
 
 def with_adapters(
@@ -176,7 +179,7 @@ def form_of(model: nn.Module) -> AdapterForm:
     config = getattr(inner, "config", None)
     table = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM" if is_wrapped(model) else None,
+        "task_type": TASKS.get(type(model)),
         "base_model_name_or_path": getattr(config, "_name_or_path", None) or None,
         "r": first.rank,
         "lora_alpha": first.scale * first.rank,
