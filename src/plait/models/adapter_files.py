@@ -39,6 +39,21 @@ WRAPPER = "model."
 MAGNITUDE = "lora_magnitude_vector"
 TASKS: dict[type[nn.Module], str] = {HuggingFace: "CAUSAL_LM", EncoderDecoder: "SEQ_2_SEQ_LM"}
 """PEFT's task of a wrapper. It has none for masked language models and for pictures."""
+NEUTRAL = {
+    "alpha_pattern": (None, {}),
+    "rank_pattern": (None, {}),
+    "modules_to_save": (None, []),
+    "trainable_token_indices": (None, []),
+    "layer_replication": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "bias": (None, "none"),
+    "lora_bias": (None, False),
+    "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),
+}
+"""Settings of PEFT that `[adapter]` has no words for, and their values that change nothing here.
+
+Starts beside those listed (PiSSA, OLoRA, CorDA, LoftQ) change the weights of the base, too.
+"""
 
 
 def peft_names(model: nn.Module) -> dict[str, str]:
@@ -143,6 +158,12 @@ def _check_config(directory: Path, settings: AdapterSettings) -> None:
         ) from failure
     except ValueError as failure:
         raise ModelError(f"{str(path)!r} is not JSON: {failure}") from failure
+    if others := {key: table[key] for key in NEUTRAL if table.get(key) not in NEUTRAL[key]}:
+        listed = ", ".join(f"{key} = {json.dumps(value)}" for key, value in others.items())
+        raise ModelError(
+            f"{str(path)!r} says {listed}, which [adapter] has no words for; merge that adapter "
+            "into its model with PEFT (merge_and_unload), and name that folder in model.weights"
+        )
     kind = "dora" if table.get("use_dora") else str(table.get("peft_type", "LORA")).lower()
     rank = int(table.get("r", 8))
     alpha = float(table.get("lora_alpha", 8))

@@ -1,13 +1,15 @@
-"""Files of adapters: the names that PEFT gives them for each task."""
+"""Files of adapters: the names that PEFT gives them for each task, and settings without words."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from plait.errors import ModelError
 from plait.models import hf
 from plait.models.adapter_files import form_of, with_adapters
 from plait.models.adapter_parts import AdapterSettings
@@ -61,3 +63,26 @@ def test_adapters_of_every_task_have_the_names_of_peft(
     with weights.reading() as reader:
         for ours, name in form.names.items():
             assert torch.equal(reader.read(ours), theirs[name])
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"alpha_pattern": {"q_proj": 64}},
+        {"rank_pattern": {"q_proj": 4}},
+        {"modules_to_save": ["lm_head"]},
+        {"init_lora_weights": "pissa"},
+        {"bias": "all"},
+    ],
+)
+def test_settings_of_peft_that_have_no_words_are_refused(
+    setting: dict[str, Any], tmp_path: Path
+) -> None:
+    """An alpha for some layers, or another start, would give other numbers without a sign."""
+    saved(tmp_path, "causal", LLAMA, target_modules=["q_proj"], **setting)
+    model = hf.make(tmp_path, weights=tmp_path)
+    start = AdapterSettings("lora", 2, targets=("q_proj",), weights=tmp_path / "adapter")
+    with pytest.raises(ModelError, match="has no words for") as refused:
+        with_adapters(model, start)
+    [(key, value)] = setting.items()
+    assert f"{key} = {json.dumps(value)}" in str(refused.value)
