@@ -19,6 +19,7 @@ from plait.comm import World
 from plait.config import Config
 from plait.engine.build import build
 from plait.engine.engine import Engine
+from plait.errors import CheckpointError
 from plait.models import adapter_files, losses
 from plait.models.adapter_parts import AdapterSettings
 from plait.run.job import TrainingRun, run
@@ -151,3 +152,24 @@ def test_a_run_of_adapters_is_exported_from_the_command_line(
         with torch.no_grad():
             found[out.name] = theirs.double()(TOKENS).logits
     torch.testing.assert_close(found["merged"], found["adapter"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("plan", ["dp1", "dp2:zero3", "pp2:1f1b mb2"])
+def test_an_adapter_on_a_tied_output_is_not_lost_in_a_merge(tmp_path: Path, plan: str) -> None:
+    """One weight cannot be the embedding's and the output's with its adapter; PEFT's files can."""
+    torch.manual_seed(1)
+    settings = transformers.AutoConfig.for_model(**{**CONFIG, "tie_word_embeddings": True})
+    folder = tmp_path / "tied"
+    transformers.AutoModelForCausalLM.from_config(settings).save_pretrained(folder)
+    made = models.make("hf", config=folder, weights=folder)
+    model = adapter_files.with_adapters(made, AdapterSettings("lora", 4, targets=("lm_head",)))
+
+    def save(world: World, text: str) -> None:
+        engine = started(world, text, model)
+        with pytest.raises(CheckpointError, match="lm_head' is tied to another"):
+            engine.save_pretrained(tmp_path / "merged", merge=True)
+        engine.save_pretrained(tmp_path / "adapter")
+
+    threaded(1 if plan == "dp1" else 2, save, plan, plan=plan)
+    assert not list((tmp_path / "merged").iterdir())
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()

@@ -9,7 +9,9 @@ folder.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,6 +86,7 @@ def _assemble(
     state: TrainingState, slices: Path, path: Path, dtype: torch.dtype | None, max_shard_bytes: int
 ) -> list[Path]:
     adapters = adapted(state.model)
+    _check_untied(state, adapters)
     parts = peft_names(state.model)
     names = {name: name.replace(COMPILED, "") for name in state.holding.shapes if name not in parts}
     config: list[Path] = []
@@ -114,3 +117,14 @@ def _assemble(
         change=change if adapters else None,
     )
     return [*files, *config]
+
+
+def _check_untied(state: TrainingState, adapters: Mapping[str, Any]) -> None:
+    """Errors: `CheckpointError` for an adapter on a weight that has its first name elsewhere."""
+    for layer, module in adapters.items():
+        if not module.adapter.keys and f"{layer}.weight" not in state.holding.shapes:
+            raise CheckpointError(
+                f"the weight of '{layer}' is tied to another, which has no adapter, so the sum has "
+                "no place in the model; leave merge out for PEFT's files, or train without "
+                f"adapters on '{layer}'"
+            )
