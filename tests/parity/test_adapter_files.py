@@ -13,15 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from plait import models
-from plait.checkpoint import Checkpoint
+from plait.checkpoint import Checkpoint, resolve
 from plait.cli import main
 from plait.comm import World
 from plait.config import Config
-from plait.engine.build import build
+from plait.engine.build import build, join_world
 from plait.engine.engine import Engine
 from plait.errors import CheckpointError
 from plait.models import adapter_files, losses
 from plait.models.adapter_parts import AdapterSettings
+from plait.plan import Plan
+from plait.run.assemble import assemble
 from plait.run.job import TrainingRun, run
 from plait.run.rundir import RunFolder
 from tests.helpers.threaded import threaded
@@ -173,3 +175,34 @@ def test_an_adapter_on_a_tied_output_is_not_lost_in_a_merge(tmp_path: Path, plan
     threaded(1 if plan == "dp1" else 2, save, plan, plan=plan)
     assert not list((tmp_path / "merged").iterdir())
     assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_a_merged_model_of_plait_is_opened_by_the_library(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its config and its names are written, as for a model without adapters."""
+    sizes = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 24, "vocab_size": 28}
+    config = Config.load(
+        {
+            "model": {"name": family, **sizes},
+            "data": {"name": "random", "seq_len": 8, "num_samples": 8},
+            "train": {"steps": 3, "global_batch": 4, "lr": 0.1},
+            "adapter": {"kind": "dora", "rank": 2, "targets": ["q", "v", "o", "up"]},
+        }
+    )
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    plan = Plan.parse("dp1")
+    run(TrainingRun(config, str(plan), folder.path, shows_progress=False))
+    out = tmp_path / "merged"
+    assert main(["export", "checkpoint", str(folder.path), "--merge", "--out", str(out)]) == 0
+    capsys.readouterr()
+    engine = assemble(config, plan, join_world(plan)).engine
+    before = engine.evaluate((TOKENS[:, :-1], TOKENS[:, 1:]))
+    engine.load(resolve(folder.path))
+    expected = engine.evaluate((TOKENS[:, :-1], TOKENS[:, 1:]))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
+    assert loss_of(theirs) == pytest.approx(expected, rel=1e-5)
+    assert expected != pytest.approx(before, rel=1e-4)
