@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 import torch
 
 from plait import datasets, models
-from plait.config import Data
+from plait.config import Config, Data
 from plait.errors import ModelError
 from plait.models import hf
+from plait.run.assemble import make_dataset
 
 transformers = pytest.importorskip("transformers")
 
@@ -50,6 +52,19 @@ def test_a_model_that_the_library_saved_is_read(
     with weights.reading() as reader:
         for name, param in theirs.named_parameters():
             assert torch.equal(reader.read(f"model.{name}"), param)
+
+
+@pytest.mark.parametrize(("task", "config"), [("masked", BERT), ("seq2seq", T5), ("image", VIT)])
+def test_random_data_read_a_config_that_is_a_folder(
+    task: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = []
+    for place in (config, str(tmp_path)):
+        model = {"name": "hf", "task": task, "config": place}
+        data = {"name": "random", "seq_len": 8}
+        found.append(make_dataset(Config.load({"model": model, "data": data}))[0])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_a_task_that_is_none_is_named() -> None:
