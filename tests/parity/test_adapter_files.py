@@ -13,14 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from plait import models
-from plait.checkpoint import Checkpoint
+from plait.checkpoint import Checkpoint, resolve
 from plait.cli import main
 from plait.comm import World
 from plait.config import Config
-from plait.engine.build import build
+from plait.engine.build import build, join_world
 from plait.engine.engine import Engine
+from plait.errors import CheckpointError
 from plait.models import adapter_files, losses
 from plait.models.adapter_parts import AdapterSettings
+from plait.plan import Plan
+from plait.run.assemble import assemble
 from plait.run.job import TrainingRun, run
 from plait.run.rundir import RunFolder
 from tests.helpers.threaded import threaded
@@ -151,3 +154,55 @@ def test_a_run_of_adapters_is_exported_from_the_command_line(
         with torch.no_grad():
             found[out.name] = theirs.double()(TOKENS).logits
     torch.testing.assert_close(found["merged"], found["adapter"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("plan", ["dp1", "dp2:zero3", "pp2:1f1b mb2"])
+def test_an_adapter_on_a_tied_output_is_not_lost_in_a_merge(tmp_path: Path, plan: str) -> None:
+    """One weight cannot be the embedding's and the output's with its adapter; PEFT's files can."""
+    torch.manual_seed(1)
+    settings = transformers.AutoConfig.for_model(**{**CONFIG, "tie_word_embeddings": True})
+    folder = tmp_path / "tied"
+    transformers.AutoModelForCausalLM.from_config(settings).save_pretrained(folder)
+    made = models.make("hf", config=folder, weights=folder)
+    model = adapter_files.with_adapters(made, AdapterSettings("lora", 4, targets=("lm_head",)))
+
+    def save(world: World, text: str) -> None:
+        engine = started(world, text, model)
+        with pytest.raises(CheckpointError, match="lm_head' is tied to another"):
+            engine.save_pretrained(tmp_path / "merged", merge=True)
+        engine.save_pretrained(tmp_path / "adapter")
+
+    threaded(1 if plan == "dp1" else 2, save, plan, plan=plan)
+    assert not list((tmp_path / "merged").iterdir())
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_a_merged_model_of_plait_is_opened_by_the_library(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its config and its names are written, as for a model without adapters."""
+    sizes = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 24, "vocab_size": 28}
+    config = Config.load(
+        {
+            "model": {"name": family, **sizes},
+            "data": {"name": "random", "seq_len": 8, "num_samples": 8},
+            "train": {"steps": 3, "global_batch": 4, "lr": 0.1},
+            "adapter": {"kind": "dora", "rank": 2, "targets": ["q", "v", "o", "up"]},
+        }
+    )
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    plan = Plan.parse("dp1")
+    run(TrainingRun(config, str(plan), folder.path, shows_progress=False))
+    out = tmp_path / "merged"
+    assert main(["export", "checkpoint", str(folder.path), "--merge", "--out", str(out)]) == 0
+    capsys.readouterr()
+    engine = assemble(config, plan, join_world(plan)).engine
+    before = engine.evaluate((TOKENS[:, :-1], TOKENS[:, 1:]))
+    engine.load(resolve(folder.path))
+    expected = engine.evaluate((TOKENS[:, :-1], TOKENS[:, 1:]))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
+    assert loss_of(theirs) == pytest.approx(expected, rel=1e-5)
+    assert expected != pytest.approx(before, rel=1e-4)

@@ -45,11 +45,12 @@ class Joined:
         whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
         return whole[::-1] if self.transposed else whole
 
-    def value(self, checkpoint: Checkpoint) -> Tensor:
+    def value(self, checkpoint: Checkpoint, change: Change | None = None) -> Tensor:
         """The values that are written, in the shape that `shape` says: [rows, ...], or [columns,
-        rows] where transposed.
+        rows] where transposed. `change` is applied to each source.
         """
-        whole = torch.cat([checkpoint.tensor(name) for name in self.sources])
+        parts = [_changed(checkpoint, name, change) for name in self.sources]
+        whole = torch.cat(parts)
         return whole.t().contiguous() if self.transposed else whole
 
 
@@ -172,10 +173,15 @@ def _write(
 def _value(checkpoint: Checkpoint, entry: _Entry, change: Change | None) -> Tensor:
     dtype = entry.declared[1]
     if entry.joined is not None:
-        return entry.joined.value(checkpoint).to(dtype)
+        return entry.joined.value(checkpoint, change).to(dtype)
     if change is None:
         return checkpoint.tensor(entry.source, dtype)
-    return change(checkpoint, entry.source, checkpoint.tensor(entry.source)).to(dtype)
+    return _changed(checkpoint, entry.source, change).to(dtype)
+
+
+def _changed(checkpoint: Checkpoint, name: str, change: Change | None) -> Tensor:
+    value = checkpoint.tensor(name)
+    return value if change is None else change(checkpoint, name, value)
 
 
 def _write_shards(

@@ -104,11 +104,7 @@ def export_model(
         return adapter, dict(form["names"])
     weights = [name for name in opened.names() if not name.startswith(NOT_WEIGHTS)]
     tables = opened.meta.get(META, tables)
-    is_wrapped = tables is not None and all(name.startswith(WRAPPER) for name in weights)
-    names = exported_names(weights, is_wrapped=is_wrapped)
-    joined_tensors: dict[str, Joined] = {}
-    if _is_gpt2(tables) and (found := gpt2.split(weights)) is not None:
-        names, joined_tensors = found
+    names, joined_tensors = library_names(weights, tables)
     files = export_safetensors(
         opened.directory,
         out,
@@ -122,6 +118,16 @@ def export_model(
         saved = dtype or opened.dtype(weights[0])
         files = [*files, *write_tables(Path(out), tables, dtype_name(saved))]
     return files, names
+
+
+def library_names(
+    weights: list[str], tables: JsonMapping | None
+) -> tuple[dict[str, str], dict[str, Joined]]:
+    """The names of weights in the export, and the tensors there that are made of weights."""
+    if _is_gpt2(tables) and (found := gpt2.split(weights)) is not None:
+        return found
+    is_wrapped = tables is not None and all(name.startswith(WRAPPER) for name in weights)
+    return exported_names(weights, is_wrapped=is_wrapped), {}
 
 
 def _is_gpt2(tables: JsonMapping | None) -> bool:

@@ -286,7 +286,10 @@ def _merged(
     alone = Plan.parse("dp1")
     engine = assemble(load(config), alone, join_world(alone)).engine
     engine.load(checkpoint)
-    files = save_pretrained(engine, out, dtype=dtype, max_shard_bytes=limit, merge=True)
+    tables = _library_files(checkpoint)
+    files = save_pretrained(
+        engine, out, dtype=dtype, max_shard_bytes=limit, merge=True, tables=tables
+    )
     names = [name for name, param in engine.model.named_parameters() if not param.requires_grad]
     return files, {name: name for name in names}
 

@@ -61,6 +61,12 @@ def hf_vocabulary(config: Any) -> int | None:
     return found
 
 
+def hf_config(config: Any) -> JsonObject:
+    """The table of a Hugging Face config, wherever it is. Raises `ModelError` for none."""
+    table: JsonObject = importlib.import_module("plait.models.hf").read_config(config)
+    return table
+
+
 def roles_of(name: str) -> dict[str, str]:
     """From module pattern to role, for a model of this project; empty for a model that has no
     table.

@@ -19,6 +19,7 @@ from plait.errors import ModelError
 from plait.models.adapter_parts import AdapterSettings, parts_of
 from plait.models.adapters import Reseed, adapt, adapted, linear_layers, magnitudes
 from plait.models.expert_adapters import peft_places
+from plait.models.hf import EncoderDecoder, HuggingFace
 from plait.models.weights import (
     JoinedTensor,
     RowNorms,
@@ -36,6 +37,23 @@ PREFIX = "base_model.model."
 WRAPPER = "model."
 """The prefix that plait's wrapper of a library's model adds to names."""
 MAGNITUDE = "lora_magnitude_vector"
+TASKS: dict[type[nn.Module], str] = {HuggingFace: "CAUSAL_LM", EncoderDecoder: "SEQ_2_SEQ_LM"}
+"""PEFT's task of a wrapper. It has none for masked language models and for pictures."""
+NEUTRAL = {
+    "alpha_pattern": (None, {}),
+    "rank_pattern": (None, {}),
+    "modules_to_save": (None, []),
+    "trainable_token_indices": (None, []),
+    "layer_replication": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "bias": (None, "none"),
+    "lora_bias": (None, False),
+    "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),
+}
+"""Settings of PEFT that `[adapter]` has no words for, and their values that change nothing here.
+
+Starts beside those listed (PiSSA, OLoRA, CorDA, LoftQ) change the weights of the base, too.
+"""
 
 
 def peft_names(model: nn.Module) -> dict[str, str]:
@@ -62,8 +80,8 @@ def base_name(model: nn.Module, name: str) -> str:
 
 
 def is_wrapped(model: nn.Module) -> bool:
-    """Whether a model is plait's wrapper of a library's."""
-    return type(model).__name__ == "HuggingFace"
+    """Whether a model is plait's wrapper of a library's, for any task."""
+    return isinstance(model, HuggingFace)
 
 
 def with_adapters(
@@ -140,6 +158,12 @@ def _check_config(directory: Path, settings: AdapterSettings) -> None:
         ) from failure
     except ValueError as failure:
         raise ModelError(f"{str(path)!r} is not JSON: {failure}") from failure
+    if others := {key: table[key] for key in NEUTRAL if table.get(key) not in NEUTRAL[key]}:
+        listed = ", ".join(f"{key} = {json.dumps(value)}" for key, value in others.items())
+        raise ModelError(
+            f"{str(path)!r} says {listed}, which [adapter] has no words for; merge that adapter "
+            "into its model with PEFT (merge_and_unload), and name that folder in model.weights"
+        )
     kind = "dora" if table.get("use_dora") else str(table.get("peft_type", "LORA")).lower()
     rank = int(table.get("r", 8))
     alpha = float(table.get("lora_alpha", 8))
@@ -176,7 +200,7 @@ def form_of(model: nn.Module) -> AdapterForm:
     config = getattr(inner, "config", None)
     table = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM" if is_wrapped(model) else None,
+        "task_type": TASKS.get(type(model)),
         "base_model_name_or_path": getattr(config, "_name_or_path", None) or None,
         "r": first.rank,
         "lora_alpha": first.scale * first.rank,

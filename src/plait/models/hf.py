@@ -319,9 +319,8 @@ def find_weights(model: HuggingFace, directory: Path) -> Weights:
     inner: Any = model.model
     stored_by_name = converted(inner, open_folder(directory))
     prefix = f"{inner.base_model_prefix}."
-    if not any(
-        name.startswith(prefix) for name in stored_by_name
-    ):  # saved from the base model, without the head
+    is_whole = any(name.startswith(prefix) for name in stored_by_name)
+    if not is_whole and hasattr(inner, inner.base_model_prefix):  # of the base, without the head
         stored_by_name = {f"{prefix}{name}": stored for name, stored in stored_by_name.items()}
     patterns = [*(inner._keys_to_ignore_on_load_unexpected or ()), *OLD_BUFFERS]
     named = {

@@ -318,6 +318,8 @@ def make_dataset(config: ConfigSource) -> SampleSet:
     of_tokens = mixes or datasets.key(config.data, "name") in datasets.TOKEN_DATA
     if of_tokens and keys.get("name") == "hf":
         keys = {**keys, "vocab_size": models.hf_vocabulary(keys["config"])}
+    elif keys.get("name") == "hf" and datasets.key(config.data, "name") == "random":
+        keys = {**keys, "config": models.hf_config(keys["config"])}
     train = config.train
     return datasets.make(config.data, keys, train.seed, train.global_batch)
 

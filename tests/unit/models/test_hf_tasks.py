@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from plait import datasets, models
-from plait.config import Data
+from plait.config import Config, Data
 from plait.errors import ModelError
+from plait.models import hf
+from plait.run.assemble import make_dataset
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 BERT = {"model_type": "bert", "intermediate_size": 24, "vocab_size": 29, **SMALL}
@@ -33,6 +37,34 @@ def test_random_data_fits_the_head_of_a_task(
     inputs = torch.stack([data[index][0] for index in range(2)])
     logits = model.make_start()(inputs)  # type: ignore[operator]
     assert tuple(logits.shape) == shape
+
+
+@pytest.mark.parametrize(("task", "config"), [("masked", BERT), ("seq2seq", T5), ("image", VIT)])
+def test_a_model_that_the_library_saved_is_read(
+    task: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    """A T5 has a `base_model_prefix` that is in none of its names."""
+    settings = transformers.AutoConfig.for_model(**config)
+    theirs = getattr(transformers, hf.TASKS[task]).from_config(settings)
+    theirs.save_pretrained(tmp_path)
+    weights = hf.make(tmp_path, weights=tmp_path, task=task).weights
+    assert weights is not None
+    with weights.reading() as reader:
+        for name, param in theirs.named_parameters():
+            assert torch.equal(reader.read(f"model.{name}"), param)
+
+
+@pytest.mark.parametrize(("task", "config"), [("masked", BERT), ("seq2seq", T5), ("image", VIT)])
+def test_random_data_read_a_config_that_is_a_folder(
+    task: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = []
+    for place in (config, str(tmp_path)):
+        model = {"name": "hf", "task": task, "config": place}
+        data = {"name": "random", "seq_len": 8}
+        found.append(make_dataset(Config.load({"model": model, "data": data}))[0])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_a_task_that_is_none_is_named() -> None:

@@ -9,7 +9,10 @@ folder.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +20,8 @@ from torch import Tensor
 from plait.checkpoint import Checkpoint, export_safetensors
 from plait.checkpoint import save as save_shards
 from plait.checkpoint.entry import dtype_name
-from plait.checkpoint.hugging_face import write_adapter, write_tables
+from plait.checkpoint.export import Joined
+from plait.checkpoint.hugging_face import library_names, write_adapter, write_tables
 from plait.engine.state import saving
 from plait.engine.state.averaging import average_buffers
 from plait.engine.state.training import TrainingState
@@ -27,6 +31,7 @@ from plait.models.adapter_files import form_of, peft_names
 from plait.models.adapter_parts import PARTS
 from plait.models.adapters import adapted, merged
 from plait.models.hf import HuggingFace, files_of
+from plait.values import JsonMapping
 
 MAX_SHARD_BYTES = 5_000_000_000
 COMPILED = "_orig_mod."
@@ -40,12 +45,14 @@ def save_pretrained(
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     merge: bool = False,
+    tables: JsonMapping | None = None,
 ) -> list[Path]:
     """Write `model.safetensors`, or shards with their index, and the `config.json` of a Hugging
     Face model. Collective.
 
     A model with adapters is written as PEFT's two files. With `merge` it is the whole model, each
-    adapter added to its weight.
+    adapter added to its weight. `tables` (file name -> content) say which model of the library
+    plait's own GPT or Llama is, whose names are written then.
 
     Values are those of the masters, converted to `dtype` if given. A tied parameter is written
     once, under the name that it has first, as transformers does.
@@ -70,7 +77,8 @@ def save_pretrained(
                 form = form_of(state.model)
                 written = write_adapter(slices, path, form.config, form.names, dtype)
             else:
-                written = _assemble(state, slices, path, dtype, max_shard_bytes)
+                layout = FileLayout(path, dtype, max_shard_bytes, tables)
+                written = _assemble(state, slices, layout)
         except (CheckpointError, OSError) as error:
             failure = str(error)
         shutil.rmtree(slices, ignore_errors=True)
@@ -80,17 +88,32 @@ def save_pretrained(
     return told[0][1]
 
 
-def _assemble(
-    state: TrainingState, slices: Path, path: Path, dtype: torch.dtype | None, max_shard_bytes: int
-) -> list[Path]:
+@dataclass(frozen=True)
+class FileLayout:
+    """The folder of a whole model, the type and size of its files, and those without weights."""
+
+    path: Path
+    dtype: torch.dtype | None
+    max_shard_bytes: int
+    tables: JsonMapping | None
+
+
+def _assemble(state: TrainingState, slices: Path, layout: FileLayout) -> list[Path]:
     adapters = adapted(state.model)
+    _check_untied(state, adapters)
     parts = peft_names(state.model)
     names = {name: name.replace(COMPILED, "") for name in state.holding.shapes if name not in parts}
-    config: list[Path] = []
+    joined: dict[str, Joined] = {}
+    tables = layout.tables
     if isinstance(state.model, HuggingFace):
         names = {name: written.removeprefix("model.") for name, written in names.items()}
-        saved = dtype or Checkpoint.open(slices).dtype(next(iter(names)))
-        config = write_tables(path, files_of(state.model), dtype_name(saved))
+        tables = files_of(state.model)
+    elif tables is not None:
+        names, joined = library_names([*names], tables)
+    config: list[Path] = []
+    if tables is not None:
+        saved = layout.dtype or Checkpoint.open(slices).dtype(next(iter(names)))
+        config = write_tables(layout.path, tables, dtype_name(saved))
 
     def change(slices: Checkpoint, name: str, weight: Tensor) -> Tensor:
         layer, _, key = name.rpartition(".")
@@ -107,10 +130,22 @@ def _assemble(
 
     files = export_safetensors(
         slices,
-        path,
+        layout.path,
         names=names,
-        dtype=dtype,
-        max_shard_bytes=max_shard_bytes,
+        dtype=layout.dtype,
+        max_shard_bytes=layout.max_shard_bytes,
         change=change if adapters else None,
+        joined=joined,
     )
     return [*files, *config]
+
+
+def _check_untied(state: TrainingState, adapters: Mapping[str, Any]) -> None:
+    """Errors: `CheckpointError` for an adapter on a weight that has its first name elsewhere."""
+    for layer, module in adapters.items():
+        if not module.adapter.keys and f"{layer}.weight" not in state.holding.shapes:
+            raise CheckpointError(
+                f"the weight of '{layer}' is tied to another, which has no adapter, so the sum has "
+                "no place in the model; leave merge out for PEFT's files, or train without "
+                f"adapters on '{layer}'"
+            )
