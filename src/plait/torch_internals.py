@@ -183,10 +183,16 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return function if original is None else original
 
 
-def hooks_of(tensor: Tensor) -> list[object]:
-    """The code that waits for the gradient of a tensor [...]."""
+def foreign_hooks(tensor: Tensor) -> list[object]:
+    """The code that waits for the gradient of a tensor [...] and is not plait's."""
     after = getattr(tensor, "_post_accumulate_grad_hooks", None)
-    return [*(tensor._backward_hooks or {}).values(), *(after or {}).values()]
+    hooks = [*(tensor._backward_hooks or {}).values(), *(after or {}).values()]
+    return [hook for hook in hooks if not is_of_plait(hook)]
+
+
+def is_of_plait(hook: object) -> bool:
+    """Whether plait has set a hook itself."""
+    return str(getattr(hook, "__module__", "")).startswith("plait.")
 
 
 def takes_gradient_scale(optimizer: torch.optim.Optimizer) -> bool:

@@ -118,6 +118,21 @@ def sum_ranks() -> float:
     return float(value)
 
 
+def stops_early() -> float:
+    """The sums of ranks of which one makes a step less."""
+    import torch
+
+    from plait.comm import init
+    from plait.mesh import Mesh
+
+    world = init(Mesh(dp=2), timeout_seconds=60)
+    axis = world.axis("dp")
+    total = torch.ones(1)
+    for _ in range(3 - world.rank):
+        axis.all_reduce(total).wait()
+    return float(total)
+
+
 def restart_a_rank() -> None:
     """A rank of local SGD is killed and started again."""
     from tests.fault import coming_and_going

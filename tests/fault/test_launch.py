@@ -223,3 +223,8 @@ def test_a_signal_in_the_midst_of_the_end_leaves_no_rank(monkeypatch: pytest.Mon
     for process in left:
         process.kill()
     assert not left
+
+
+def test_a_rank_whose_function_returns_early_is_named_to_those_that_wait() -> None:
+    with pytest.raises(errors.RankFailed, match=r"rank 1.* has left: its part of the run is over"):
+        launch(jobs.stops_early, nproc=2)

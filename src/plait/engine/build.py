@@ -37,6 +37,7 @@ from plait.engine.masked_means import MaskedMeanCheck
 from plait.engine.optimizer_like import like
 from plait.engine.options import Options
 from plait.engine.own_modules import own_modules
+from plait.engine.parameter_hooks import warn_of_parameter_hooks
 from plait.engine.parts import EngineParts, Uncut
 from plait.engine.precision import Precision
 from plait.engine.splitting import (
@@ -141,6 +142,8 @@ def build(
     if world.membership is not None:
         check_restarts(plan, options.num_servers)
     own_modules(model)
+    if plan.tp.size == 1:  # a tensor axis refuses them
+        warn_of_parameter_hooks(model)
     make = partial(compose, model, plan, loss=loss, optimizer=optimizer, world=world, guard=guard)
     cuts_by_example = plan.pp.size > 1 and needs_example(model, options.cutting)
     if cuts_by_example or cuts_unknown_inputs(model, plan, options):

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from plait.comm.shm.departure import depart
 from plait.errors import PlaitError, RankFailed
 from plait.launcher.allocator import forget_tunables, keep_freed_memory
 from plait.launcher.failure import Failure
@@ -65,6 +66,7 @@ def run_rank(settings: RankSettings, main: Callable[..., T], args: tuple[object,
     try:
         result = main(*args)
         check_sendable(result)
+        depart()
         return result
     except BaseException as error:
         _leave(settings, error)

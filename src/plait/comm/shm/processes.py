@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from plait.comm.shm.collectives import Direct
+from plait.comm.shm.departure import at_departure
 from plait.comm.shm.fabric import DTYPES, RING, Fabric, Header, InboundMessage, Signal, Staged
 from plait.comm.shm.memory import Location, MappedMemory, Staging
 from plait.comm.shm.semaphores import SEMAPHORE_BYTES, Semaphores, available
@@ -131,6 +133,10 @@ class Control:
             end = int(self.waits[end]) - 1
         return source
 
+    def leave(self, rank: int) -> None:
+        """Mark a rank as left: it answers no more."""
+        self.left[rank] = 1
+
     def place(self, memory: MappedMemory) -> Location | None:
         """Where the others find it."""
         return memory.place(self._whole)
@@ -174,6 +180,7 @@ class SharedFabric(Fabric):
         self._in_boxes: list[deque[tuple[int, Staged]]] = [
             deque() for _ in range(self.size)
         ]  # by peer: (slot, data)
+        at_departure(self, partial(control.leave, rank))
 
     def follow(self, paths: Paths) -> None:
         """New memory is a piece of a segment, or one of its own."""
@@ -215,7 +222,7 @@ class SharedFabric(Fabric):
             if self.try_take(signal, source):  # posted just before the peer went
                 break
             if left or not alive:
-                why = "has left" if alive else "is dead"
+                why = "has left: its part of the run is over" if alive else "is dead"
                 raise RankFailed(f"{self._name(source)} {why}")
             silent = self._name(self._control.awaited(source))
             raise RankFailed(
@@ -341,7 +348,7 @@ class SharedFabric(Fabric):
 
     def close(self) -> None:
         """Mark as left."""
-        self._control.left[self.rank] = 1
+        self._control.leave(self.rank)
 
     def _index(self, signal: Signal, source: int, to: int) -> int:
         return (signal * self.size + source) * self.size + to

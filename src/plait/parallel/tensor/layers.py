@@ -21,7 +21,7 @@ from plait.parallel.tensor.group import ActivationLayout, ForwardContext
 from plait.parallel.tensor.mode import EmbeddingRule, LinearRule
 from plait.parallel.tensor.norms import normalise
 from plait.parallel.tensor.vocabulary import look_up
-from plait.torch_internals import hooks_of
+from plait.torch_internals import foreign_hooks, is_of_plait
 from plait.values import PyTree
 
 HOOKS = {
@@ -332,7 +332,7 @@ def check_hooks(name: str, old: nn.Module, new: nn.Module, group: object) -> Non
     """
     for table, what in HOOKS.items():
         hooks: dict[int, object] = getattr(old, table)
-        users = {key for key, hook in hooks.items() if not _is_of_plait(hook)}
+        users = {key for key, hook in hooks.items() if not is_of_plait(hook)}
         if not users <= getattr(new, table).keys():
             raise ModelError(
                 f"'{name or 'the model'}' ({type(old).__name__}) has a {what}hook, and {group} "
@@ -346,16 +346,12 @@ def check_parameter_hooks(name: str, param: nn.Parameter, group: object) -> None
 
     Those of an earlier engine are not among them.
     """
-    if not all(map(_is_of_plait, hooks_of(param))):
+    if foreign_hooks(param):
         raise ModelError(
             f"the parameter '{name.removeprefix('.')}' has a hook, and {group} computes parts of "
             "its gradient, which the hook would not see as one; remove the hook, or take tp out "
             "of the plan"
         )
-
-
-def _is_of_plait(hook: object) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith("plait.")
 
 
 def _of_twin(forward: Any, module: nn.Module, twin: nn.Module) -> Any:
