@@ -80,8 +80,10 @@ class Site:
     def script(self, target: str, nodes: int = 1) -> str:
         """The text that `plait launch` writes."""
         out = self.folder / target
+        kept = {"kubernetes": "/runs/run", "skypilot": "/checkpoints/run"}  # below their mounts
         words = ["launch", str(self.config), "--for", target, "--nodes", str(nodes), "--cpu"]
-        assert main([*words, "--out", str(out), "--run-folder", str(self.run)]) == 0
+        words += ["--out", str(out), "--run-folder", kept.get(target, str(self.run))]
+        assert main(words) == 0
         return out.read_text()
 
     def start(self, text: str, **environment: str) -> subprocess.Popen[str]:
