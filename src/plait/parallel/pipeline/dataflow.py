@@ -217,11 +217,12 @@ class _Discovery:
         self.watch.mark_results(number, results)
         self.watch.mark_results(number, [(IN_OBJECT, one) for one in held_tensors(objects)])
         for attribute in attributes:
-            values = zip(attribute.places, tree_leaves(attribute.value(self._model)), strict=True)
-            tensors = [(place, leaf) for place, leaf in values if isinstance(leaf, Tensor)]
-            self.watch.mark_results(number, tensors)
+            tensors = tree_leaves(attribute.value(self._model))
+            self.watch.mark_results(number, [*zip(attribute.places, tensors, strict=True)])
             self._numbers |= {
-                Result(number, place) for place, tensor in tensors if is_real_number(tensor)
+                Result(number, place)
+                for place, tensor in zip(attribute.places, tensors, strict=True)
+                if is_real_number(tensor)
             }
         self._attributes.append(tuple(attributes))
 

@@ -343,10 +343,7 @@ class ReplayedStage(StageModule):
         if self._replay.flow.unread >= results.intersection(self._leaving):
             if isinstance(value, list):
                 leaves, structure = tree_flatten(leaves[-count:])
-            leaves = [
-                number_of(leaf, self._device) if Result(number, place) in self._leaving else leaf
-                for place, leaf in enumerate(leaves, attribute.first)
-            ]
+            leaves = [number_of(leaf, self._device) for leaf in leaves]
             form = _Form.of(leaves, structure)
             missing = torch.zeros(0, device=self._device)
             leaves = [missing if leaf is None else leaf for leaf in leaves]

@@ -32,7 +32,7 @@ class Attribute:
     """An attribute in which a call leaves tensors: one, or a list or a dictionary of them.
 
     `owner` is the path of its module in the model. As results of the call they are `count` in
-    number, from `first` on, with the other values beside them.
+    number, from `first` on.
     """
 
     owner: str
@@ -75,17 +75,15 @@ def number_of(value: PyTree, device: torch.device) -> PyTree:
 
 
 def tensors_in_attributes(modules: Iterable[tuple[str, nn.Module]]) -> Leaves:
-    """The tensors of all attributes of modules, buffers included. Other values may stand beside
-    them in a list or a dictionary.
-    """
+    """The tensors of all attributes of modules that hold nothing but tensors, buffers included."""
     found: Leaves = {}
     for path, module in modules:
         own = ((name, value) for name, value in vars(module).items() if name not in _OF_MODULES)
         for name, value in chain(own, module._buffers.items()):
             if isinstance(value, Tensor) or (isinstance(value, (list, tuple, dict)) and value):
-                tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-                if tensors:
-                    found[path, name] = [(tensor, _num_writes(tensor)) for tensor in tensors]
+                leaves: list[PyTree] = tree_leaves(value)
+                if leaves and all(isinstance(leaf, Tensor) for leaf in leaves):
+                    found[path, name] = [(leaf, _num_writes(leaf)) for leaf in leaves]
     return found
 
 

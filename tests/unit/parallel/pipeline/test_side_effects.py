@@ -60,15 +60,6 @@ class InDictionary(Routed):
         return x
 
 
-class BesideNumbers(Routed):
-    """A block that keeps its loss among values that are no tensors."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, aux = self.routed(x)
-        self.losses = {"weight": 0.7, "twice": [2 * aux], "name": "router", "none": None}
-        return x
-
-
 class Summing(nn.Module):
     """The model adds up what its blocks left."""
 
@@ -77,10 +68,7 @@ class Summing(nn.Module):
         self.blocks = nn.ModuleList(block() for _ in range(4))
 
     def aux_of(self, block: Any) -> Tensor:
-        if hasattr(block, "aux"):
-            return block.aux
-        weight: float = block.losses.get("weight", 1.0)
-        return weight * block.losses["twice"][0]
+        return block.aux if hasattr(block, "aux") else block.losses["twice"][0]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         for block in self.blocks:
@@ -174,8 +162,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "dictionary": lambda: Summing(InDictionary),
     "attribute of the model": lambda: Keeping(InAttribute),
     "attribute for the loss": lambda: Leaving(InAttribute),
-    "dictionary with numbers": lambda: Summing(BesideNumbers),
-    "dictionary with numbers for the loss": lambda: Leaving(BesideNumbers),
     "context": Telling,
     "tables": Repeated,
 }
