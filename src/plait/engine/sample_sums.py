@@ -16,8 +16,11 @@ from torch.utils._pytree import tree_leaves
 
 from plait.values import PyTree
 
-AVERAGES = ("mean", "nanmean", "div", "divide", "truediv", "itruediv", "true_divide", "rtruediv")
-"""Names of functions after which a sum may be a mean over samples."""
+AVERAGES = (
+    *("mean", "nanmean", "div", "divide", "truediv", "itruediv", "true_divide", "rtruediv"),
+    *("mul", "multiply", "rmul", "imul"),
+)
+"""Names of functions after which a sum may be a mean over samples: weights may add up to one."""
 
 KEEP_SUMS = ("add", "radd", "iadd", "sub", "rsub", "isub", "neg")
 """Names of functions by which a sum over samples stays one."""

@@ -6,6 +6,7 @@ it learns that it has left.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
 
@@ -14,7 +15,13 @@ _departures: weakref.WeakKeyDictionary[object, Callable[[], object]] = weakref.W
 
 def at_departure(fabric: object, mark: Callable[[], None]) -> None:
     """Have `mark` called when the fabric is freed, or when the process leaves."""
-    _departures[fabric] = weakref.finalize(fabric, mark)
+    process = os.getpid()
+
+    def leave() -> None:
+        if os.getpid() == process:  # a child that was forked shares the memory, and is no rank
+            mark()
+
+    _departures[fabric] = weakref.finalize(fabric, leave)
 
 
 def depart() -> None:
