@@ -138,5 +138,5 @@ def test_a_folder_that_only_its_owner_reads(
     monkeypatch.setattr(Path, "is_file", denied)
     assert main([verb, str(run)]) == 2
     said = capsys.readouterr().err
-    assert "permission denied; ask its owner to let you read it" in said
+    assert "permission denied; ask its owner for access to it" in said
     assert str(run) in said

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from plait import models
@@ -197,8 +198,10 @@ def test_a_merged_model_of_plait_is_opened_by_the_library(
     plan = Plan.parse("dp1")
     run(TrainingRun(config, str(plan), folder.path, shows_progress=False))
     out = tmp_path / "merged"
-    assert main(["export", "checkpoint", str(folder.path), "--merge", "--out", str(out)]) == 0
-    capsys.readouterr()
+    words = ["export", "checkpoint", str(folder.path), "--merge", "--out", str(out), "--json"]
+    assert main(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {*told["names"].values()} == {*load_file(out / "model.safetensors")}
     engine = assemble(config, plan, join_world(plan)).engine
     before = engine.evaluate((TOKENS[:, :-1], TOKENS[:, 1:]))
     engine.load(resolve(folder.path))

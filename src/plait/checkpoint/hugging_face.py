@@ -113,7 +113,7 @@ def export_model(
         max_shard_bytes=max_shard_bytes,
         joined=joined_tensors,
     )
-    names = names | {source: name for name, one in joined_tensors.items() for source in one.sources}
+    names = with_joined(names, joined_tensors)
     if tables is not None and Path(out).suffix != ".safetensors":
         saved = dtype or opened.dtype(weights[0])
         files = [*files, *write_tables(Path(out), tables, dtype_name(saved))]
@@ -128,6 +128,11 @@ def library_names(
         return found
     is_wrapped = tables is not None and all(name.startswith(WRAPPER) for name in weights)
     return exported_names(weights, is_wrapped=is_wrapped), {}
+
+
+def with_joined(names: Mapping[str, str], joined: Mapping[str, Joined]) -> dict[str, str]:
+    """The name in the export of every weight, those that are parts of one tensor there included."""
+    return {**names, **{source: name for name, one in joined.items() for source in one.sources}}
 
 
 def _is_gpt2(tables: JsonMapping | None) -> bool:

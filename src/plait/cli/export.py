@@ -267,7 +267,7 @@ def _merged(
     checkpoint: Path, out: Path, dtype: torch.dtype | None, limit: int
 ) -> tuple[list[Path], dict[str, str]]:
     """Write the model of a run with its adapters in the weights, made on this one device."""
-    from plait.checkpoint.hugging_face import ADAPTER
+    from plait.checkpoint.hugging_face import ADAPTER, library_names, with_joined
     from plait.checkpoint.read import Checkpoint
     from plait.config import load
     from plait.engine.build import join_world
@@ -290,8 +290,8 @@ def _merged(
     files = save_pretrained(
         engine, out, dtype=dtype, max_shard_bytes=limit, merge=True, tables=tables
     )
-    names = [name for name, param in engine.model.named_parameters() if not param.requires_grad]
-    return files, {name: name for name in names}
+    weights = [name for name, param in engine.model.named_parameters() if not param.requires_grad]
+    return files, with_joined(*library_names(weights, tables))
 
 
 def _carried(checkpoint: Path, out: Path) -> list[Path]:

@@ -23,8 +23,8 @@ def explained(error: Exception) -> Exception:
         return ConfigError(_too_long(os.fsdecode(error.filename or "")))
     if isinstance(error, PermissionError) and error.filename is not None:
         return ConfigError(
-            f"{os.fsdecode(error.filename)} cannot be reached: permission denied; ask its owner to "
-            "let you read it and the folders above it"
+            f"{os.fsdecode(error.filename)} cannot be reached: permission denied; ask its owner "
+            "for access to it and to the folders above it, or name another place"
         )
     return error
 

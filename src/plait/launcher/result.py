@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 from plait.errors import PlaitError
 
@@ -31,8 +32,8 @@ class _Sink(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, content: object) -> int:
-        return memoryview(content).nbytes  # type: ignore[arg-type]
+    def write(self, content: Any) -> int:
+        return memoryview(content).nbytes
 
 
 class _TrialPickler(ForkingPickler):

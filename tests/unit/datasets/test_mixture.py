@@ -13,6 +13,7 @@ from torch import Tensor
 
 from plait.datasets import Loader
 from plait.datasets.mixture import BLOCK, SampleMixture, quotas
+from plait.datasets.text import Windows
 from plait.errors import DataError
 
 
@@ -108,3 +109,9 @@ def test_sets_of_other_shapes_are_refused() -> None:
     mixture = SampleMixture([[(torch.zeros(2), 1)], [(torch.zeros(3), 1)]], [[1, 1]])
     with pytest.raises(DataError, match="samples that cannot be stacked"):
         mixture.batch(torch.arange(20))
+
+
+def test_a_place_that_was_saved_before_texts_had_a_checksum_is_taken() -> None:
+    sets = [Windows(torch.arange(90, dtype=torch.uint8), 8), Numbers(1, 40)]
+    mixture = SampleMixture(sets, [[2, 1]])
+    assert mixture.content == 4076358045210989709  # of such a checkpoint

@@ -138,6 +138,15 @@ def sum_of_means(output: Tensor, labels: Tensor) -> Tensor:
     return (output - F.one_hot(labels, 3)).pow(2).mean(0).sum()
 
 
+def mean_by_a_factor(output: Tensor, labels: Tensor) -> Tensor:
+    return (F.cross_entropy(output, labels, reduction="none") * (1 / len(labels))).sum()
+
+
+def mean_by_weights(output: Tensor, labels: Tensor) -> Tensor:
+    weights = torch.softmax(labels.to(output.dtype), 0)
+    return (weights * F.cross_entropy(output, labels, reduction="none")).sum()
+
+
 def two_means(output: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([F.cross_entropy(output, labels), output.pow(2).mean()]).sum()
 
@@ -151,6 +160,7 @@ def with_penalty(output: Tensor, labels: Tensor) -> Tensor:
     [
         ("dp1", sum_of_classes),
         *[("mb2", loss) for loss in (over_samples, mean_of_sums, sum_of_means)],
+        *[("mb2", loss) for loss in (mean_by_a_factor, mean_by_weights)],
         *[("mb2", loss) for loss in (two_means, with_penalty)],
     ],
 )
