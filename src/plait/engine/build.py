@@ -33,6 +33,7 @@ from plait.engine.loss_reads import (
     is_of_a_library,
     original_parameters,
 )
+from plait.engine.lost_digits import warn_of_lost_digits
 from plait.engine.masked_means import MaskedMeanCheck
 from plait.engine.optimizer_like import like
 from plait.engine.options import Options
@@ -142,6 +143,7 @@ def build(
     if world.membership is not None:
         check_restarts(plan, options.num_servers)
     own_modules(model)
+    warn_of_lost_digits(model, plan)
     if plan.tp.size == 1:  # a tensor axis refuses them
         warn_of_parameter_hooks(model)
     make = partial(compose, model, plan, loss=loss, optimizer=optimizer, world=world, guard=guard)

@@ -111,7 +111,7 @@ def test_a_module_that_changes_its_mode_between_steps_is_followed() -> None:
 def test_a_loop_that_trains_the_prepared_module_trains_all_of_the_model() -> None:
     model = frozen_statistics()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    module, _ = make_module(LossCalls(model, F.mse_loss), optimizer, "dp1")
+    module, _ = make_module(LossCalls(model, F.mse_loss), optimizer, "dp1 precision:float64")
     module.train()
     module.engine.world.close()
     assert all(one.training for one in model.modules())
