@@ -13,6 +13,7 @@ SPLITS = {f"parallel.{name}" for name in ("data", "tensor", "context", "expert",
 STRATEGIES = {*SPLITS, "checkpoint"}
 FLOOR = {
     *WORDS,
+    "batch_trees",
     "paths",
     "products",
     "origin",
@@ -40,6 +41,7 @@ LOWER = FLOOR - {"config", "reference"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "values": set(),  # names of types; every room may import them
+    "batch_trees": {"errors"},  # what a batch holds, in whatever holds it
     "plan": {"errors"},
     "toml": {"errors"},
     "paths": set(),  # limits behind which large tensors take other ways

@@ -1,6 +1,7 @@
 """A batch and its micro-batches.
 
-A batch is `(inputs, targets)`; either may be any nesting of tensors whose first dim counts samples.
+A batch is `(inputs, targets)`; either may be any nesting of tensors whose first dim counts samples,
+also in mappings and dataclasses.
 A mapping is taken too. The keys that the model's forward accepts are its inputs, and the loss sees
 the whole mapping. A list of as many texts as samples is divided with them.
 """
@@ -14,12 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from plait.engine.texts import is_texts
+from plait.batch_trees import filled, is_texts, leaves_of, refuse_undivided
 from plait.errors import DataError
 from plait.torch_internals import on_device
 from plait.values import JsonMapping, PyTree
+
+COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
 @dataclass(frozen=True)
@@ -47,17 +49,16 @@ class MicroBatch:
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of the tensors among its inputs; of texts, how many they are."""
-        leaves = tree_leaves(self.inputs, is_leaf=is_texts)
         return tuple(
             tuple(leaf.shape) if isinstance(leaf, Tensor) else (len(leaf),)
-            for leaf in leaves
+            for leaf in leaves_of(self.inputs)
             if isinstance(leaf, Tensor) or is_texts(leaf)
         )
 
     @property
     def tokens_per_sample(self) -> int:
         """The positions of a sequence of integers; 1 where the inputs are no such sequences."""
-        for leaf in tree_leaves(self.inputs):
+        for leaf in leaves_of(self.inputs):
             if isinstance(leaf, Tensor) and leaf.dim() > 1 and not leaf.is_floating_point():
                 return int(leaf.shape[1]) * self.parts
         return 1
@@ -90,7 +91,7 @@ class BatchSplitter:
         self._device = device
         self._cut = cut
         self._share = share
-        self._accepts = _accepted_keys(model)
+        self._model = model
 
     def split(self, batch: PyTree) -> list[MicroBatch]:
         """Cut a batch into `num_micro_batches` parts whose sizes differ by one sample at most.
@@ -101,10 +102,11 @@ class BatchSplitter:
         Raises:
             DataError: no such batch, a NumPy array in it, or first dims that differ.
         """
-        inputs, targets = self._inputs_and_targets(batch)
-        inputs, targets = self._cut((inputs, targets))
-        leaves, structure = tree_flatten((inputs, targets), is_leaf=is_texts)
-        tensors = [self._place(leaf) for leaf in leaves]
+        inputs, targets = inputs_and_targets(batch)
+        fit = accepted if isinstance(batch, Mapping) else _named_texts
+        whole = (fit(self._model, inputs), targets)
+        input_leaves, target_leaves = self._cut((leaves_of(whole[0]), leaves_of(whole[1])))
+        tensors = [self._place(leaf) for leaf in (*input_leaves, *target_leaves)]
         num_samples = _num_samples(tensors)
         parts = [self._parts_of(leaf, num_samples) for leaf in tensors]
         if num_samples < self.num_micro_batches:
@@ -114,9 +116,7 @@ class BatchSplitter:
             size = num_samples // self.num_micro_batches + (
                 index < num_samples % self.num_micro_batches
             )
-            part_inputs, part_targets = tree_unflatten(
-                [column[index] for column in parts], structure
-            )
+            part_inputs, part_targets = filled(whole, (column[index] for column in parts))
             micro = MicroBatch(
                 part_inputs,
                 part_targets,
@@ -129,36 +129,44 @@ class BatchSplitter:
 
     def _parts_of(self, leaf: PyTree, num_samples: int) -> Sequence[PyTree]:
         """The micro-batches' parts of a leaf; one that has no samples is whole in each."""
-        if isinstance(leaf, Tensor):
-            return leaf.tensor_split(self.num_micro_batches)
+        if self.num_micro_batches > 1:
+            refuse_undivided(leaf)
+            if isinstance(leaf, Tensor) and leaf.dim():
+                return leaf.tensor_split(self.num_micro_batches)
         if is_texts(leaf) and len(leaf) == num_samples:
             places = torch.arange(num_samples).tensor_split(self.num_micro_batches)
             return [type(leaf)(leaf[place] for place in part) or leaf[:1] for part in places]
         return [leaf] * self.num_micro_batches
 
-    def _inputs_and_targets(self, batch: PyTree) -> tuple[PyTree, PyTree]:
-        if isinstance(batch, Mapping):
-            names = batch.keys() if self._accepts is None else batch.keys() & self._accepts
-            return {name: batch[name] for name in sorted(names)}, dict(batch)
-        if isinstance(batch, tuple | list) and len(batch) == 2:
-            return batch[0], batch[1]
-        raise DataError(
-            f"a batch is (inputs, targets) or a mapping; this one is {_describe(batch)}"
-        )
-
     def _place(self, leaf: PyTree) -> PyTree:
         if not isinstance(leaf, Tensor):
             _refuse_array(leaf)
             return leaf
-        dtype = self._dtype if leaf.is_floating_point() else leaf.dtype
+        dtype = leaf.dtype
+        if leaf.is_floating_point():
+            dtype = self._dtype
+        elif leaf.is_complex():
+            dtype = COMPLEX.get(self._dtype, dtype)
         return on_device(leaf, self._device).to(dtype)
 
 
+def inputs_and_targets(batch: PyTree) -> tuple[PyTree, PyTree]:
+    """The two parts of a batch; a mapping is both. Raises `DataError` for anything else."""
+    if isinstance(batch, Mapping):
+        return dict(batch), dict(batch)
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise DataError(f"a batch is (inputs, targets) or a mapping; this one is {_describe(batch)}")
+
+
 def accepted(model: nn.Module, inputs: PyTree) -> PyTree:
-    """The entries of a mapping that the model's forward takes; anything else as it is."""
+    """The entries of a mapping that the model's forward takes; anything else as it is.
+
+    Texts of a tuple have names where the forward takes more than one.
+    """
     names = _accepted_keys(model)
     if names is None or not isinstance(inputs, Mapping):
-        return inputs
+        return _named_texts(model, inputs)
     return {name: inputs[name] for name in sorted(inputs.keys() & names)}
 
 
@@ -185,8 +193,20 @@ def _accepted_keys(model: nn.Module) -> set[str] | None:
     return {parameter.name for parameter in parameters}
 
 
+def _named_texts(model: nn.Module, texts: PyTree) -> PyTree:
+    """A tuple of texts, by the names of a forward that takes more than one; else as it is."""
+    if not isinstance(texts, tuple) or not is_texts(texts):
+        return texts
+    parameters = inspect.signature(model.forward).parameters.values()
+    positional = [one for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+    required = [one for one in positional if one.default is one.empty]
+    if not 1 < len(required) <= len(texts) <= len(positional):
+        return texts
+    return {one.name: text for one, text in zip(positional, texts, strict=False)}
+
+
 def _num_samples(leaves: list[PyTree]) -> int:
-    sizes = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0}
+    sizes = {leaf.size(0) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0}
     if len(sizes) != 1:
         raise DataError(
             "the tensors of a batch must agree in their first dim, the samples; they have "
@@ -209,7 +229,7 @@ def _never_empty(part: PyTree) -> PyTree:
     """A placeholder sample of zeros instead of no sample: every rank must take part in every
     collective.
     """
-    if isinstance(part, Tensor) and part.dim() > 0 and part.shape[0] == 0:
+    if isinstance(part, Tensor) and part.dim() > 0 and part.size(0) == 0:
         return part.new_zeros((1, *part.shape[1:]))
     return part
 

@@ -97,7 +97,7 @@ class Engine:
 
     def prepare(self, loader: Iterable[PyTree], shares: Sequence[float] = ()) -> Iterable[PyTree]:
         """The batches of a loader of whole global batches, of each this rank's part: tensors
-        (samples here, ...). Lists of as many texts are divided too.
+        (samples here, ...). Lists of as many texts are divided too, also lists of metadata.
 
         `loader` is a torch `DataLoader`, a `plait.Loader` or any iterable of batches that every
         rank reads alike. `shares`: of the data ranks. Shuffling follows rank 0. Collective.

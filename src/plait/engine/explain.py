@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from plait.batch_trees import leaves_of
 from plait.errors import DataError, ModelError, OutOfMemory, PlaitError
 
 _CPU_MEMORY = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
@@ -141,13 +141,13 @@ def _fault_of(
         return None
     vocab_size = table.num_embeddings
     for inputs, targets in batches:
-        tokens = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        tokens = [leaf for leaf in leaves_of(inputs) if isinstance(leaf, Tensor)]
         if looks_up and tokens and all(leaf.is_floating_point() for leaf in tokens):
             return (
                 f"{what}: the inputs are {tokens[0].dtype}, and the model looks tokens up; "
                 "give token numbers as integers (torch.long)"
             )
-        for name, leaves in (("token", tokens), ("target", tree_leaves(targets))):
+        for name, leaves in (("token", tokens), ("target", leaves_of(targets))):
             if (wrong := _outside(leaves, vocab_size, name)) is not None:
                 return (
                     f"{what}: {name} {wrong} is outside the vocabulary of {vocab_size} "

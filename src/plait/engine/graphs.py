@@ -23,8 +23,8 @@ from typing import Final, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
+from plait.batch_trees import leaves_of, map_tensors, structure_of
 from plait.engine.options import Options
 from plait.engine.stages.pipeline import Pipeline, PipelineStep, index_of
 from plait.errors import NotAvailable
@@ -269,14 +269,15 @@ class StepGraphs:
     def _key(self, step: PipelineStep) -> object:
         """All that a graph has and a step may change: shapes, sizes, and where parameters lie."""
         micros = step.micro_batches.values()
-        leaves, structure = tree_flatten([(micro.inputs, micro.targets) for micro in micros])
+        pairs = [(micro.inputs, micro.targets) for micro in micros]
         tensors = (
-            (*leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves
+            (*leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else repr(leaf)
+            for leaf in leaves_of(pairs)
         )
         sizes = (replace(micro, inputs=None, targets=None) for micro in micros)
         params = ((one.data_ptr(), one.requires_grad) for one in self._model.parameters())
         buffers = (one.data_ptr() for one in self._model.buffers())
-        return structure, *tensors, *sizes, *params, *buffers
+        return structure_of(pairs), *tensors, *sizes, *params, *buffers
 
 
 def tell(reason: str) -> None:
@@ -293,7 +294,7 @@ def _origin(error: BaseException) -> str:
 
 def tensors_of(step: PipelineStep) -> list[Tensor]:
     """The tensors of all micro-batches of a step, (samples, ...) each."""
-    return [leaf for leaf in tree_leaves(step.pairs()) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in leaves_of(step.pairs()) if isinstance(leaf, Tensor)]
 
 
 def _fixed(step: PipelineStep) -> PipelineStep:
@@ -301,8 +302,8 @@ def _fixed(step: PipelineStep) -> PipelineStep:
     micros = {
         number: replace(
             micro,
-            inputs=tree_map_only(Tensor, torch.clone, micro.inputs),
-            targets=tree_map_only(Tensor, torch.clone, micro.targets),
+            inputs=map_tensors(torch.clone, micro.inputs),
+            targets=map_tensors(torch.clone, micro.targets),
         )
         for number, micro in step.micro_batches.items()
     }

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
+from plait.batch_trees import leaves_of
 from plait.engine.loss import LossFunction
 from plait.engine.sample_sums import SampleSums
 from plait.models.losses import IGNORE
@@ -61,8 +61,7 @@ class MaskedMeanCheck:
 
     def _look(self, targets: PyTree) -> None:
         masked = any(
-            isinstance(leaf, Tensor) and bool((leaf == IGNORE).any())
-            for leaf in tree_leaves(targets)
+            isinstance(leaf, Tensor) and bool((leaf == IGNORE).any()) for leaf in leaves_of(targets)
         )
         self._is_masked = self._is_masked or masked
         for place, counts in targets_of_samples(targets):
@@ -130,6 +129,6 @@ class WeightedMeans(TorchFunctionMode):
 
 def targets_of_samples(targets: PyTree) -> Iterator[tuple[int, Tensor]]:
     """Which leaves are classes, each with the number of unmasked ones of every sample [B]."""
-    for place, leaf in enumerate(tree_leaves(targets)):
+    for place, leaf in enumerate(leaves_of(targets)):
         if isinstance(leaf, Tensor) and leaf.dim() and leaf.dtype == torch.int64 and len(leaf):
             yield place, (leaf != IGNORE).reshape(len(leaf), -1).sum(1)

@@ -7,7 +7,7 @@ join to the loader's batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,22 +15,23 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from plait.batch_trees import cut_samples, leaves_of, refuse_undivided
 from plait.comm import World
 from plait.datasets import Loader
 from plait.datasets.loader import bounds
-from plait.engine.texts import cut_samples
+from plait.engine.batch import inputs_and_targets
 from plait.errors import DataError
 from plait.values import PyTree
 
 
 def example_of(batch: PyTree) -> PyTree:
     """The inputs of one sample of a batch; a sample of zeros where this rank has none."""
-    inputs = batch if isinstance(batch, Mapping) else batch[0]
-    return cut_samples(inputs, _first_sample, lambda _: slice(1))
+    return cut_samples(inputs_and_targets(batch), _first_sample, lambda _: slice(1))[0]
 
 
 def _first_sample(tensor: Tensor) -> Tensor:
-    if tensor.dim() > 0 and tensor.shape[0] == 0:
+    refuse_undivided(tensor)
+    if tensor.shape[0] == 0:
         return tensor.new_zeros((1, *tensor.shape[1:]))
     return tensor[:1]
 
@@ -99,6 +100,9 @@ class _BatchShare:
         _agree_on_order(self._world)
         place = partial(_place, self._shares, self._world.worker[0])
         for batch in self._loader:
+            if self._world.worker[1] > 1:
+                for leaf in leaves_of(batch):
+                    refuse_undivided(leaf)
             yield cut_samples(batch, partial(_part, place), place)
 
 
@@ -160,7 +164,7 @@ class _SharedSampler:
 
 
 def _first(size: int, tensor: Tensor) -> Tensor:
-    return tensor if tensor.dim() == 0 else tensor[:size]
+    return tensor if tensor.size(0) == size else tensor[:size]
 
 
 def _place(shares: Sequence[int], rank: int, num_samples: int) -> slice:
@@ -168,7 +172,8 @@ def _place(shares: Sequence[int], rank: int, num_samples: int) -> slice:
 
 
 def _part(place: Callable[[int], slice], tensor: Tensor) -> Tensor:
-    return tensor if tensor.dim() == 0 else tensor[place(tensor.shape[0])]
+    rows = place(tensor.size(0))
+    return tensor if rows == slice(0, tensor.size(0)) else tensor[rows]
 
 
 def _agree_on_order(world: World) -> None:

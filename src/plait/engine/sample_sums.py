@@ -6,7 +6,7 @@ One number counts as the mean over the samples. A sum is then divided by the par
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +18,14 @@ from plait.values import PyTree
 
 AVERAGES = (
     *("mean", "nanmean", "div", "divide", "truediv", "itruediv", "true_divide", "rtruediv"),
-    *("mul", "multiply", "rmul", "imul"),
 )
-"""Names of functions after which a sum may be a mean over samples: weights may add up to one."""
+"""Names of functions after which a sum may be a mean over samples."""
+
+PRODUCTS = ("mul", "multiply", "rmul", "imul")
+"""Names of products. A mask is no weight that adds up to one."""
+
+CONVERSIONS = ("float", "double", "half", "bfloat16", "int", "long", "to", "type", "type_as")
+"""Names of functions that leave a mask of whole numbers a mask."""
 
 KEEP_SUMS = ("add", "radd", "iadd", "sub", "rsub", "isub", "neg")
 """Names of functions by which a sum over samples stays one."""
@@ -34,6 +39,7 @@ class SampleSums(TorchFunctionMode):
         self._outputs = _Tensors()
         self._averaged = _Tensors()
         self._sums = _Tensors()
+        self._masks = _Tensors()
         for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.dim():
                 self._outputs.add(leaf)
@@ -58,12 +64,27 @@ class SampleSums(TorchFunctionMode):
         result = function(*args, **named)
         name = getattr(function, "__name__", "").strip("_")
         if is_output:
-            is_averaged = is_averaged or name in AVERAGES
+            is_averaged = is_averaged or name in AVERAGES or self._weighs(name, given)
             adds_up = named.get("reduction") == "sum" or (name == "sum" and not is_averaged)
             self._note(result, is_averaged=is_averaged, adds_up=adds_up)
         elif is_sum and name in KEEP_SUMS:
             self._sums.add(result)
+        elif isinstance(result, Tensor):
+            if name in CONVERSIONS and given and self._is_mask(given[0]):
+                self._masks.add(result)
+            else:
+                self._masks.discard(result)  # changed in place, such as by `div_`
         return result
+
+    def _weighs(self, name: str, given: Sequence[Tensor]) -> bool:
+        """Whether a product of outputs may have weights that add up to one; masks never do."""
+        factors = [leaf for leaf in given if leaf not in self._outputs]
+        return name in PRODUCTS and not (factors and all(map(self._is_mask, factors)))
+
+    def _is_mask(self, tensor: Tensor) -> bool:
+        """Whether a tensor [B, ...] has truths or whole numbers, or the same ones as floats."""
+        is_whole = not (tensor.is_floating_point() or tensor.is_complex())
+        return torch.Tensor.dim(tensor) > 0 and (is_whole or tensor in self._masks)
 
     def _note(self, result: PyTree, *, is_averaged: bool, adds_up: bool) -> None:
         for leaf in tree_leaves(result):
@@ -85,6 +106,9 @@ class _Tensors:
 
     def add(self, tensor: Tensor) -> None:
         self._known[id(tensor)] = weakref.ref(tensor)
+
+    def discard(self, tensor: Tensor) -> None:
+        self._known.pop(id(tensor), None)
 
     def __contains__(self, tensor: Tensor) -> bool:
         known = self._known.get(id(tensor))

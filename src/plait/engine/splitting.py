@@ -13,9 +13,9 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from plait import models
+from plait.batch_trees import is_texts, leaves_of, map_leaves, map_tensors, num_rows
 from plait.comm import World
 from plait.engine import compiling, offload, recompute
 from plait.engine.balance import routers_of
@@ -204,9 +204,7 @@ def followed_roles(model: nn.Module, cutting: Cutting, size: int) -> Table:
         return leaf.to("cpu", floats if leaf.is_floating_point() else leaf.dtype)
 
     with unmoved(model):
-        return derive_or_leave(
-            model, lambda: call(model, tree_map_only(Tensor, place, example)), size
-        )
+        return derive_or_leave(model, lambda: call(model, map_tensors(place, example)), size)
 
 
 def call_without_values(
@@ -219,7 +217,8 @@ def call_without_values(
     """
     inputs = in_its_precision(model, make(accepted(model, example)))
     positional, named = arguments(inputs)
-    device = next(leaf.device for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
+    devices = (leaf.device for leaf in leaves_of(inputs) if isinstance(leaf, Tensor))
+    device = next(devices, torch.device("cpu"))
 
     def zeros(tensor: Tensor) -> Tensor:
         row = torch.zeros(tensor.shape[-1:], dtype=tensor.dtype, device=device)
@@ -269,8 +268,7 @@ def _roles(model: nn.Module, options: Options, tp: TensorAxis | None = None) -> 
 
 def _check_draws(model: nn.Module, table: Table, cutting: Cutting, tp: TensorAxis) -> None:
     """Refuse modules that draw random numbers for samples of which each rank has others."""
-    leaves = tree_leaves(example_inputs(model, cutting))
-    samples = next(len(one) for one in leaves if isinstance(one, Tensor) and one.dim())
+    samples = num_rows(example_inputs(model, cutting))
     for owner, operation, shape in table.draws:
         if samples in shape:
             kind = type(model.get_submodule(owner)).__name__
@@ -284,13 +282,18 @@ def _check_draws(model: nn.Module, table: Table, cutting: Cutting, tp: TensorAxi
 def _check_samples(model: nn.Module, cutting: Cutting, tp: TensorAxis) -> None:
     """Refuse a forward that compares samples, of which each rank has others."""
     example = example_inputs(model, cutting)
+    samples = num_rows(example)
 
     def run(count: int) -> PyTree:
-        def make(leaf: Tensor) -> Tensor:
+        def make(leaf: PyTree) -> PyTree:
+            if is_texts(leaf):
+                return leaf[:1] * count if len(leaf) == samples else leaf
+            if not isinstance(leaf, Tensor):
+                return leaf
             shape = leaf.shape if leaf.dim() == 0 else (count, *leaf.shape[1:])
             return torch.zeros(shape, dtype=leaf.dtype, device="meta")
 
-        return call_without_values(model, example, partial(tree_map_only, Tensor, make))
+        return call_without_values(model, example, partial(map_leaves, make))
 
     refuse_mixed_samples(model, run, str(tp))
 

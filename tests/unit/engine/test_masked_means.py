@@ -119,7 +119,18 @@ def sum_by_hand(output: Tensor, labels: Tensor) -> Tensor:
     return -output.log_softmax(-1)[torch.arange(len(labels)), labels].sum()
 
 
-@pytest.mark.parametrize("loss", [sum_of_classes, sum_and_mean, sum_by_hand])
+def masked(output: Tensor, labels: Tensor) -> Tensor:
+    return (F.cross_entropy(output, labels, reduction="none") * (labels != 0)).sum()
+
+
+def masked_by_floats(output: Tensor, labels: Tensor) -> Tensor:
+    mask = (labels != 0).to(output.dtype)
+    return (mask * F.cross_entropy(output, labels, reduction="none")).sum()
+
+
+@pytest.mark.parametrize(
+    "loss", [sum_of_classes, sum_and_mean, sum_by_hand, masked, masked_by_floats]
+)
 def test_a_sum_over_samples_is_told_once(loss: LossFunction) -> None:
     (text,) = classes("mb2", loss)
     assert "it is a sum over them" in text
@@ -147,6 +158,20 @@ def mean_by_weights(output: Tensor, labels: Tensor) -> Tensor:
     return (weights * F.cross_entropy(output, labels, reduction="none")).sum()
 
 
+def over_the_mask(output: Tensor, labels: Tensor) -> Tensor:
+    return masked_by_floats(output, labels) / (labels != 0).sum()
+
+
+def mean_by_a_mask(output: Tensor, labels: Tensor) -> Tensor:
+    mask = (labels != 0).float().div_((labels != 0).sum())
+    return (mask * F.cross_entropy(output, labels, reduction="none")).sum()
+
+
+def mean_by_a_mask_and_weights(output: Tensor, labels: Tensor) -> Tensor:
+    losses = F.cross_entropy(output, labels, reduction="none") * (labels != 0)
+    return (losses * torch.softmax(labels.to(output.dtype), 0)).sum()
+
+
 def two_means(output: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([F.cross_entropy(output, labels), output.pow(2).mean()]).sum()
 
@@ -161,6 +186,7 @@ def with_penalty(output: Tensor, labels: Tensor) -> Tensor:
         ("dp1", sum_of_classes),
         *[("mb2", loss) for loss in (over_samples, mean_of_sums, sum_of_means)],
         *[("mb2", loss) for loss in (mean_by_a_factor, mean_by_weights)],
+        *[("mb2", loss) for loss in (over_the_mask, mean_by_a_mask, mean_by_a_mask_and_weights)],
         *[("mb2", loss) for loss in (two_means, with_penalty)],
     ],
 )

@@ -19,12 +19,12 @@ TEXTS = ["warp", "weft", "loom", "a shuttle", "heddle"]
 
 
 class Spelled(nn.Module):
-    """Classes of texts [B, 3], by the numbers of their letters."""
+    """Classes of texts [B, 4], by the numbers of their letters."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
-        self.head = nn.Linear(4, 3)
+        self.head = nn.Linear(4, 4)
 
     def forward(self, texts: list[str], scale: Tensor | None = None) -> Tensor:
         numbers = [[text.count(letter) for letter in "aelo"] for text in texts]
@@ -67,11 +67,32 @@ def trained(world: World | None, plan: str, kind: str) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", ["texts", "tuple", "texts and tensors", "mapping"])
-@pytest.mark.parametrize("plan", ["dp2", "dp2 mb2", "pp2 mb2"])
+@pytest.mark.parametrize("plan", ["dp2", "dp2 mb2", "pp2 mb2", "tp2 mb2"])
 def test_texts_are_divided_over_ranks_and_micro_batches(ranks: Any, plan: str, kind: str) -> None:
     expected = trained(None, "dp1", kind)[:3]
     for losses in ranks(2, trained, plan, kind, plan=plan):
         assert losses[:3] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["texts", "mapping"])
+@pytest.mark.parametrize("plan", ["tp4:2d", "tp4:2d mb2"])
+def test_tensor_modes_that_divide_samples_divide_texts(ranks: Any, plan: str, kind: str) -> None:
+    expected = trained(None, "dp1", kind)[:3]
+    for losses in ranks(4, trained, plan, kind, plan=plan):
+        assert losses[:3] == pytest.approx(expected, rel=1e-12)
+
+
+class Joined(Spelled):
+    """Takes two texts that are the same for all samples."""
+
+    def forward(self, first: str, second: str) -> Tensor:  # type: ignore[override]
+        return super().forward([first + second] * 4)
+
+
+def test_two_texts_are_two_arguments_of_a_forward_that_takes_two() -> None:
+    engine = plait.build(Joined(), "dp1", loss=loss, optimizer=torch.optim.SGD)
+    engine.step((("warp", "weft"), torch.tensor([0, 1, 2, 1])))
+    engine.world.close()
 
 
 def of_texts(world: World) -> list[tuple[list[str], int]]:

@@ -15,10 +15,10 @@ from itertools import pairwise
 from typing import TypeAlias, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import nn
 
 from plait import models
+from plait.batch_trees import map_tensors
 from plait.comm import World
 from plait.engine.axes import within_stage
 from plait.engine.batch import accepted, call
@@ -241,18 +241,14 @@ def _on_example(model: nn.Module, cutting: Cutting, see: Callable[[Run], Seen]) 
         except ValueError as error:
             if not str(error).startswith(ONE_VALUE):
                 raise
-        twice = tree_map_only(
-            Tensor, lambda one: torch.cat([one, one]) if one.dim() else one, example
-        )
+        twice = map_tensors(lambda one: torch.cat([one, one]) if one.dim() else one, example)
         return see(lambda: call(model, twice))
 
 
 def in_its_precision(model: nn.Module, inputs: PyTree) -> PyTree:
     """The inputs, whose real tensors [...] have the precision of the model's parameters."""
     floats = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    return tree_map_only(
-        Tensor, lambda leaf: leaf.to(floats) if leaf.is_floating_point() else leaf, inputs
-    )
+    return map_tensors(lambda leaf: leaf.to(floats) if leaf.is_floating_point() else leaf, inputs)
 
 
 def example_inputs(model: nn.Module, cutting: Cutting) -> PyTree:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from plait.batch_trees import is_texts, map_leaves, num_rows, refuse_undivided
 from plait.comm import Axis
 from plait.comm.functional import transition
 from plait.errors import ModelError
@@ -74,21 +75,22 @@ class TensorSplit:
     def share(self, inputs: object, targets: object, num_samples: int) -> Share:
         """The part of a micro-batch that this rank takes. No communication.
 
-        Tensors [samples, ...] of `inputs` and `targets` become [samples / ranks, ...]. Samples that
-        do not divide are filled up with copies of the first, whose outputs `loss` leaves out.
+        Tensors [samples, ...] of `inputs` and `targets` become [samples / ranks, ...], as do
+        lists of as many texts. Samples that do not divide are filled up with copies of the first,
+        whose outputs `loss` leaves out.
         """
-        rows = _first(inputs).shape[0]
+        rows = num_rows(inputs, targets) or 0
         entering = self.mode.residual.samples
         leaving = self.outputs.samples
         if _size(entering) == 1:
             return Share(inputs, targets, num_samples, rows)
         assert entering is not None and leaving is not None
-        length = _size_of_part(_first(inputs), entering)
+        length = -(-rows // entering.size)
         start = leaving.rank * length
         real = min(max(num_samples - start, 0), length)
         return Share(
-            tree_map(lambda leaf: _part(leaf, entering.rank * length, length), inputs),
-            tree_map(lambda leaf: _part(leaf, start, max(real, 1)), targets),
+            map_leaves(lambda leaf: _part(leaf, rows, entering.rank * length, length), inputs),
+            map_leaves(lambda leaf: _part(leaf, rows, start, max(real, 1)), targets),
             real,
             rows,
         )
@@ -109,13 +111,14 @@ class TensorSplit:
         def loss(output: PyTree, targets: PyTree) -> Tensor | tuple[Tensor, Tensor]:
             self.context.forget()
             self._check_output()
-            rows = _first(targets).shape[0]
+            rows = self._rows_here(targets)
 
             def without_filling(leaf: PyTree) -> PyTree:
                 is_filled = isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] > rows
                 return leaf[:rows] if is_filled else leaf
 
-            output = tree_map(without_filling, output)
+            if rows:
+                output = tree_map(without_filling, output)
             if not self.sharded_logits or axis is None or axis.size == 1:
                 return function(output, targets)
             if ignore_index is not None:
@@ -123,6 +126,20 @@ class TensorSplit:
             return function(transition(output, axis, Sharded(-1), INVARIANT), targets)
 
         return loss
+
+    def _rows_here(self, targets: PyTree) -> int:
+        """The rows of the outputs here of the micro-batch under way, without the filling.
+
+        0 where nothing fills them up.
+        """
+        axis = self.outputs.samples
+        if axis is None or axis.size == 1:
+            return 0
+        rows = self.context.num_rows
+        if rows == 0:
+            return num_rows(targets) or 0
+        length = -(-rows // axis.size)
+        return max(min(rows - axis.rank * length, length), 1)
 
     def _check_output(self) -> None:
         """Refuse outputs in parts of features, which only a head may leave."""
@@ -244,23 +261,19 @@ def _size(axis: Axis | None) -> int:
     return 1 if axis is None else axis.size
 
 
-def _first(tree: object) -> Tensor:
-    leaves: list[Tensor] = []
-    tree_map(
-        lambda leaf: leaves.append(leaf) if isinstance(leaf, Tensor) and leaf.dim() > 0 else None,
-        tree,
-    )
-    return leaves[0]
+def _part(leaf: PyTree, rows: int, start: int, length: int) -> PyTree:
+    """Rows [start, start + length) of a tensor, or of as many texts as `rows`.
 
-
-def _size_of_part(tensor: Tensor, axis: Axis) -> int:
-    return -(-tensor.shape[0] // axis.size)
-
-
-def _part(leaf: object, start: int, length: int) -> object:
-    """Rows [start, start + length) of a tensor; copies of the first row where it has no more."""
-    if not isinstance(leaf, Tensor) or leaf.dim() == 0:
-        return leaf
-    rows = leaf[start : start + length]
-    missing = length - rows.shape[0]
-    return rows if missing == 0 else torch.cat([rows, leaf[:1].expand(missing, *leaf.shape[1:])])
+    Copies of the first row stand where it has no more.
+    """
+    refuse_undivided(leaf)
+    if isinstance(leaf, Tensor) and leaf.dim() > 0:
+        part = leaf[start : start + length]
+        missing = length - part.shape[0]
+        if missing == 0:
+            return part
+        return torch.cat([part, leaf[:1].expand(missing, *leaf.shape[1:])])
+    if is_texts(leaf) and len(leaf) == rows:
+        texts = leaf[start : start + length]
+        return texts + leaf[:1] * (length - len(texts))
+    return leaf

@@ -1,0 +1,172 @@
+"""The tensors and texts of a batch, in whatever holds them: the nestings that PyTorch knows,
+mappings, dataclasses and namespaces.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import UserDict
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_is_leaf, tree_leaves, tree_map
+
+from plait.errors import DataError
+from plait.values import PyTree
+
+
+def is_texts(value: object) -> bool:
+    """Whether a value is a list or a tuple of texts, or of bytes, and of nothing else.
+
+    A `DataLoader` collates the texts of samples so.
+    """
+    return (
+        isinstance(value, list | tuple)
+        and type(value) in (list, tuple)
+        and len(value) > 0
+        and all(isinstance(one, str | bytes) for one in value)
+    )
+
+
+def leaves_of(tree: PyTree) -> list[PyTree]:
+    """Tensors, texts and other leaves of a batch, in a fixed order; texts are one leaf."""
+    found: list[PyTree] = []
+    for node in tree_leaves(tree, is_leaf=_is_own):
+        entries = _entries(node)
+        if entries is None:
+            found.append(node)
+        else:
+            for entry in entries.values():
+                found.extend(leaves_of(entry))
+    return found
+
+
+def map_leaves(function: Callable[[PyTree], PyTree], tree: PyTree) -> PyTree:
+    """A copy of a batch, of what `function` makes of each leaf.
+
+    A mapping that is no dict and no `UserDict` becomes a dict.
+    """
+
+    def mapped(node: PyTree) -> PyTree:
+        entries = _entries(node)
+        if entries is None:
+            return function(node)
+        changed = {name: map_leaves(function, entry) for name, entry in entries.items()}
+        if all(changed[name] is entry for name, entry in entries.items()):
+            return node
+        return _with_entries(node, changed)
+
+    return tree_map(mapped, tree, is_leaf=_is_own)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], tree: PyTree) -> PyTree:
+    """A copy of a batch, of what `function` makes of each tensor; other leaves stay."""
+    return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def structure_of(tree: PyTree) -> Hashable:
+    """Types and names of all that holds the leaves of a batch."""
+    nodes, structure = tree_flatten(tree, is_leaf=_is_own)
+    return structure, *map(_own_structure, nodes)
+
+
+def filled(tree: PyTree, leaves: Iterable[PyTree]) -> PyTree:
+    """A copy of a batch, of other leaves in the order of `leaves_of`."""
+    rest = iter(leaves)
+    return map_leaves(lambda _: next(rest), tree)
+
+
+def num_rows(*trees: PyTree) -> int | None:
+    """The samples of a batch, by its first tensor that has a dim, or else its first texts."""
+    leaves = [leaf for tree in trees for leaf in leaves_of(tree)]
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            return leaf.size(0)
+    return next((len(leaf) for leaf in leaves if is_texts(leaf)), None)
+
+
+def cut_samples(
+    batch: PyTree, part_of: Callable[[Tensor], Tensor], place: Callable[[int], slice]
+) -> PyTree:
+    """A part of a batch: `part_of` cuts tensors (samples, ...), `place` says where lists of as many
+    texts are cut.
+
+    Texts are never none: one stands in where there is no sample. Tensors [] stay.
+    """
+    tensors = (leaf for leaf in leaves_of(batch) if isinstance(leaf, Tensor))
+    sizes = {tensor.size(0) for tensor in tensors if tensor.dim()}
+
+    def part(leaf: PyTree) -> PyTree:
+        if isinstance(leaf, Tensor):
+            return part_of(leaf) if leaf.dim() else leaf
+        if is_texts(leaf) and sizes == {len(leaf)}:
+            return leaf[place(len(leaf))] or leaf[:1]
+        return leaf
+
+    return map_leaves(part, batch)
+
+
+def refuse_undivided(leaf: PyTree) -> None:
+    """Raise `DataError` for a leaf whose samples cannot be told apart, where they are divided."""
+    if isinstance(leaf, Tensor):
+        if leaf.is_nested or leaf.layout is not torch.strided:
+            kind = "nested" if leaf.is_nested else str(leaf.layout).removeprefix("torch.")
+            raise DataError(
+                f"a batch has a {kind} tensor of {leaf.size(0) if leaf.dim() else 1} samples, "
+                "which is not divided over ranks and micro-batches; give a dense one, such as "
+                f"{'tensor.to_padded_tensor(0)' if leaf.is_nested else 'tensor.to_dense()'}, or "
+                "give each rank its own batch without mb"
+            )
+        return
+    held = [
+        name
+        for name, value in getattr(leaf, "__dict__", {}).items()
+        if isinstance(value, Tensor) and value.dim() > 0
+    ]
+    if held and not isinstance(leaf, type | torch.nn.Module):
+        raise DataError(
+            f"a batch has a {type(leaf).__name__}, whose tensors ({', '.join(held[:4])}) are not "
+            "divided over ranks and micro-batches; give a dict or a dataclass of them, or register "
+            "the class with torch.utils._pytree.register_pytree_node"
+        )
+
+
+def _is_own(node: PyTree) -> bool:
+    """Whether PyTorch would go wrong about a node, or not see what it holds."""
+    return is_texts(node) or _entries(node) is not None
+
+
+def _own_structure(node: PyTree) -> Hashable:
+    entries = _entries(node)
+    if entries is None:
+        return None
+    return type(node), *((name, structure_of(entry)) for name, entry in entries.items())
+
+
+def _entries(node: PyTree) -> dict[str, PyTree] | None:
+    """Values of a mapping or an object, by name; None for a leaf and for what PyTorch knows."""
+    if isinstance(node, Tensor | type) or not tree_is_leaf(node):
+        return None
+    if isinstance(node, Mapping):
+        return dict(node)
+    if is_dataclass(node):
+        names = [field.name for field in fields(node)]
+        return {name: getattr(node, name) for name in names if hasattr(node, name)}
+    return dict(vars(node)) if isinstance(node, SimpleNamespace) else None
+
+
+def _with_entries(node: PyTree, entries: dict[str, PyTree]) -> PyTree:
+    """A copy that holds other values, without a call of its class."""
+    if isinstance(node, Mapping):
+        if not isinstance(node, dict | UserDict):
+            return entries
+        changed = copy.copy(node)
+        changed.update(entries)
+        return changed
+    changed = copy.copy(node)
+    for name, entry in entries.items():
+        object.__setattr__(changed, name, entry)
+    return changed
