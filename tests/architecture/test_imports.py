@@ -14,6 +14,7 @@ STRATEGIES = {*SPLITS, "checkpoint"}
 FLOOR = {
     *WORDS,
     "batch_trees",
+    "forwards",
     "paths",
     "products",
     "origin",
@@ -42,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "values": set(),  # names of types; every room may import them
     "batch_trees": {"errors"},  # what a batch holds, in whatever holds it
+    "forwards": set(),  # what a module of a model runs, and what its copies do
     "plan": {"errors"},
     "toml": {"errors"},
     "paths": set(),  # limits behind which large tensors take other ways

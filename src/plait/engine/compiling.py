@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from plait.errors import ModelError, NotAvailable
+from plait.forwards import give_forward
 from plait.models.adapters import add_delta
 from plait.models.experts import MixtureOfExperts
 from plait.parallel.context.ring import RingAttention
@@ -67,7 +68,7 @@ def apply(
                 "cannot be in a graph (it draws "
                 "or chooses by values); take remat:full, or leave compile out"
             )
-        block.forward = _compiled(block.forward, backend)
+        give_forward(block, _compiled(block.forward, backend))
 
 
 def _compiled(forward: Any, backend: str) -> Any:

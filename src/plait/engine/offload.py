@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from plait.errors import ModelError
+from plait.forwards import give_forward
 from plait.values import PyTree
 
 SMALL_BYTES = 16 * 1024
@@ -39,7 +40,7 @@ def apply(model: nn.Module, blocks: Sequence[str], device: torch.device) -> None
     offload = Offload(device)
     for index, name in enumerate(blocks):
         block = model.get_submodule(name)
-        block.forward = offload.around(block.forward, block, (index, name))
+        give_forward(block, offload.around(block.forward, block, (index, name)))
 
 
 class Storage:

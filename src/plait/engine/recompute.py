@@ -23,6 +23,7 @@ from torch.utils.checkpoint import (
 from plait import products
 from plait.engine.state.buffers import Again, Buffers, Context, First
 from plait.errors import ModelError, PlanError, nearest
+from plait.forwards import give_forward
 from plait.plan import Plan
 from plait.plan.axes import REMATS, BlockRemat
 from plait.values import PyTree
@@ -97,7 +98,7 @@ def apply(model: nn.Module, blocks: Sequence[str], policy: str) -> None:
         contexts = functools.partial(create_selective_checkpoint_contexts, _keep_products)
     for name in blocks:
         block = model.get_submodule(name)
-        block.forward = _checkpointed(block.forward, contexts, Buffers(block))
+        give_forward(block, _checkpointed(block.forward, contexts, Buffers(block)))
 
 
 def _no_contexts() -> tuple[Context, Context]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from plait.forwards import give_forward
 from plait.products import Products
 from plait.torch_internals import has_function_transforms
 from plait.values import AutogradContext
@@ -166,7 +167,7 @@ class WeightGradStore:
         for module in modules:
             layer = _weight_layer(module, self.products)
             if layer is not None and (layer.by_products or not quicker_only):
-                module.forward = _forward(layer, self, quicker_only)
+                give_forward(module, _forward(layer, self, quicker_only))
                 num += 1
         return num
 

@@ -1,0 +1,33 @@
+"""Forwards that an engine gives modules of its model, and what copies of these modules run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import MethodType
+
+from torch import nn
+
+from plait.values import PyTree
+
+
+def give_forward(module: nn.Module, run: Callable[..., PyTree]) -> None:
+    """Let a module run `run`; its copies and pickles run what it ran before, with their own values.
+
+    `copy.deepcopy` binds a method to the copy, and keeps a function. A function would go on to
+    compute with the parameters of the module that it was made for.
+    """
+    before: Callable[..., PyTree] = module.forward
+
+    def forward(owner: nn.Module, /, *args: PyTree, **named: PyTree) -> PyTree:
+        if owner is module:
+            return run(*args, **named)
+        if isinstance(before, MethodType) and before.__self__ is module:
+            return before.__func__(owner, *args, **named)
+        return before(*args, **named)
+
+    owner = inspect.Parameter("owner", inspect.Parameter.POSITIONAL_ONLY)
+    signature = inspect.signature(before)
+    parameters = [owner, *signature.parameters.values()]
+    vars(forward)["__signature__"] = signature.replace(parameters=parameters)
+    module.forward = MethodType(forward, module)
