@@ -33,7 +33,7 @@ def read_toml(path: str | Path, error: type[PlaitError]) -> JsonObject:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise error(f"{path}: there is no such file; {files_near(path)}") from None
     except IsADirectoryError:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WEIGHTS = (".pt", ".pth", ".bin")
 """Endings of files that `torch.save` has written."""
 
-FRAMEWORK_NAMES = "deepspeed|megatron-lm|torchtitan|accelerate|axolotl|nanotron|nemo"
+FRAMEWORK_NAMES = "deepspeed|megatron-lm|torchtitan|accelerate|axolotl|llama-factory|nanotron|nemo"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli import common
 from plait.cli.answer import Answer, Json
+from plait.cli.patience import telling
 from plait.values import JsonValue
 
 if TYPE_CHECKING:
@@ -36,14 +37,17 @@ def run(arguments: argparse.Namespace) -> Answer:
     if arguments.ranks < 2:
         raise UsageError(f"--ranks is {arguments.ranks}; a tensor axis has 2 or more")
     config = common.read_config(arguments, with_steps=False)
-    model = assemble.make_model(assemble.model_keys(config), config.train.seed)
-    given = assemble.roles_of(config)
-    if given is None and not models.has_roles(model):
-        table = followed_roles(model, assemble.make_cutting(config), arguments.ranks)
-        roles, notes = table.roles, table.notes
-    else:
-        roles, notes = _table(model, arguments.ranks, given)
-    numbers = _cost(model, roles, arguments.ranks)
+    with telling("roles", "making the model") as now:
+        model = assemble.make_model(assemble.model_keys(config), config.train.seed)
+        given = assemble.roles_of(config)
+        now("following what each layer of the model computes")
+        if given is None and not models.has_roles(model):
+            table = followed_roles(model, assemble.make_cutting(config), arguments.ranks)
+            roles, notes = table.roles, table.notes
+        else:
+            roles, notes = _table(model, arguments.ranks, given)
+        now(f"counting the parameters of one of {arguments.ranks} ranks")
+        numbers = _cost(model, roles, arguments.ranks)
     data: Json = {"roles": roles, "notes": notes, "ranks": arguments.ranks, **numbers}
     return Answer(data, _text(data))
 

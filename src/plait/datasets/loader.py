@@ -21,6 +21,12 @@ from plait.datasets.sample_set import SampleSet
 from plait.errors import DataError
 
 MAX_EPOCHS = 1 << 53
+SAME_ORDER = {
+    "seed": "go on with the seed that it had",
+    "num_samples": "give it the files and the [data] keys that it had; for other data engine.load "
+    "takes the weights and the optimizer without the data's place",
+}
+"""The numbers that make the order of the data, and the cure where one of them has changed."""
 
 
 def bounds(num_samples: int, shares: Sequence[int], rank: int) -> tuple[int, int]:
@@ -178,11 +184,11 @@ class Loader:
             value = state.get(key) if isinstance(state, Mapping) else None
             if not isinstance(value, int) or isinstance(value, bool):
                 raise DataError(f"the data's saved place says {key} = {value!r}, no whole number")
-        for key in ("seed", "num_samples"):
+        for key, cure in SAME_ORDER.items():
             if state[key] != place[key]:
                 raise DataError(
                     f"the data was saved with {key} = {state[key]} and now has {place[key]}: its "
-                    "order would differ"
+                    f"order would differ; {cure}"
                 )
         if "content" in state and state["content"] != place.get("content"):
             raise DataError(

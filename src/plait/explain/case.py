@@ -97,6 +97,18 @@ def layers(num_layers: int, num_features: int) -> nn.Sequential:
     return model
 
 
+def blocks(num_blocks: int, num_features: int) -> nn.Sequential:
+    """Blocks of two layers each, W1, W2, ... throughout, as recomputation takes them."""
+    model = nn.Sequential()
+    for index in range(num_blocks):
+        block = nn.Sequential()
+        for place in (0, 1):
+            name = f"W{2 * index + place + 1}"
+            block.add_module(name, linear(num_features, 1 - 2 * place))
+        model.add_module(f"B{index + 1}", block)
+    return model
+
+
 class SmallAttention(nn.Module):
     """Projections q, k, v, attention over the past, and a projection: [B, S, D] -> the same."""
 
@@ -169,21 +181,33 @@ def _data(plan: Plan) -> Case:
     slower = max(1, dp.size // 2) ** 2 if steps > STEPS_AT_FULL_RATE else 1
     features = max(2, dp.shard if dp.shard <= 8 else 2)
     rows = dp.size * plan.micro_batches
+    again = plan.remat != "none"
+    what = (
+        "two blocks of two layers, Y = X W1^T W2^T W3^T W4^T"
+        if again
+        else "two layers, Y = X W1^T W2^T"
+    )
     about = (
-        f"two layers, Y = X W1^T W2^T, weights [{features} x {features}]; {rows} "
-        f"sample{'s' * (rows > 1)} a step, "
+        f"{what}, weights [{features} x {features}]; {rows} sample{'s' * (rows > 1)} a step, "
         f"{plan.micro_batches} for each rank"
     )
     return Case(
         plan,
-        dp.strategy if dp.size > 1 else "one",
-        lambda: layers(2, features),
+        dp.strategy if dp.size > 1 else _option(plan),
+        lambda: blocks(2, features) if again else layers(2, features),
         numbers(rows, features),
         torch.ones(rows, features),
         about,
         num_steps=steps,
         learning_rate=LEARNING_RATE / slower,
     )
+
+
+def _option(plan: Plan) -> str:
+    """The word that a plan of one rank shows: one that splits nothing, or `one`."""
+    if plan.remat != "none":
+        return f"remat {plan.remat}"
+    return "one" if plan.precision == "float32" else f"precision {plan.precision}"
 
 
 def _tensor(plan: Plan) -> Case:

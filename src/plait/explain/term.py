@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from plait.errors import NotAvailable, PlanError
 from plait.plan import Plan, check_runnable
+from plait.plan.facts import SCHEDULES
 
 MOST_RANKS: Final = 64
 FIRST_GRID: Final = {"2d": "tp4:2d", "2.5d": "tp8:2.5d,depth2", "3d": "tp8:3d"}
@@ -23,7 +24,7 @@ def read_term(text: str) -> Term:
     """The plan that runs for a term. Errors: `PlanError`, `NotAvailable`."""
     if not text.strip():
         raise PlanError("explain takes one term of a plan, for example explain dp4:zero3")
-    plan = Plan.parse(text)
+    plan = _with_micro_batches(Plan.parse(text), text)
     if plan.ep > 1 and plan.dp.size == 1:  # experts borrow the ranks of data
         plan = replace(plan, dp=replace(plan.dp, size=plan.ep))
     plan.check()
@@ -38,6 +39,7 @@ def read_term(text: str) -> Term:
         raise PlanError(
             f"{plan.tp} is one rank, which splits nothing; take {FIRST_GRID[plan.tp.mode]}"
         )
+    _check_words_of_one(plan)
     if plan.compile:
         raise NotAvailable(
             "explain shows each product as it runs, and compile makes one program of them; "
@@ -49,6 +51,23 @@ def read_term(text: str) -> Term:
             "fewer, for example dp4 or tp8:3d: more ranks do the same"
         )
     return Term(plan, axes[0] if axes else "dp")
+
+
+def _with_micro_batches(plan: Plan, text: str) -> Plan:
+    """The plan of a text that names no micro-batches, with as many as its schedule needs."""
+    if any(word.startswith("mb") for word in text.lower().split()):
+        return plan
+    least = SCHEDULES[plan.pp.schedule].least_micro_batches(plan.pp.size)
+    return replace(plan, micro_batches=max(plan.micro_batches, least))
+
+
+def _check_words_of_one(plan: Plan) -> None:
+    """Raises `PlanError` for a word, such as a schedule, on an axis of one rank."""
+    others = {"pp": plan.pp, "cp": plan.cp, "dp": plan.dp}
+    for name, axis in others.items():
+        if axis.size == 1 and axis != type(axis)() and (name, plan.ep > 1) != ("dp", True):
+            two = str(replace(axis, size=2))
+            raise PlanError(f"{axis} is one rank, which splits nothing; take {two}")
 
 
 def _axes(plan: Plan) -> list[str]:

@@ -12,6 +12,7 @@ from plait.interop import (
     axolotl,
     deepspeed,
     files,
+    llama_factory,
     megatron,
     nanotron,
     nemo,
@@ -28,6 +29,7 @@ FRAMEWORKS: Final[dict[str, Callable[[Source], Imported]]] = {
     "torchtitan": torchtitan.read,
     "accelerate": accelerate.read,
     "axolotl": axolotl.read,
+    "llama-factory": llama_factory.read,
     "nanotron": nanotron.read,
     "nemo": nemo.read,
 }
@@ -43,6 +45,14 @@ SIGNS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "accelerate": ("distributed_type", "compute_environment", "num_machines"),
     "axolotl": ("base_model", "micro_batch_size", "sequence_len", "datasets"),
+    "llama-factory": (
+        "finetuning_type",
+        "cutoff_len",
+        "dataset_dir",
+        "model_name_or_path",
+        "per_device_train_batch_size",
+        "lora_target",
+    ),
     "deepspeed": (
         "train_micro_batch_size_per_gpu",
         "train_batch_size",
@@ -63,7 +73,6 @@ SIGNS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Keys by which a file of each framework is known."""
 NOT_READ: Final[dict[str, tuple[str, ...]]] = {
-    "LLaMA-Factory": ("finetuning_type", "cutoff_len", "dataset_dir", "model_name_or_path"),
     "MaxText": (
         "per_device_batch_size",
         "base_emb_dim",
@@ -72,9 +81,28 @@ NOT_READ: Final[dict[str, tuple[str, ...]]] = {
         "ici_fsdp_parallelism",
         "dcn_data_parallelism",
     ),
+    "torchtune": (
+        "model._component_",
+        "tokenizer._component_",
+        "dataset._component_",
+        "checkpointer._component_",
+        "optimizer._component_",
+        "enable_activation_checkpointing",
+        "tensor_parallel_dim",
+    ),
+    "Lightning": (
+        "seed_everything",
+        "model.class_path",
+        "model.init_args",
+        "data.class_path",
+        "data.init_args",
+        "optimizer.class_path",
+        "ckpt_path",
+    ),
 }
 """Keys by which a file of a framework is known that no importer reads; two of them tell."""
 ALIASES: Final = {
+    "llamafactory": "llama-factory",
     "megatron": "megatron-lm",
     "megatron-core": "megatron-lm",
     "megatron-bridge": "nemo",
@@ -88,7 +116,7 @@ def import_file(
 
     `framework` is a key of `FRAMEWORKS`; None asks the file's own keys. `world_size` is the number
     of ranks, for files that leave it to the launcher. A DeepSpeed file that it names is read as
-    well, where it is there. A relative path begins at the folder of `path`.
+    well, where it is there. A relative path begins at the folder of `path`, or at one above it.
 
     Errors: `ConfigError` for a file that cannot be read, or whose numbers cannot all be true.
     `world_size` is one of these numbers.
@@ -130,14 +158,18 @@ def _table(text: str, form: str, known: str | None, name: str) -> JsonObject:
 def _named_file(table: JsonMapping, folder: Path) -> JsonObject:
     """The DeepSpeed file that a table names, as a table below its name.
 
-    Empty where it names none, or the file is not there. A relative path begins at `folder`.
+    Empty where it names none, or the file is not there. A relative path begins at `folder`, or at
+    the nearest folder above it. Scripts that start at the top of a checkout name files from there.
     """
     part = table.get("deepspeed_config")
     inner = part.get("deepspeed_config_file") if isinstance(part, Mapping) else None
     for name in (inner, table.get("deepspeed")):
-        if isinstance(name, str) and name not in ("", *table) and (folder / name).is_file():
-            path = folder / name
-            return {name: _table(files.read_text(path), "json", None, str(path))}
+        if not isinstance(name, str) or name in ("", *table):
+            continue
+        whole = folder.resolve()
+        for path in (each / name for each in (folder, *whole.parents)):
+            if path.is_file():
+                return {name: _table(files.read_text(path), "json", None, str(path))}
     return {}
 
 

@@ -120,9 +120,9 @@ def word_on_file(source: Source, file: str, guess: str) -> tuple[Kind, str]:
         return "ignored", "its keys are imported as well"
     return (
         "different",
-        f"{file} is not there, seen from the folder of the file that names it, so its ZeRO stage "
-        f"is unknown and {guess} is a guess; put it there, or ask plait import {file} --from "
-        "deepspeed and write its dp term into plan.text",
+        f"{file} is not there, seen from the folder of the file that names it or one above, so its "
+        f"ZeRO stage is unknown and {guess} is a guess; put it there, or ask plait import {file} "
+        "--from deepspeed and write its dp term into plan.text",
     )
 
 

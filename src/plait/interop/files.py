@@ -27,7 +27,7 @@ def read_text(path: Path) -> str:
     try:
         if path.stat().st_size > LARGEST_BYTES:
             raise ConfigError(f"{path} has {path.stat().st_size:,} bytes, which is no config")
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file; {files_near(path)}") from None
     except IsADirectoryError:

@@ -38,7 +38,7 @@ def findings_of(path: Path) -> JsonObject:
     return {
         "run": str(path),
         "state": state,
-        "step": int(metrics[-1]["step"]) if metrics else 0,
+        "step": _steps_done(folder, views, metrics),
         "steps": _steps(folder),
         "findings": found,
         "errors": [] if is_told else rank_errors(folder, here),
@@ -59,7 +59,7 @@ def status_of(path: Path) -> JsonObject:
         "run": str(path),
         "state": state_of(folder, views),
         "plan": _text(folder.plan),
-        "step": max([int(one["step"]) for one in metrics[-1:]], default=0),
+        "step": _steps_done(folder, views, metrics),
         "steps": _steps(folder),
         "loss": metrics[-1].get("loss") if metrics else None,
         "step_seconds": middle,
@@ -84,7 +84,31 @@ def _findings(folder: RunFolder, views: dict[int, RankSnapshot]) -> list[JsonObj
         ).as_dict()
         for rank in sorted(_traces(folder) - views.keys())
     ]
-    return [*findings.read(folder.doctor), *unread]
+    return [*findings.read(folder.doctor), *unread, *_lost_metrics(folder, views)]
+
+
+def _lost_metrics(folder: RunFolder, views: dict[int, RankSnapshot]) -> list[JsonObject]:
+    """A finding where a checkpoint holds steps of which `metrics.jsonl` has no line."""
+    saved = _checkpoint(folder.path)
+    is_alive = any(_is_alive(view) for view in views.values())
+    if is_alive or saved is None or not saved["step"] or metrics_so_far(folder):
+        return []
+    cause = (
+        f"it has no line that can be read, and {saved['path']} holds {saved['step']} steps; loss "
+        "and speed of these are lost, and the checkpoint is not"
+    )
+    return [RunFinding("corruption", None, None, str(folder.metrics), cause).as_dict()]
+
+
+def _steps_done(
+    folder: RunFolder, views: dict[int, RankSnapshot], metrics: list[JsonObject]
+) -> int:
+    """The last step of the metrics; where these are lost, that of the checkpoint or a rank."""
+    if metrics:
+        return int(metrics[-1]["step"])
+    known = [view.last_step for view in views.values()]
+    saved = None if any(_is_alive(view) for view in views.values()) else _checkpoint(folder.path)
+    return max([saved["step"] or 0 if saved else 0, *known])
 
 
 def _traces(folder: RunFolder) -> set[int]:
@@ -122,7 +146,7 @@ def state_of(folder: RunFolder, views: dict[int, RankSnapshot]) -> str:
         return "running"
     steps = _steps(folder)
     metrics = metrics_so_far(folder)
-    done = int(metrics[-1]["step"]) if metrics else 0
+    done = _steps_done(folder, views, metrics)
     whole = steps is not None and done >= steps
     if whole and folder.summary.exists():
         return "finished"

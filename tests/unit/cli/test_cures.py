@@ -11,8 +11,9 @@ import pytest
 from plait.cli import common, main
 from plait.config import load
 from plait.errors import ConfigError, OptimizerError
-from plait.interop import import_text
+from plait.interop import import_file, import_text
 from plait.jobs.job import TrainJob
+from plait.toml import read_toml
 
 TABLES = {
     "model": {
@@ -45,6 +46,16 @@ def test_a_file_of_another_framework_is_refused_and_its_own_is_named(framework: 
 def test_a_file_of_nobody_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"none of its 1 keys .* is it the file that was meant"):
         import_text('{"colour": "red"}', "json", "nanotron")
+
+
+def test_the_mark_that_editors_put_first_is_no_part_of_a_file(tmp_path: Path) -> None:
+    """The byte order mark of UTF-8, which cannot be seen, as Windows' editors write it."""
+    config = tmp_path / "run.toml"
+    config.write_text("[train]\nsteps = 7\n", encoding="utf-8-sig")
+    assert read_toml(config, ConfigError) == {"train": {"steps": 7}}
+    other = tmp_path / "deepspeed.json"
+    other.write_text(DEEPSPEED, encoding="utf-8-sig")
+    assert import_file(other).plan.endswith("zero2")
 
 
 def test_words_of_no_decay_that_match_nothing_are_said(

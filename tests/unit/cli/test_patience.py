@@ -6,11 +6,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from plait.cli import explain, patience
+from plait.cli import explain, patience, roles
+from plait.cli.entry import main
 from plait.cli.patience import telling
+
+MODEL = """
+[model]
+name = "gpt"
+num_hidden_layers = 1
+hidden_size = 8
+num_attention_heads = 2
+vocab_size = 16
+[data]
+name = "random"
+"""
 
 
 @pytest.fixture
@@ -57,6 +70,24 @@ def test_explain_says_what_it_does(
     monkeypatch.setattr("plait.explain.explanation.explain", slow)
     assert explain.explained("tp8:3d") == "tp8:3d"
     assert "running the small case of 'tp8:3d' on 8 ranks (" in said[0]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_roles_says_what_it_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A model of many layers takes most of a minute."""
+    said = []
+
+    def slow(*_: object) -> dict[str, float]:
+        said.append(awaited(capsys, lambda text: "counting" in text))
+        return {"parameters": 2, "parameters_per_rank": 1}
+
+    monkeypatch.setattr(roles, "_cost", slow)
+    config = tmp_path / "run.toml"
+    config.write_text(MODEL)
+    assert main(["roles", str(config)]) == 0
+    assert "plait roles: counting the parameters of one of 2 ranks (" in said[0]
 
 
 def test_a_bad_term_is_refused_before_torch_is_loaded() -> None:

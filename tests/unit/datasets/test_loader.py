@@ -121,9 +121,9 @@ def test_the_batch_of_a_data_set_equals_its_samples() -> None:
 
 def test_resuming_another_stream_is_refused() -> None:
     state = Loader(Squares(10), 4, seed=1).state_dict()
-    with pytest.raises(DataError, match="saved with seed = 1 and now has 2"):
+    with pytest.raises(DataError, match=r"saved with seed = 1 and now has 2.*go on with the seed"):
         Loader(Squares(10), 4, seed=2).load_state_dict(state)
-    with pytest.raises(DataError, match="saved with num_samples = 10 and now has 11"):
+    with pytest.raises(DataError, match=r"= 10 and now has 11.*the files and the"):
         Loader(Squares(11), 4, seed=1).load_state_dict(state)
 
 

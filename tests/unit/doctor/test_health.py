@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from plait.checkpoint.folder import INDEX
 from plait.cli.doctor import view
 from plait.doctor import findings
 from plait.doctor.findings import RunFinding
@@ -79,6 +80,33 @@ def test_the_status_reads_beside_numbers_that_are_none(tmp_path: Path) -> None:
     folder = a_run(tmp_path)
     folder.metrics.write_text(METRICS.replace("0.5", '"0.5"', 1))
     assert status_of(tmp_path)["step_seconds"] == 0.5
+
+
+@pytest.mark.parametrize("text", ["", '{"ste', None])
+def test_steps_are_known_where_the_metrics_are_lost(tmp_path: Path, text: str | None) -> None:
+    folder = a_run(tmp_path)
+    saved = tmp_path / "checkpoints" / "step-00000002"
+    saved.mkdir(parents=True)
+    (saved / INDEX).write_text('{"files": []}')
+    folder.summary.write_text("{}")
+    if text is None:
+        folder.metrics.unlink()
+    else:
+        folder.metrics.write_text(text)
+    found = findings_of(tmp_path)
+    assert (found["state"], found["step"]) == ("finished", 2)
+    (finding,) = found["findings"]
+    assert finding["kind"] == "corruption" and "holds 2 steps" in finding["cause"]
+    assert str(folder.metrics) == finding["where"]
+    status = status_of(tmp_path)
+    assert (status["step"], status["loss"], status["findings"]) == (2, None, 1)
+
+
+def test_a_run_without_a_step_has_lost_no_metrics(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    folder.metrics.write_text("")
+    found = findings_of(tmp_path)
+    assert (found["step"], found["findings"]) == (0, [])
 
 
 def test_findings_are_read_back_beside_damaged_lines(tmp_path: Path) -> None:

@@ -38,6 +38,10 @@ OTHERS = (
     "cp4:ulysses",
     "mb2",
     "remat:full",
+    "remat:selective",
+    "precision:bf16",
+    "precision:float64",
+    "dp2:zero3 remat:full",
     "dp4:zero3,replicate2",
     "dp2:zero1,offload",
 )
@@ -77,7 +81,8 @@ def test_what_is_printed_is_what_the_ledger_counted(term: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "term", [*DATA, "tp4:2d", "tp8:3d", "pp2:zb-h1 mb4", "cp2:ring", "cp4:ring", "cp8:ring"]
+    "term",
+    [*DATA, "remat:full", "tp4:2d", "tp8:3d", "pp2:zb-h1 mb4", "cp2:ring", "cp4:ring", "cp8:ring"],
 )
 def test_the_numbers_are_those_of_one_device(term: str) -> None:
     explanation = explained(term)
@@ -166,6 +171,28 @@ def test_a_pipeline_walks_its_schedule() -> None:
     assert explanation.as_dict()["schedule"]["peak_activations"] == [2, 1]
 
 
+def test_recomputation_runs_the_inside_of_a_block_again() -> None:
+    def backward(term: str) -> list[str]:
+        steps = explained(term).steps
+        return [sentence(step) for step in steps if step.phase == "backward"]
+
+    again = "multiply: X(B1.W1) [1x2] times B1.W1^T [2x2] = Y(B1.W1) [1x2]"
+    assert again in backward("remat:full")
+    assert again not in backward("remat:selective")
+
+
+def test_an_option_of_one_rank_is_what_is_explained() -> None:
+    assert "recomputation" in explained("remat:full").source.title
+    assert "bfloat16" in explained("precision:bf16").source.title
+    assert explained("dp2:zero3 remat:full").source.title.startswith("ZeRO-3")
+
+
+@pytest.mark.parametrize(("term", "number"), [("pp2:dualpipev", 4), ("pp4:1f1b", 4)])
+def test_a_schedule_gets_the_micro_batches_that_it_needs(term: str, number: int) -> None:
+    assert case_of(term).plan.micro_batches == number
+    assert case_of(f"{term} mb8").plan.micro_batches == 8
+
+
 def test_the_page_shows_what_is_printed() -> None:
     page = Path(__file__).parents[3] / "docs" / "explain.md"
     shown = page.read_text().partition("```text\n")[2].partition("```")[0]
@@ -175,6 +202,7 @@ def test_the_page_shows_what_is_printed() -> None:
 def test_every_word_of_the_grammar_has_its_paper() -> None:
     words = {*axes.DATA_STRATEGIES, *axes.PIPELINE_SCHEDULES, *axes.TENSOR_MODES}
     words |= {f"cp {name}" for name in axes.CONTEXT_STRATEGIES} | {"1d,sp", "ep", "one"}
+    words |= {"remat full", "remat selective", "precision bf16", "precision float64"}
     assert words == sources().keys()
     for source in sources().values():
         assert source.paper and source.formula and source.idea
@@ -187,6 +215,9 @@ def test_every_word_of_the_grammar_has_its_paper() -> None:
         ("dp2 tp2", "one at a time"),
         ("tp6:2d", "square"),
         ("tp1:3d", "take tp8:3d"),
+        ("pp1:gpipe", "take pp2:gpipe"),
+        ("cp1:ulysses", "take cp2:ulysses"),
+        ("dp1:zero3", "take dp2:zero3"),
         ("dp128", "at most 64"),
         ("dp2 compile", "leave compile out"),
         ("dp2:local,every99", "every4"),

@@ -27,6 +27,10 @@ PLANS = {
     ),
     "accelerate.yaml": ("accelerate", "dp8:zero3 remat:full precision:bf16"),
     "axolotl.yaml": ("axolotl", "tp2 dp4:zero3 mb4 remat:full precision:bf16"),
+    "llama_factory.yaml": (
+        "llama-factory",
+        "pp4:1f1b ep2 dp2:zero1 mb8 remat:full precision:bf16",
+    ),
     "nemo.yaml": (
         "nemo",
         "pp2:interleaved,v2 tp4:1d,sp cp2:ring dp2:zero1 mb32 remat:full precision:bf16",

@@ -88,8 +88,14 @@ data: {global_batch_size: 16, micro_batch_size: 2, seq_length: 128}
     ("framework", "text"),
     [
         (
-            "LLaMA-Factory",
-            "model_name_or_path: m\nstage: sft\nfinetuning_type: lora\ncutoff_len: 2048\n",
+            "torchtune",
+            "model: {_component_: torchtune.models.llama3_1.llama3_1_8b}\n"
+            "optimizer: {_component_: torch.optim.AdamW, lr: 2e-5}\nbatch_size: 2\n",
+        ),
+        (
+            "Lightning",
+            "seed_everything: 1\ntrainer: {devices: 8, num_nodes: 2, strategy: fsdp}\n"
+            "model: {class_path: x.Y}\n",
         ),
         ("MaxText", "base_emb_dim: 512\nper_device_batch_size: 4\nici_fsdp_parallelism: 8\n"),
     ],
