@@ -15,6 +15,7 @@ FLOOR = {
     *WORDS,
     "batch_trees",
     "forwards",
+    "uncopied",
     "paths",
     "products",
     "origin",
@@ -62,7 +63,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "jobs": {"errors"},  # scripts for queues and clusters
     "mesh": {"errors", "plan"},
     "trace": {"errors", "plan", "mesh"},
-    "doctor": {"errors"},  # what ranks do, read from outside; knows no torch
+    "uncopied": {"errors"},  # what a rank keeps, and no copy of it
+    "doctor": {"errors", "uncopied"},  # what ranks do, read from outside; knows no torch
     "comm": LOWER - {"products", "origin"},
     "products": LOWER - {"config", "trace", "mesh", "origin"},  # which library multiplies
     **{name: {*LOWER, "comm"} for name in STRATEGIES},

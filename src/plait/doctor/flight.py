@@ -24,6 +24,7 @@ from typing import Final
 
 from plait.doctor.process import start_ticks
 from plait.errors import RunError
+from plait.uncopied import Uncopied
 
 MAGIC: Final = b"plaitfr1"
 NUM_STEPS: Final = 256
@@ -76,7 +77,7 @@ class WaitState(IntEnum):
     WAITING = 2
 
 
-class FlightRecorder:
+class FlightRecorder(Uncopied):
     """The writer of one rank's record; in memory alone until it is given a folder.
 
     `rank` is that of the world; `equals` are the ranks that do the same work on other data.

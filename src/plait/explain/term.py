@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from plait.errors import NotAvailable, PlanError
 from plait.plan import Plan, check_runnable
+from plait.plan.axes import ContextAxis, DataAxis, PipelineAxis
 from plait.plan.facts import SCHEDULES
 
 MOST_RANKS: Final = 64
@@ -63,7 +64,11 @@ def _with_micro_batches(plan: Plan, text: str) -> Plan:
 
 def _check_words_of_one(plan: Plan) -> None:
     """Raises `PlanError` for a word, such as a schedule, on an axis of one rank."""
-    others = {"pp": plan.pp, "cp": plan.cp, "dp": plan.dp}
+    others: dict[str, PipelineAxis | ContextAxis | DataAxis] = {
+        "pp": plan.pp,
+        "cp": plan.cp,
+        "dp": plan.dp,
+    }
     for name, axis in others.items():
         if axis.size == 1 and axis != type(axis)() and (name, plan.ep > 1) != ("dp", True):
             two = str(replace(axis, size=2))

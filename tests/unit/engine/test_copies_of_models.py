@@ -36,9 +36,9 @@ def refusals(world: World, plan: str) -> list[str]:
     return said
 
 
-@pytest.mark.parametrize("plan", ["dp2:zero3", "tp2"])
-def test_a_copy_of_parts_is_refused_with_the_cure(ranks: Any, plan: str) -> None:
-    for said in ranks(2, refusals, plan, plan=plan):
+@pytest.mark.parametrize(("size", "plan"), [(1, "dp1:zero3"), (2, "dp2:zero3"), (2, "tp2")])
+def test_a_copy_of_parts_is_refused_with_the_cure(ranks: Any, size: int, plan: str) -> None:
+    for said in ranks(size, refusals, plan, plan=plan):
         assert len(said) == 2
         for text in said:
             assert "engine.save_pretrained(path)" in text

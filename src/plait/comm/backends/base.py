@@ -11,14 +11,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from plait.comm.backends.sums import sum_into
-from plait.errors import ModelError
 from plait.paths import Paths
+from plait.uncopied import Uncopied
 
 
 class Handle(ABC):
@@ -74,7 +74,7 @@ class Exposed(Handle):
         """This rank reads nothing of it any more."""
 
 
-class Backend(ABC):
+class Backend(Uncopied, ABC):
     """The operations of one line of ranks. `rank` is this rank's coordinate, `size` (N) the number
     of ranks.
 
@@ -91,15 +91,6 @@ class Backend(ABC):
     def paths(self) -> Paths:
         """Which ways operations take by the size of what is at hand."""
         return Paths()
-
-    def __reduce__(self) -> NoReturn:
-        """Refuse a copy or a pickle, as of a model whose modules talk to other ranks."""
-        raise ModelError(
-            "what talks to other ranks cannot be copied or pickled; if this is the model of an "
-            "engine, whose modules hold parts of it: copy it before plait.build, or read what is "
-            "trained by engine.save(path), engine.save_pretrained(path) or, on each rank for its "
-            "own parts, engine.local_parameters()"
-        )
 
     def follow(self, paths: Paths) -> None:
         """Take the ways that `paths` says, and note them there."""
@@ -225,5 +216,5 @@ class Backend(ABC):
         """Memory (numel,) to write what one operation sends, which gives it back."""
         return torch.empty(numel, dtype=dtype, device=device)
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Give back what the backend owns."""

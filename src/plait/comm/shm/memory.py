@@ -23,6 +23,7 @@ from torch import Tensor
 from plait.comm.severance import Severance
 from plait.comm.shm.fabric import Staged
 from plait.paths import Paths
+from plait.uncopied import Uncopied
 
 ALIGNMENT = 64
 MOST_VIEWS = 4096
@@ -63,7 +64,7 @@ class _Arena:
     segment: Segment = field(kw_only=True)
 
 
-class MappedMemory:
+class MappedMemory(Uncopied):
     """The readable memory of one rank, and its view of that of its peers. All axes of a world share
     it.
     """
