@@ -12,20 +12,19 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_is_leaf, tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_is_leaf, tree_map
 
 from plait.errors import DataError
 from plait.values import PyTree
 
 
-def is_texts(value: object) -> bool:
+def is_texts(value: PyTree) -> bool:
     """Whether a value is a list or a tuple of texts, or of bytes, and of nothing else.
 
     A `DataLoader` collates the texts of samples so.
     """
     return (
-        isinstance(value, list | tuple)
-        and type(value) in (list, tuple)
+        type(value) in (list, tuple)
         and len(value) > 0
         and all(isinstance(one, str | bytes) for one in value)
     )
@@ -33,14 +32,21 @@ def is_texts(value: object) -> bool:
 
 def leaves_of(tree: PyTree) -> list[PyTree]:
     """Tensors, texts and other leaves of a batch, in a fixed order; texts are one leaf."""
-    found: list[PyTree] = []
-    for node in tree_leaves(tree, is_leaf=_is_own):
-        entries = _entries(node)
-        if entries is None:
-            found.append(node)
-        else:
-            for entry in entries.values():
-                found.extend(leaves_of(entry))
+    return [leaf for leaf, _ in held_leaves(tree)]
+
+
+def held_leaves(tree: PyTree) -> list[tuple[PyTree, bool]]:
+    """The leaves of a batch, and whether each is in a dataclass or a namespace.
+
+    Such an object may have more than samples, such as the weights of classes.
+    """
+    found: list[tuple[PyTree, bool]] = []
+
+    def note(leaf: PyTree, held: bool) -> PyTree:
+        found.append((leaf, held))
+        return leaf
+
+    map_held(note, tree)
     return found
 
 
@@ -49,12 +55,29 @@ def map_leaves(function: Callable[[PyTree], PyTree], tree: PyTree) -> PyTree:
 
     A mapping that is no dict and no `UserDict` becomes a dict.
     """
+    return map_held(lambda leaf, _: function(leaf), tree)
+
+
+def map_held(
+    function: Callable[[PyTree, bool], PyTree],
+    tree: PyTree,
+    held: bool = False,
+    around: tuple[int, ...] = (),
+) -> PyTree:
+    """A copy of a batch, of what `function` makes of each leaf and of whether it is held.
+
+    `held`: an object holds the tree. `around`: ids of what holds it; an object inside itself
+    stays.
+    """
 
     def mapped(node: PyTree) -> PyTree:
+        if id(node) in around:
+            return node
         entries = _entries(node)
         if entries is None:
-            return function(node)
-        changed = {name: map_leaves(function, entry) for name, entry in entries.items()}
+            return function(node, held)
+        inside = held or not isinstance(node, Mapping)
+        changed = map_held(function, entries, inside, (*around, id(node)))
         if all(changed[name] is entry for name, entry in entries.items()):
             return node
         return _with_entries(node, changed)
@@ -79,13 +102,23 @@ def filled(tree: PyTree, leaves: Iterable[PyTree]) -> PyTree:
     return map_leaves(lambda _: next(rest), tree)
 
 
+def sizes_of(leaves: Iterable[tuple[PyTree, bool]]) -> set[int]:
+    """The first dims of the tensors of `held_leaves`; of what objects hold, where all is held."""
+    given = [
+        (leaf.size(0), held) for leaf, held in leaves if isinstance(leaf, Tensor) and leaf.dim()
+    ]
+    return {size for size, held in given if not held} or {size for size, _ in given}
+
+
 def num_rows(*trees: PyTree) -> int | None:
     """The samples of a batch, by its first tensor that has a dim, or else its first texts."""
-    leaves = [leaf for tree in trees for leaf in leaves_of(tree)]
-    for leaf in leaves:
-        if isinstance(leaf, Tensor) and leaf.dim() > 0:
-            return leaf.size(0)
-    return next((len(leaf) for leaf in leaves if is_texts(leaf)), None)
+    leaves = [pair for tree in trees for pair in held_leaves(tree)]
+    given = [
+        (leaf.size(0), held) for leaf, held in leaves if isinstance(leaf, Tensor) and leaf.dim()
+    ]
+    if given:
+        return next((size for size, held in given if not held), given[0][0])
+    return next((len(leaf) for leaf, _ in leaves if is_texts(leaf)), None)
 
 
 def cut_samples(
@@ -94,22 +127,23 @@ def cut_samples(
     """A part of a batch: `part_of` cuts tensors (samples, ...), `place` says where lists of as many
     texts are cut.
 
-    Texts are never none: one stands in where there is no sample. Tensors [] stay.
+    Texts are never none: one stands in where there is no sample. Tensors [] stay, as do tensors of
+    other sizes in a dataclass or a namespace.
     """
-    tensors = (leaf for leaf in leaves_of(batch) if isinstance(leaf, Tensor))
-    sizes = {tensor.size(0) for tensor in tensors if tensor.dim()}
+    sizes = sizes_of(held_leaves(batch))
 
-    def part(leaf: PyTree) -> PyTree:
+    def part(leaf: PyTree, held: bool) -> PyTree:
         if isinstance(leaf, Tensor):
-            return part_of(leaf) if leaf.dim() else leaf
+            stays = leaf.dim() == 0 or (held and sizes != {leaf.size(0)})
+            return leaf if stays else part_of(leaf)
         if is_texts(leaf) and sizes == {len(leaf)}:
             return leaf[place(len(leaf))] or leaf[:1]
         return leaf
 
-    return map_leaves(part, batch)
+    return map_held(part, batch)
 
 
-def refuse_undivided(leaf: PyTree) -> None:
+def refuse_undivided(leaf: PyTree, num_samples: int) -> None:
     """Raise `DataError` for a leaf whose samples cannot be told apart, where they are divided."""
     if isinstance(leaf, Tensor):
         if leaf.is_nested or leaf.layout is not torch.strided:
@@ -124,7 +158,7 @@ def refuse_undivided(leaf: PyTree) -> None:
     held = [
         name
         for name, value in getattr(leaf, "__dict__", {}).items()
-        if isinstance(value, Tensor) and value.dim() > 0
+        if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == num_samples
     ]
     if held and not isinstance(leaf, type | torch.nn.Module):
         raise DataError(
@@ -134,21 +168,27 @@ def refuse_undivided(leaf: PyTree) -> None:
         )
 
 
+PLAIN = (int, float, bool, str, bytes, type(None), Tensor, list, tuple, dict)
+"""Types that PyTorch knows, or that hold nothing."""
+
+
 def _is_own(node: PyTree) -> bool:
     """Whether PyTorch would go wrong about a node, or not see what it holds."""
     return is_texts(node) or _entries(node) is not None
 
 
-def _own_structure(node: PyTree) -> Hashable:
-    entries = _entries(node)
+def _own_structure(node: PyTree, around: tuple[int, ...] = ()) -> Hashable:
+    entries = None if id(node) in around else _entries(node)
     if entries is None:
         return None
-    return type(node), *((name, structure_of(entry)) for name, entry in entries.items())
+    nodes, structure = tree_flatten(entries, is_leaf=_is_own)
+    inner = (_own_structure(one, (*around, id(node))) for one in nodes)
+    return type(node).__qualname__, structure, *inner
 
 
 def _entries(node: PyTree) -> dict[str, PyTree] | None:
     """Values of a mapping or an object, by name; None for a leaf and for what PyTorch knows."""
-    if isinstance(node, Tensor | type) or not tree_is_leaf(node):
+    if type(node) in PLAIN or isinstance(node, Tensor | type) or not tree_is_leaf(node):
         return None
     if isinstance(node, Mapping):
         return dict(node)

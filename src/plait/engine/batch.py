@@ -16,7 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from plait.batch_trees import filled, is_texts, leaves_of, refuse_undivided
+from plait.batch_trees import (
+    filled,
+    held_leaves,
+    is_texts,
+    leaves_of,
+    refuse_undivided,
+    sizes_of,
+)
 from plait.errors import DataError
 from plait.torch_internals import on_device
 from plait.values import JsonMapping, PyTree
@@ -91,6 +98,7 @@ class BatchSplitter:
         self._device = device
         self._cut = cut
         self._share = share
+        self._accepts = _accepted_keys(model)
         self._model = model
 
     def split(self, batch: PyTree) -> list[MicroBatch]:
@@ -103,11 +111,17 @@ class BatchSplitter:
             DataError: no such batch, a NumPy array in it, or first dims that differ.
         """
         inputs, targets = inputs_and_targets(batch)
-        fit = accepted if isinstance(batch, Mapping) else _named_texts
-        whole = (fit(self._model, inputs), targets)
-        input_leaves, target_leaves = self._cut((leaves_of(whole[0]), leaves_of(whole[1])))
-        tensors = [self._place(leaf) for leaf in (*input_leaves, *target_leaves)]
-        num_samples = _num_samples(tensors)
+        if isinstance(batch, Mapping):
+            names = inputs.keys() if self._accepts is None else inputs.keys() & self._accepts
+            inputs = {name: inputs[name] for name in sorted(names)}
+        else:
+            inputs = _named_texts(self._model, inputs)
+        whole = (inputs, targets)
+        input_leaves, target_leaves = self._cut((leaves_of(inputs), leaves_of(targets)))
+        is_held = [held for _, held in held_leaves(whole)]
+        pairs = list(zip((*input_leaves, *target_leaves), is_held, strict=True))
+        tensors = [self._place(leaf, held) for leaf, held in pairs]
+        num_samples = _num_samples(sizes_of(zip(tensors, is_held, strict=True)))
         parts = [self._parts_of(leaf, num_samples) for leaf in tensors]
         if num_samples < self.num_micro_batches:
             parts = [[_never_empty(part) for part in column] for column in parts]
@@ -130,17 +144,18 @@ class BatchSplitter:
     def _parts_of(self, leaf: PyTree, num_samples: int) -> Sequence[PyTree]:
         """The micro-batches' parts of a leaf; one that has no samples is whole in each."""
         if self.num_micro_batches > 1:
-            refuse_undivided(leaf)
-            if isinstance(leaf, Tensor) and leaf.dim():
+            refuse_undivided(leaf, num_samples)
+            if isinstance(leaf, Tensor) and leaf.dim() and leaf.size(0) == num_samples:
                 return leaf.tensor_split(self.num_micro_batches)
         if is_texts(leaf) and len(leaf) == num_samples:
             places = torch.arange(num_samples).tensor_split(self.num_micro_batches)
             return [type(leaf)(leaf[place] for place in part) or leaf[:1] for part in places]
         return [leaf] * self.num_micro_batches
 
-    def _place(self, leaf: PyTree) -> PyTree:
+    def _place(self, leaf: PyTree, held: bool) -> PyTree:
         if not isinstance(leaf, Tensor):
-            _refuse_array(leaf)
+            if not held:
+                _refuse_array(leaf)
             return leaf
         dtype = leaf.dtype
         if leaf.is_floating_point():
@@ -205,8 +220,7 @@ def _named_texts(model: nn.Module, texts: PyTree) -> PyTree:
     return {one.name: text for one, text in zip(positional, texts, strict=False)}
 
 
-def _num_samples(leaves: list[PyTree]) -> int:
-    sizes = {leaf.size(0) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0}
+def _num_samples(sizes: set[int]) -> int:
     if len(sizes) != 1:
         raise DataError(
             "the tensors of a batch must agree in their first dim, the samples; they have "

@@ -118,6 +118,7 @@ def build(
         OptimizerError: the optimizer is none, or cannot update shards.
     """
     options = options or Options()
+    plan_as_given = plan
     plan = _checked(plan)
     check_arguments(model, loss, optimizer)
     refuse_parameters(model)
@@ -143,7 +144,7 @@ def build(
     if world.membership is not None:
         check_restarts(plan, options.num_servers)
     own_modules(model)
-    warn_of_lost_digits(model, plan)
+    warn_of_lost_digits(model, plan_as_given)
     if plan.tp.size == 1:  # a tensor axis refuses them
         warn_of_parameter_hooks(model)
     make = partial(compose, model, plan, loss=loss, optimizer=optimizer, world=world, guard=guard)

@@ -10,18 +10,17 @@ from torch import nn
 from plait.plan import Plan
 
 
-def warn_of_lost_digits(model: nn.Module, plan: Plan) -> None:
-    """Tell once that the parameters are in float64, and the plan computes in float32.
+def warn_of_lost_digits(model: nn.Module, plan: Plan | str) -> None:
+    """Tell once that all parameters are in float64, and the plan computes in float32.
 
     A plan without a word of precision computes in float32, whatever the model is in.
     """
-    if plan.precision != "float32":
-        return  # float64, or fewer digits by the plan's own word
-    for name, param in model.named_parameters():
-        if param.dtype == torch.float64:
-            warnings.warn(
-                f"the parameter '{name}' is in float64, and '{plan}' computes in float32: add "
-                "precision:float64 to the plan to keep all digits, or make the model float32",
-                stacklevel=3,
-            )
-            return
+    if "precision:" in str(plan) if isinstance(plan, str) else plan.precision != "float32":
+        return
+    kinds = {param.dtype for param in model.parameters() if param.is_floating_point()}
+    if kinds == {torch.float64}:
+        warnings.warn(
+            f"the parameters are in float64, and '{plan}' computes in float32: add "
+            "precision:float64 to the plan to keep all digits, or make the model float32",
+            stacklevel=3,
+        )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from plait.batch_trees import cut_samples, leaves_of, refuse_undivided
+from plait.batch_trees import cut_samples, leaves_of, num_rows, refuse_undivided
 from plait.comm import World
 from plait.datasets import Loader
 from plait.datasets.loader import bounds
@@ -30,7 +30,7 @@ def example_of(batch: PyTree) -> PyTree:
 
 
 def _first_sample(tensor: Tensor) -> Tensor:
-    refuse_undivided(tensor)
+    refuse_undivided(tensor, 0)
     if tensor.shape[0] == 0:
         return tensor.new_zeros((1, *tensor.shape[1:]))
     return tensor[:1]
@@ -101,8 +101,9 @@ class _BatchShare:
         place = partial(_place, self._shares, self._world.worker[0])
         for batch in self._loader:
             if self._world.worker[1] > 1:
+                rows = num_rows(batch) or 0
                 for leaf in leaves_of(batch):
-                    refuse_undivided(leaf)
+                    refuse_undivided(leaf, rows)
             yield cut_samples(batch, partial(_part, place), place)
 
 
@@ -164,7 +165,8 @@ class _SharedSampler:
 
 
 def _first(size: int, tensor: Tensor) -> Tensor:
-    return tensor if tensor.size(0) == size else tensor[:size]
+    """The rows of this rank; a rank without samples has read one in their place."""
+    return tensor if size else tensor[:0]
 
 
 def _place(shares: Sequence[int], rank: int, num_samples: int) -> slice:

@@ -40,9 +40,12 @@ class SampleSums(TorchFunctionMode):
         self._averaged = _Tensors()
         self._sums = _Tensors()
         self._masks = _Tensors()
+        self._versions: dict[int, int] = {}
+        self._sizes: set[int] = set()
         for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.dim():
                 self._outputs.add(leaf)
+                self._sizes.add(leaf.shape[0])
 
     def has(self, loss: Tensor) -> bool:
         """Whether a loss (0-dim) is a sum over samples, with or without other terms."""
@@ -57,34 +60,39 @@ class SampleSums(TorchFunctionMode):
     ) -> Any:
         """Call a function of torch, and note what its result is."""
         named = dict(kwargs or {})
-        given = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
-        is_output = any(leaf in self._outputs for leaf in given)
-        is_averaged = any(leaf in self._averaged for leaf in given)
-        is_sum = any(leaf in self._sums for leaf in given)
+        given_tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+        is_output = any(leaf in self._outputs for leaf in given_tensors)
+        is_averaged = any(leaf in self._averaged for leaf in given_tensors)
+        is_sum = any(leaf in self._sums for leaf in given_tensors)
         result = function(*args, **named)
         name = getattr(function, "__name__", "").strip("_")
         if is_output:
-            is_averaged = is_averaged or name in AVERAGES or self._weighs(name, given)
+            is_averaged = is_averaged or name in AVERAGES or self._weighs(name, given_tensors)
             adds_up = named.get("reduction") == "sum" or (name == "sum" and not is_averaged)
             self._note(result, is_averaged=is_averaged, adds_up=adds_up)
         elif is_sum and name in KEEP_SUMS:
             self._sums.add(result)
         elif isinstance(result, Tensor):
-            if name in CONVERSIONS and given and self._is_mask(given[0]):
+            if name in CONVERSIONS and given_tensors and self._is_mask(given_tensors[0]):
                 self._masks.add(result)
-            else:
-                self._masks.discard(result)  # changed in place, such as by `div_`
+                self._versions[id(result)] = result._version
+            elif function == Tensor.data.__get__:  # type: ignore[attr-defined]
+                self._masks.discard(given_tensors[0])  # what changes the data counts no version
         return result
 
-    def _weighs(self, name: str, given: Sequence[Tensor]) -> bool:
+    def _weighs(self, name: str, given_tensors: Sequence[Tensor]) -> bool:
         """Whether a product of outputs may have weights that add up to one; masks never do."""
-        factors = [leaf for leaf in given if leaf not in self._outputs]
+        factors = [leaf for leaf in given_tensors if leaf not in self._outputs]
         return name in PRODUCTS and not (factors and all(map(self._is_mask, factors)))
 
     def _is_mask(self, tensor: Tensor) -> bool:
         """Whether a tensor [B, ...] has truths or whole numbers, or the same ones as floats."""
-        is_whole = not (tensor.is_floating_point() or tensor.is_complex())
-        return torch.Tensor.dim(tensor) > 0 and (is_whole or tensor in self._masks)
+        if torch.Tensor.dim(tensor) == 0 or tensor.shape[0] not in self._sizes:
+            return False
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            return True
+        is_unchanged = self._versions.get(id(tensor)) == tensor._version
+        return tensor in self._masks and is_unchanged
 
     def _note(self, result: PyTree, *, is_averaged: bool, adds_up: bool) -> None:
         for leaf in tree_leaves(result):

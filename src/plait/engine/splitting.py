@@ -290,7 +290,8 @@ def _check_samples(model: nn.Module, cutting: Cutting, tp: TensorAxis) -> None:
                 return leaf[:1] * count if len(leaf) == samples else leaf
             if not isinstance(leaf, Tensor):
                 return leaf
-            shape = leaf.shape if leaf.dim() == 0 else (count, *leaf.shape[1:])
+            has_samples = leaf.dim() > 0 and leaf.shape[0] == samples
+            shape = (count, *leaf.shape[1:]) if has_samples else leaf.shape
             return torch.zeros(shape, dtype=leaf.dtype, device="meta")
 
         return call_without_values(model, example, partial(map_leaves, make))

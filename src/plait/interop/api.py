@@ -49,8 +49,6 @@ SIGNS: Final[dict[str, tuple[str, ...]]] = {
         "finetuning_type",
         "cutoff_len",
         "dataset_dir",
-        "model_name_or_path",
-        "per_device_train_batch_size",
         "lora_target",
     ),
     "deepspeed": (

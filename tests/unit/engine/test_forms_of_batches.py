@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from transformers import BatchEncoding
 
 import plait
@@ -184,3 +186,65 @@ def test_a_copy_has_other_tensors_and_the_original_its_own() -> None:
     assert leaves_of(whole)[-1] == ["warp", "weft"]
     assert structure_of(whole[:2]) == structure_of(part[:2])
     assert structure_of(Named(pixels=PIXELS)) != structure_of(Named(mask=PIXELS))
+
+
+@dataclass
+class Classes:
+    """Labels [B] with what does not count samples: weights [C], sizes of another library."""
+
+    labels: Tensor
+    weights: Tensor
+    sizes: Any = None
+    parent: Any = None
+
+
+def weighted(output: Tensor, classes: Classes) -> Tensor:
+    """The mean of losses [B] of labels, each by the weight of its class."""
+    assert len(classes.weights) == 4
+    losses = F.cross_entropy(output, classes.labels, reduction="none")
+    return (losses * classes.weights[classes.labels]).mean()
+
+
+def weighted_losses(world: World | None, plan: str) -> list[float]:
+    torch.manual_seed(0)
+    classes = Classes(CLASSES, torch.tensor([1.0, 2.0, 3.0, 4.0]).double(), np.zeros((5, 2)))
+    classes.parent = classes
+    engine = plait.build(
+        Looks().double(),
+        f"{plan} precision:float64",
+        loss=weighted,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.5),
+        world=world,
+    )
+    batch = ({"pictures": HELD}, classes)
+    return [engine.step(one).loss for one in engine.prepare([batch] * 2)]
+
+
+@pytest.mark.parametrize("plan", ["dp2", "tp2", "pp2 mb2"])
+def test_a_dataclass_may_have_more_than_samples(ranks: Any, plan: str) -> None:
+    expected = weighted_losses(None, "dp1")
+    assert weighted_losses(None, "mb2") == pytest.approx(expected, rel=1e-12)
+    for losses in ranks(2, weighted_losses, plan, plan=plan):
+        assert losses == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_loader_keeps_the_constants_of_a_dataclass() -> None:
+    def collate(rows: list[Tensor]) -> PyTree:
+        return {"pixels": torch.stack(rows)}, Classes(CLASSES[: len(rows)], torch.ones(4))
+
+    engine = plait.build(Looks(), "dp1", loss=weighted, optimizer=torch.optim.SGD)
+    for loader in (DataLoader(PIXELS, 3, collate_fn=collate), [collate(list(PIXELS))]):
+        for _, classes in engine.prepare(loader):
+            assert len(classes.weights) == 4
+
+
+def test_a_forward_that_is_wrapped_after_the_build_gets_the_same_keys() -> None:
+    model = Looks().double()
+    engine = plait.build(model, "precision:float64", loss=loss, optimizer=torch.optim.SGD)
+    before = model.forward
+
+    def around(*args: Any, **named: Any) -> Tensor:
+        return before(*args, **named)
+
+    model.forward = around
+    assert engine.step({"pictures": HELD, "labels": CLASSES}).loss > 0

@@ -21,7 +21,9 @@ def build(plan: str, dtype: torch.dtype) -> plait.Engine:
 
 
 def test_a_model_in_float64_under_a_plan_in_float32_is_told():
-    sentence = r"'weight' is in float64, and 'dp1' computes in float32: add precision:float64"
+    sentence = (
+        r"the parameters are in float64, and 'dp1' computes in float32: add precision:float64"
+    )
     with pytest.warns(UserWarning, match=sentence):
         build("dp1", torch.float64)
 
@@ -31,6 +33,7 @@ def test_a_model_in_float64_under_a_plan_in_float32_is_told():
     [
         ("dp1 precision:float64", torch.float64),
         ("dp1 precision:bf16", torch.float64),
+        ("dp1 precision:float32", torch.float64),
         ("dp1", torch.float32),
         ("dp1", torch.bfloat16),
     ],

@@ -180,10 +180,28 @@ def with_penalty(output: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(output, labels) + 0.1 * WEIGHTS.pow(2).sum()
 
 
+def mean_by_rows_of_a_mask(output: Tensor, labels: Tensor) -> Tensor:
+    mask = (labels >= 0).float()
+    mask[labels >= 0] = 1 / mask.sum()
+    return (F.cross_entropy(output, labels, reduction="none") * mask).sum()
+
+
+def mean_by_data_of_a_mask(output: Tensor, labels: Tensor) -> Tensor:
+    mask = (labels >= 0).float()
+    mask.data.div_(mask.sum())
+    return (F.cross_entropy(output, labels, reduction="none") * mask).sum()
+
+
+def weighted_features(output: Tensor, labels: Tensor) -> Tensor:
+    return (output.var(0) * torch.arange(3)).sum()
+
+
 @pytest.mark.parametrize(
     ("plan", "loss"),
     [
         ("dp1", sum_of_classes),
+        *[("mb2", loss) for loss in (mean_by_rows_of_a_mask, mean_by_data_of_a_mask)],
+        ("mb2", weighted_features),
         *[("mb2", loss) for loss in (over_samples, mean_of_sums, sum_of_means)],
         *[("mb2", loss) for loss in (mean_by_a_factor, mean_by_weights)],
         *[("mb2", loss) for loss in (over_the_mask, mean_by_a_mask, mean_by_a_mask_and_weights)],

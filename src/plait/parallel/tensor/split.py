@@ -266,8 +266,8 @@ def _part(leaf: PyTree, rows: int, start: int, length: int) -> PyTree:
 
     Copies of the first row stand where it has no more.
     """
-    refuse_undivided(leaf)
-    if isinstance(leaf, Tensor) and leaf.dim() > 0:
+    refuse_undivided(leaf, rows)
+    if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == rows:
         part = leaf[start : start + length]
         missing = length - part.shape[0]
         if missing == 0:
