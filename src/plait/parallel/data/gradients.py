@@ -245,6 +245,9 @@ class PersistentGradients(GradientStore):
 class Reducer:
     """Watches gradients come, and launches each bucket's reduction once it is complete and its turn
     has come.
+
+    Between two steps gradients are the caller's. A backward of its own leaves them in `param.grad`,
+    as plain torch does, and nothing is sent. The next step begins without them.
     """
 
     def __init__(
@@ -263,6 +266,7 @@ class Reducer:
         self._next = 0
         self._weight: float | None = None
         self._final = store.every_backward
+        self._is_stepping = False
         for state in states:
             for index, slot in enumerate(state.bucket.slots):
                 slot.param.register_post_accumulate_grad_hook(self._hook(state, index))
@@ -280,13 +284,20 @@ class Reducer:
         return {key: sink for key, sink in found if sink is not None}
 
     def begin_step(self) -> None:
-        """A step begins."""
+        """A step begins, without gradients that the caller left behind."""
         self.store.begin_step(self.states)
+        self._is_stepping = True
         self._final = self.store.every_backward
         for state in self.states:
             state.touched.clear()
             state.direct.clear()
+            for slot in state.bucket.slots:
+                slot.param.grad = None
         self._expect()
+
+    def end_step(self) -> None:
+        """All gradients of the step have come: those that follow are the caller's."""
+        self._is_stepping = False
 
     def before_last_backward(self, weight: float | None = None) -> None:
         """The next backward is the last of this step: reduce each bucket as soon as it is complete,
@@ -314,6 +325,8 @@ class Reducer:
 
     def _hook(self, state: BucketState, index: int) -> Callable[[Tensor], None]:
         def ready(param: Tensor) -> None:
+            if not self._is_stepping:
+                return
             if param.grad is not None:
                 state.touched.add(index)
                 self.store.take(state, index, param)

@@ -167,6 +167,7 @@ class ReplicatedParameters(DataStrategy):
                 self._works[-1 - self._most_at_once].wait()
 
     def reduce(self) -> None:
+        self.reducer.end_step()
         wait_all(self._works)
         self._works.clear()
         leaves = self._as_computed is not None and not self._as_computed.adds_up

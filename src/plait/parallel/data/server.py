@@ -130,6 +130,7 @@ class ParameterServer(DataStrategy):
         self._pushes.append(_Push(self.group.axis, self._server[state.index], state.grad))
 
     def reduce(self) -> None:
+        self.reducer.end_step()
         for push in self._pushes:
             push.wait()
         self._pushes.clear()

@@ -68,6 +68,7 @@ class ShardedUpdate(DataStrategy):
         super().begin_step()
 
     def reduce(self) -> None:
+        self.reducer.end_step()
         self._gradients.finish()
         self._masters.bind_gradients(self._gradients.shards)
 

@@ -244,6 +244,7 @@ class Zero3(DataStrategy):
         self._reshard()
 
     def reduce(self) -> None:
+        self.reducer.end_step()
         self._gradients.finish()
         self._masters.bind_gradients(self._gradients.shards)
 
