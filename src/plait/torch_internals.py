@@ -28,6 +28,12 @@ flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
 _NOTHING: AbstractContextManager[object] = nullcontext()
 
 
+def storage_of(tensor: Tensor) -> int:
+    """The identity of the memory that a tensor [...] is in; a resize leaves it as it is."""
+    identity: int = tensor.untyped_storage()._cdata
+    return identity
+
+
 def has_dispatch_modes() -> bool:
     """Whether a dispatch mode of torch sees what is done now."""
     return bool(torch._C._len_torch_dispatch_stack())

@@ -271,7 +271,7 @@ def compose(
         guard=guard,
         graphs=graphs.make(model, pipeline, strategy, plan, options),
         deferral=deferral,
-        unchanged=Unchanged(model, optimizer, plan),
+        unchanged=Unchanged(model, optimizer, plan, precision),
         mean_of_workers=options.aggregate == "mean" and driver.is_synchronous,
     )
 

@@ -3,45 +3,119 @@
 A plan lays out gradients and optimizer state by which parameters are trained. The engine has an
 optimizer of its own. A change of either would move nothing, or only some ranks' parts. Parameters
 may be frozen where each of them is updated by itself, as on one device.
+
+The update writes into the memory that parameters had when the engine was built. A parameter that is
+put in the place of another, or has other memory, would compute and never be trained. Where masters
+are apart from what layers compute with, the next update would undo what a caller wrote.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import torch
 from torch import nn
 
 from plait.engine.optimizer_like import Remade
+from plait.engine.precision import Precision
 from plait.errors import ModelError
 from plait.plan import Plan
+from plait.plan.facts import SCHEDULES
+from plait.torch_internals import storage_of
+
+CURE = "call engine.save(path), build an engine of the changed model, and load the path into it"
 
 
 class Unchanged:
-    """Refuses a step after the caller changed the optimizer, or which parameters are trained."""
+    """Refuses a step after the caller changed the optimizer, which parameters are trained, or where
+    they lie.
+    """
 
-    def __init__(self, model: nn.Module, optimizer: Callable[..., object], plan: Plan) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Callable[..., object],
+        plan: Plan,
+        precision: Precision,
+    ) -> None:
         # Each parameter is updated by itself, and no stage has learnt which ones have gradients.
         self._may_freeze = plan.dp.strategy == "allreduce" and plan.pp.size == 1
         self._optimizer = optimizer if isinstance(optimizer, Remade) else None
         self._trained = [
-            (name, module, key, param.requires_grad)
+            (name, module, key, param, param.requires_grad)
             for name, module, key, param in _parameters(model)
         ]
+        self._children = [
+            (f"{prefix}." if prefix else "", module, dict(module._modules))
+            for prefix, module in model.named_modules()
+        ]
+        stays = not (plan.pp.size > 1 and SCHEDULES[plan.pp.schedule].asynchronous)
+        self._has_masters = (
+            precision.compute != precision.master
+            or plan.dp.offload
+            or plan.dp.strategy == "async-server"
+        )
+        with torch._C.DisableTorchFunctionSubclass():
+            self._memory = [
+                (name, param, storage_of(param), param._version)
+                for name, _, _, param, trains in self._trained
+                if trains and stays
+            ]
 
     def check(self) -> None:
         """Raise `ModelError` or `OptimizerError` for what is not as it was."""
         if self._optimizer is not None:
             self._optimizer.check_settings()
-        for name, module, key, was in self._trained:
+        self._check_modules()
+        for name, module, key, known, was in self._trained:
             param = module._parameters.get(key)
-            if param is None or param.requires_grad == was or (was and self._may_freeze):
+            if param is None:
+                continue
+            if param is not known:
+                raise _replaced(f"the parameter '{name}' is another one now than")
+            if param.requires_grad == was or (was and self._may_freeze):
                 continue
             now = "is frozen now and was trained" if was else "is trained now and was frozen"
             raise ModelError(
                 f"the parameter '{name}' {now} when the engine was built, and the plan lays "
-                "out gradients and optimizer state by that; call engine.save(path), build an "
-                "engine of the changed model, and load the path into it"
+                f"out gradients and optimizer state by that; {CURE}"
             )
+        with torch._C.DisableTorchFunctionSubclass():
+            self._check_memory()
+
+    def _check_modules(self) -> None:
+        for prefix, module, children in self._children:
+            if module._modules == children:
+                continue
+            for key, child in module._modules.items():
+                is_new = child is not None and child is not children.get(key)
+                if is_new and any(True for _ in child.parameters()):
+                    raise _replaced(f"the module '{prefix}{key}' was not in the model")
+
+    def _check_memory(self) -> None:
+        for name, param, storage, version in self._memory:
+            if storage_of(param) != storage:
+                raise ModelError(
+                    f"the parameter '{name}' has other memory now than the engine updates, as "
+                    "param.data = values, model.to(dtype) or load_state_dict(assign=True) give "
+                    "it, and would not be trained any more; write numbers into the old memory by "
+                    "param.copy_(values) under torch.no_grad(), or change the model before "
+                    "plait.build"
+                )
+            if self._has_masters and param._version != version:
+                raise ModelError(
+                    f"the parameter '{name}' was written after the engine was built, as "
+                    "load_state_dict does, and the next update would undo that: it begins from "
+                    "masters apart from the parameters that layers compute with; write before "
+                    "plait.build, or give the numbers to the engine by engine.load(path) instead"
+                )
+
+
+def _replaced(what: str) -> ModelError:
+    return ModelError(
+        f"{what} when the engine was built, whose optimizer does not know it, so it would compute "
+        f"and never be trained or saved; {CURE}"
+    )
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,7 @@ def refused(plan: str, change: Change, match: str, *, frozen: bool = False) -> N
     models: list[nn.Module] = [net() for _ in range(size)]
     for model in models:
         model.get_submodule("0").requires_grad_(not frozen)
-    error = ModelError if "parameter" in match else OptimizerError
+    error = ModelError if re.search("parameter|module", match) else OptimizerError
     with pytest.raises(error, match=match):
         threaded(size, steps, models, plan, change, plan=plan)
 
@@ -131,3 +132,63 @@ def test_a_parameter_may_be_frozen_where_each_is_updated_by_itself(plan: str) ->
     text = f"{plan} precision:float64"
     found = threaded(size, losses, [net() for _ in range(size)], text, plan=text)[0]
     assert found == pytest.approx(expected, rel=1e-12)
+
+
+def replace_weight(model: nn.Module, _: object) -> None:
+    weight = torch.zeros_like(model.get_parameter("0.weight"))
+    model.get_submodule("0").register_parameter("weight", nn.Parameter(weight))
+
+
+def replace_layer(model: nn.Module, _: object) -> None:
+    model.add_module("2", nn.Linear(12, 12))
+
+
+def give_memory(model: nn.Module, _: object) -> None:
+    for param in model.parameters():
+        param.data = torch.zeros(param.shape)
+
+
+def load(model: nn.Module, _: object) -> None:
+    model.load_state_dict(net().state_dict())
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_parameter_that_is_put_in_the_place_of_another(plan: str) -> None:
+    match = r"the parameter '0\.weight' is another one now .* never be trained or saved"
+    refused(plan, replace_weight, match)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_module_that_is_put_in_the_place_of_another(plan: str) -> None:
+    match = r"the module '2' was not in the model when .* never be trained or saved; call"
+    refused(plan, replace_layer, match)
+
+
+@pytest.mark.parametrize("plan", ["dp1", "dp2", "dp2:zero1", "dp2:zero2", "tp2", "pp2 mb2"])
+def test_a_parameter_that_is_given_other_memory(plan: str) -> None:
+    match = r"the parameter '\d\.weight' has other memory now .* param\.copy_\(values\)"
+    refused(plan, give_memory, match)
+
+
+@pytest.mark.parametrize(
+    "plan", ["dp1 precision:bf16", "dp2 precision:bf16", "dp2:zero1 precision:bf16"]
+)
+def test_numbers_that_the_next_update_would_undo(plan: str) -> None:
+    match = r"the parameter '0\.weight' was written .* masters apart from .* engine\.load"
+    refused(plan, load, match)
+
+
+@pytest.mark.parametrize("plan", ["dp1", "dp2", "dp2:zero1", "dp2:zero2"])
+def test_numbers_that_are_written_into_the_memory_that_is_trained(plan: str) -> None:
+    size = plait.Plan.parse(plan).world_size
+    threaded(size, steps, [net() for _ in range(size)], plan, load, plan=plan)
+
+
+def test_memory_that_is_lent_between_two_steps_and_given_back() -> None:
+    def lend(model: nn.Module, _: object) -> None:
+        for param in model.parameters():
+            own = param.data
+            param.data = torch.zeros(param.shape)
+            param.data = own
+
+    threaded(1, steps, [net()], "dp1", lend)
