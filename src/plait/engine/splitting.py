@@ -28,6 +28,7 @@ from plait.engine.stages.cut import (
     in_its_precision,
     is_without_example,
 )
+from plait.engine.stages.parts_of_layers import guard_parts, refuse_parts
 from plait.engine.state.buffers import unmoved
 from plait.engine.with_experts import expert_groups, placements
 from plait.errors import ModelError, NotAvailable, PlanError
@@ -100,12 +101,18 @@ def _shared_loss(
 
 
 def split_model(model: nn.Module, plan: Plan, options: Options, world: World) -> SplitModel:
-    """Split a model in place, as far as the plan says. Collective."""
+    """Split a model in place, as far as the plan says. Collective.
+
+    Errors: `ModelError` for a model that was split before.
+    """
+    refuse_parts(model)
     sequence = _split_sequences(model, plan, options, world)
     experts = expert.apply(model, expert_groups(world)) if plan.ep > 1 else None
     layers = _split_layers(model, plan, options, world)
     if sequence is not None:
         sequence.after_layers()
+    if layers is not None or experts is not None:
+        guard_parts(model, str(plan))
     return SplitModel(sequence, experts, layers)
 
 

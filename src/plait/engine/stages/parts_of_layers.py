@@ -1,0 +1,55 @@
+"""A model whose layers are split over ranks says so where a whole model is asked for.
+
+Under `tpN` and `epN` each rank has its part of a layer under the name of the whole. A `state_dict`
+would look like that of the model, and no plain model could load it. A second engine would split the
+parts once more, and train other numbers.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from plait.engine.stages.whole_model import STATE
+from plait.errors import ModelError
+
+
+class LayerPartsGuard:
+    """A hook of a model that refuses copies of the parts that one rank has."""
+
+    def __init__(self, plan: str) -> None:
+        self.plan = plan
+
+    def before_state_dict(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        """Refuse to copy parts as if they were whole; with `keep_vars` names are asked for.
+
+        Errors: `ModelError`.
+        """
+        if not keep_vars:
+            raise ModelError(
+                f"the {type(module).__name__} cannot be read by state_dict() on one rank: "
+                f"'{self.plan}' has split its layers, and a rank has parts under the names of "
+                f"whole parameters; {STATE}"
+            )
+
+    def __deepcopy__(self, memo: object) -> LayerPartsGuard:
+        """A copy of the model is split as the model is."""
+        return self
+
+
+def guard_parts(model: nn.Module, plan: str) -> None:
+    """Let a model whose layers are split refuse its `state_dict`."""
+    model.register_state_dict_pre_hook(LayerPartsGuard(plan).before_state_dict)
+
+
+def refuse_parts(model: nn.Module) -> None:
+    """Raise `ModelError` for a model whose layers an earlier engine has split."""
+    for module in model.modules():
+        for hook in module._state_dict_pre_hooks.values():
+            owner = getattr(hook, "__self__", None)
+            if isinstance(owner, LayerPartsGuard):
+                raise ModelError(
+                    f"the layers of this {type(model).__name__} were split by an engine that was "
+                    f"built of it before ('{owner.plan}'), and this rank has parts of them alone; "
+                    "make the model once more, build an engine of it, and engine.load(path) what "
+                    "engine.save(path) of the first has written"
+                )
