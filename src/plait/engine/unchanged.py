@@ -49,6 +49,7 @@ class Unchanged:
             (f"{prefix}." if prefix else "", module, dict(module._modules))
             for prefix, module in model.named_modules()
         ]
+        self._known = {id(param) for _, _, _, param, _ in self._trained}
         stays = not (plan.pp.size > 1 and SCHEDULES[plan.pp.schedule].asynchronous)
         self._has_masters = (
             precision.compute != precision.master
@@ -88,8 +89,10 @@ class Unchanged:
             if module._modules == children:
                 continue
             for key, child in module._modules.items():
-                is_new = child is not None and child is not children.get(key)
-                if is_new and any(True for _ in child.parameters()):
+                if child is None or child is children.get(key):
+                    continue
+                # A wrapper of what was there before, as torch.compile makes, has its parameters.
+                if any(id(param) not in self._known for param in child.parameters()):
                     raise _replaced(f"the module '{prefix}{key}' was not in the model")
 
     def _check_memory(self) -> None:

@@ -192,3 +192,18 @@ def test_memory_that_is_lent_between_two_steps_and_given_back() -> None:
             param.data = own
 
     threaded(1, steps, [net()], "dp1", lend)
+
+
+def test_a_wrapper_of_a_layer_that_was_there_before() -> None:
+    def wrap(model: nn.Module, _: object) -> None:
+        model.add_module("2", nn.Sequential(model.get_submodule("2")))
+
+    threaded(1, steps, [net()], "dp1", wrap)
+
+
+def test_numbers_that_the_engine_loads(tmp_path: Path) -> None:
+    engine = plait.build(net(), "dp1 precision:bf16", loss=F.mse_loss, optimizer=torch.optim.SGD)
+    engine.step(BATCH)
+    engine.save(tmp_path)
+    engine.load(tmp_path)
+    engine.step(BATCH)
