@@ -83,7 +83,7 @@ def test_accumulating_scaling_clipping_and_rates_are_those_of_a_plain_loop(plan:
 
 
 def test_a_forward_without_backward_and_zeroed_gradients_leave_no_trace() -> None:
-    model, optimizer = under("dp1")
+    model, optimizer = under("dp1 precision:float64")
     (x, y), other = batches()[:2]
     first = model(x, y).loss.item()
     model(*other)  # nobody asks for its backward
@@ -94,7 +94,7 @@ def test_a_forward_without_backward_and_zeroed_gradients_leave_no_trace() -> Non
 
 
 def test_a_second_backward_without_a_word_on_accumulating_is_refused() -> None:
-    model, _ = under("dp1")
+    model, _ = under("dp1 precision:float64")
     model(*batches()[0]).loss.backward()
     with pytest.raises(ModelError, match="say that gradients accumulate"):
         model(*batches()[1])
@@ -112,7 +112,7 @@ def test_a_loss_of_routers_is_refused() -> None:
 
 
 def test_what_a_prepared_model_lacks_is_said() -> None:
-    model, _ = under("dp1")
+    model, _ = under("dp1 precision:float64")
     with pytest.raises(ModelError, match="save_pretrained"):
         model.state_dict()
     with pytest.raises(ModelError, match="gives no logits"):
