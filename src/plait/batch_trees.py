@@ -102,23 +102,18 @@ def filled(tree: PyTree, leaves: Iterable[PyTree]) -> PyTree:
     return map_leaves(lambda _: next(rest), tree)
 
 
-def sizes_of(leaves: Iterable[tuple[PyTree, bool]]) -> set[int]:
+def sizes_of(leaves: Iterable[tuple[PyTree, bool]]) -> list[int]:
     """The first dims of the tensors of `held_leaves`; of what objects hold, where all is held."""
-    given = [
-        (leaf.size(0), held) for leaf, held in leaves if isinstance(leaf, Tensor) and leaf.dim()
-    ]
-    return {size for size, held in given if not held} or {size for size, _ in given}
+    tensors = [(leaf, held) for leaf, held in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+    given = [leaf.size(0) for leaf, held in tensors if not held]
+    return given or [leaf.size(0) for leaf, _ in tensors]
 
 
 def num_rows(*trees: PyTree) -> int | None:
     """The samples of a batch, by its first tensor that has a dim, or else its first texts."""
     leaves = [pair for tree in trees for pair in held_leaves(tree)]
-    given = [
-        (leaf.size(0), held) for leaf, held in leaves if isinstance(leaf, Tensor) and leaf.dim()
-    ]
-    if given:
-        return next((size for size, held in given if not held), given[0][0])
-    return next((len(leaf) for leaf, _ in leaves if is_texts(leaf)), None)
+    lists_of_texts = [leaf for leaf, _ in leaves if is_texts(leaf)]
+    return next(iter([*sizes_of(leaves), *map(len, lists_of_texts)]), None)
 
 
 def cut_samples(
@@ -130,7 +125,7 @@ def cut_samples(
     Texts are never none: one stands in where there is no sample. Tensors [] stay, as do tensors of
     other sizes in a dataclass or a namespace.
     """
-    sizes = sizes_of(held_leaves(batch))
+    sizes = set(sizes_of(held_leaves(batch)))
 
     def part(leaf: PyTree, held: bool) -> PyTree:
         if isinstance(leaf, Tensor):

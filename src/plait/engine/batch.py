@@ -121,7 +121,7 @@ class BatchSplitter:
         is_held = [held for _, held in held_leaves(whole)]
         pairs = list(zip((*input_leaves, *target_leaves), is_held, strict=True))
         tensors = [self._place(leaf, held) for leaf, held in pairs]
-        num_samples = _num_samples(sizes_of(zip(tensors, is_held, strict=True)))
+        num_samples = _num_samples(set(sizes_of(zip(tensors, is_held, strict=True))))
         parts = [self._parts_of(leaf, num_samples) for leaf in tensors]
         if num_samples < self.num_micro_batches:
             parts = [[_never_empty(part) for part in column] for column in parts]

@@ -15,7 +15,8 @@ def warn_of_lost_digits(model: nn.Module, plan: Plan | str) -> None:
 
     A plan without a word of precision computes in float32, whatever the model is in.
     """
-    if "precision:" in str(plan) if isinstance(plan, str) else plan.precision != "float32":
+    is_said = "precision:" in plan if isinstance(plan, str) else plan.precision != "float32"
+    if is_said:
         return
     kinds = {param.dtype for param in model.parameters() if param.is_floating_point()}
     if kinds == {torch.float64}:
