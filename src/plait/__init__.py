@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plait import errors, verify
+    from plait.batch_trees import SampleList
     from plait.cli.report import Report
     from plait.cluster import Cluster
     from plait.comm.world import World
@@ -36,6 +37,7 @@ __all__ = [
     "Options",
     "Plan",
     "Report",
+    "SampleList",
     "StepResult",
     "WholeTensors",
     "World",
@@ -58,6 +60,7 @@ _ROOMS = {
     "Options": "plait.engine.build",
     "Plan": "plait.plan",
     "Report": "plait.cli.report",
+    "SampleList": "plait.batch_trees",
     "StepResult": "plait.engine.step",
     "WholeTensors": "plait.engine.whole_tensors",
     "World": "plait.comm.world",

@@ -1,5 +1,6 @@
-"""The tensors and texts of a batch, in whatever holds them: the nestings that PyTorch knows,
-mappings, dataclasses and namespaces.
+"""The tensors, texts and lists of samples of a batch, in whatever holds them.
+
+That is a nesting that PyTorch knows, a mapping, a dataclass or a namespace.
 """
 
 from __future__ import annotations
@@ -18,6 +19,27 @@ from plait.errors import DataError
 from plait.values import PyTree
 
 
+class SampleList(list[PyTree]):
+    """A list in a batch that has one entry for each sample, such as images of unequal sizes.
+
+    Each rank and micro-batch takes its entries. An entry may be any nesting of tensors [...],
+    such as a dict of the boxes and labels of an image. A plain list in a batch is a nesting of
+    tensors [samples, ...] instead.
+
+    Attributes:
+        is_placeholder: whether its one entry stands in for no sample, on a rank that has none.
+    """
+
+    def __init__(self, entries: Iterable[PyTree] = (), *, is_placeholder: bool = False) -> None:
+        super().__init__(entries)
+        self.is_placeholder = is_placeholder
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples the entries are."""
+        return 0 if self.is_placeholder else len(self)
+
+
 def is_texts(value: PyTree) -> bool:
     """Whether a value is a list or a tuple of texts, or of bytes, and of nothing else.
 
@@ -30,9 +52,34 @@ def is_texts(value: PyTree) -> bool:
     )
 
 
+def is_per_sample(leaf: PyTree) -> bool:
+    """Whether a leaf is a list that may have one entry for each sample: texts, or `SampleList`."""
+    return isinstance(leaf, SampleList) or is_texts(leaf)
+
+
+def entries_at(leaf: PyTree, rows: Iterable[int]) -> PyTree:
+    """The entries of a leaf that is per sample, at given rows; the first one instead of none."""
+    found = [leaf[row] for row in rows]
+    if isinstance(leaf, SampleList):
+        return SampleList(found or leaf[:1], is_placeholder=not found)
+    return type(leaf)(found or leaf[:1])
+
+
 def leaves_of(tree: PyTree) -> list[PyTree]:
-    """Tensors, texts and other leaves of a batch, in a fixed order; texts are one leaf."""
+    """Tensors, texts, each `SampleList` and other leaves of a batch, in a fixed order."""
     return [leaf for leaf, _ in held_leaves(tree)]
+
+
+def tensors_of(tree: PyTree) -> list[Tensor]:
+    """All tensors [...] of a batch, also those in a `SampleList`, in a fixed order."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(note, tree)
+    return found
 
 
 def held_leaves(tree: PyTree) -> list[tuple[PyTree, bool]]:
@@ -86,8 +133,15 @@ def map_held(
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: PyTree) -> PyTree:
-    """A copy of a batch, of what `function` makes of each tensor; other leaves stay."""
-    return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+    """A copy of a batch, of what `function` makes of each tensor, also of those in a `SampleList`."""
+
+    def mapped(leaf: PyTree) -> PyTree:
+        if isinstance(leaf, SampleList):
+            entries = (map_tensors(function, entry) for entry in leaf)
+            return SampleList(entries, is_placeholder=leaf.is_placeholder)
+        return function(leaf) if isinstance(leaf, Tensor) else leaf
+
+    return map_leaves(mapped, tree)
 
 
 def structure_of(tree: PyTree) -> Hashable:
@@ -103,10 +157,17 @@ def filled(tree: PyTree, leaves: Iterable[PyTree]) -> PyTree:
 
 
 def sizes_of(leaves: Iterable[tuple[PyTree, bool]]) -> list[int]:
-    """The first dims of the tensors of `held_leaves`; of what objects hold, where all is held."""
-    tensors = [(leaf, held) for leaf, held in leaves if isinstance(leaf, Tensor) and leaf.dim()]
-    given = [leaf.size(0) for leaf, held in tensors if not held]
-    return given or [leaf.size(0) for leaf, _ in tensors]
+    """The first dims of the tensors of `held_leaves`, and the lengths of each `SampleList`.
+
+    Where objects hold all tensors, it is the first dims of these.
+    """
+    counted = [
+        (leaf.num_samples if isinstance(leaf, SampleList) else leaf.size(0), held)
+        for leaf, held in leaves
+        if isinstance(leaf, SampleList) or (isinstance(leaf, Tensor) and leaf.dim() > 0)
+    ]
+    given = [count for count, held in counted if not held]
+    return given or [count for count, _ in counted]
 
 
 def num_rows(*trees: PyTree) -> int | None:
@@ -120,10 +181,10 @@ def cut_samples(
     batch: PyTree, part_of: Callable[[Tensor], Tensor], place: Callable[[int], slice]
 ) -> PyTree:
     """A part of a batch: `part_of` cuts tensors (samples, ...), `place` says where lists of as many
-    texts are cut.
+    texts, and each `SampleList`, are cut.
 
-    Texts are never none: one stands in where there is no sample. Tensors [] stay, as do tensors of
-    other sizes in a dataclass or a namespace.
+    Lists are never empty: one entry stands in where there is no sample. Tensors [] stay, as do
+    tensors of other sizes in a dataclass or a namespace.
     """
     sizes = set(sizes_of(held_leaves(batch)))
 
@@ -131,8 +192,8 @@ def cut_samples(
         if isinstance(leaf, Tensor):
             stays = leaf.dim() == 0 or (held and sizes != {leaf.size(0)})
             return leaf if stays else part_of(leaf)
-        if is_texts(leaf) and sizes == {len(leaf)}:
-            return leaf[place(len(leaf))] or leaf[:1]
+        if is_per_sample(leaf) and sizes == {len(leaf)}:
+            return entries_at(leaf, range(len(leaf))[place(len(leaf))])
         return leaf
 
     return map_held(part, batch)

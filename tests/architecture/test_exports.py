@@ -21,6 +21,7 @@ DOOR = [
     "Options",
     "Plan",
     "Report",
+    "SampleList",
     "StepResult",
     "WholeTensors",
     "World",

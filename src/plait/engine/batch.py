@@ -3,7 +3,7 @@
 A batch is `(inputs, targets)`; either may be any nesting of tensors whose first dim counts samples,
 also in mappings and dataclasses.
 A mapping is taken too. The keys that the model's forward accepts are its inputs, and the loss sees
-the whole mapping. A list of as many texts as samples is divided with them.
+the whole mapping. A list of as many texts as samples is divided with them, as is a `SampleList`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from plait.batch_trees import (
+    SampleList,
+    entries_at,
     filled,
     held_leaves,
+    is_per_sample,
     is_texts,
     leaves_of,
+    map_tensors,
     refuse_undivided,
     sizes_of,
+    tensors_of,
 )
 from plait.errors import DataError
 from plait.torch_internals import on_device
@@ -55,12 +60,10 @@ class MicroBatch:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the tensors among its inputs; of texts, how many they are."""
-        return tuple(
-            tuple(leaf.shape) if isinstance(leaf, Tensor) else (len(leaf),)
-            for leaf in leaves_of(self.inputs)
-            if isinstance(leaf, Tensor) or is_texts(leaf)
-        )
+        """Shapes of the tensors of its inputs, then how many texts and other entries they have."""
+        lists = [leaf for leaf in leaves_of(self.inputs) if is_per_sample(leaf)]
+        shapes = [tuple(tensor.shape) for tensor in tensors_of(self.inputs)]
+        return (*shapes, *((len(entries),) for entries in lists))
 
     @property
     def tokens_per_sample(self) -> int:
@@ -147,16 +150,21 @@ class BatchSplitter:
             refuse_undivided(leaf, num_samples)
             if isinstance(leaf, Tensor) and leaf.dim() and leaf.size(0) == num_samples:
                 return leaf.tensor_split(self.num_micro_batches)
-        if is_texts(leaf) and len(leaf) == num_samples:
+        if is_per_sample(leaf) and len(leaf) == num_samples:
             places = torch.arange(num_samples).tensor_split(self.num_micro_batches)
-            return [type(leaf)(leaf[place] for place in part) or leaf[:1] for part in places]
+            return [entries_at(leaf, part.tolist()) for part in places]
         return [leaf] * self.num_micro_batches
 
     def _place(self, leaf: PyTree, held: bool) -> PyTree:
-        if not isinstance(leaf, Tensor):
-            if not held:
-                _refuse_array(leaf)
-            return leaf
+        if isinstance(leaf, SampleList):
+            return map_tensors(self._placed, leaf)
+        if isinstance(leaf, Tensor):
+            return self._placed(leaf)
+        if not held:
+            _refuse_array(leaf)
+        return leaf
+
+    def _placed(self, leaf: Tensor) -> Tensor:
         dtype = leaf.dtype
         if leaf.is_floating_point():
             dtype = self._dtype
@@ -195,7 +203,7 @@ def arguments(inputs: PyTree) -> tuple[Sequence[PyTree], JsonMapping]:
     """Positional and named arguments of a model's forward, from the inputs of a micro-batch."""
     if isinstance(inputs, Mapping):
         return (), inputs
-    if isinstance(inputs, tuple | list) and not is_texts(inputs):
+    if isinstance(inputs, tuple | list) and not is_per_sample(inputs):
         return inputs, {}
     return (inputs,), {}
 
@@ -224,7 +232,7 @@ def _num_samples(sizes: set[int]) -> int:
     if len(sizes) != 1:
         raise DataError(
             "the tensors of a batch must agree in their first dim, the samples; they have "
-            f"{sorted(sizes)}"
+            f"{sorted(sizes)}; a list with one entry for each sample is plait.SampleList(list)"
         )
     return int(sizes.pop())
 
@@ -243,6 +251,8 @@ def _never_empty(part: PyTree) -> PyTree:
     """A placeholder sample of zeros instead of no sample: every rank must take part in every
     collective.
     """
+    if isinstance(part, SampleList):
+        return SampleList(part)
     if isinstance(part, Tensor) and part.dim() > 0 and part.size(0) == 0:
         return part.new_zeros((1, *part.shape[1:]))
     return part

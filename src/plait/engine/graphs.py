@@ -24,7 +24,7 @@ from typing import Final, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from plait.batch_trees import leaves_of, map_tensors, structure_of
+from plait.batch_trees import SampleList, leaves_of, map_tensors, structure_of, tensors_of
 from plait.engine.options import Options
 from plait.engine.stages.pipeline import Pipeline, PipelineStep, index_of
 from plait.errors import NotAvailable
@@ -32,6 +32,7 @@ from plait.parallel.data import DataStrategy, ReplicatedParameters
 from plait.parallel.pipeline.actions import Action, Kind
 from plait.parallel.pipeline.runtime import Handler
 from plait.plan import Plan
+from plait.values import PyTree
 
 WARM_UP_STEPS: Final = 3
 """Steps of new shapes before their graph: libraries choose kernels there, and blocks compile."""
@@ -115,7 +116,7 @@ class StepGraph:
 
     def replay(self, step: PipelineStep) -> None:
         """Compute another batch, whose tensors have the shapes of the recorded one."""
-        torch._foreach_copy_(list(self.inputs), tensors_of(step))
+        torch._foreach_copy_(list(self.inputs), tensors_of(step.pairs()))
         self.launch()
         self.restore()
 
@@ -241,7 +242,7 @@ class StepGraphs:
             self.refuse(f"the step cannot be recorded ({_origin(error)})")
             self._pipeline.begin(step)
             return None
-        return StepGraph(tensors_of(fixed), launch, self._left_on_host())
+        return StepGraph(tensors_of(fixed.pairs()), launch, self._left_on_host())
 
     def _left_on_host(self) -> Callable[[], None]:
         """A function that brings back what the actions have left on the host by now."""
@@ -270,14 +271,10 @@ class StepGraphs:
         """All that a graph has and a step may change: shapes, sizes, and where parameters lie."""
         micros = step.micro_batches.values()
         pairs = [(micro.inputs, micro.targets) for micro in micros]
-        tensors = (
-            (*leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else repr(leaf)
-            for leaf in leaves_of(pairs)
-        )
         sizes = (replace(micro, inputs=None, targets=None) for micro in micros)
         params = ((one.data_ptr(), one.requires_grad) for one in self._model.parameters())
         buffers = (one.data_ptr() for one in self._model.buffers())
-        return structure_of(pairs), *tensors, *sizes, *params, *buffers
+        return *_described(pairs), *sizes, *params, *buffers
 
 
 def tell(reason: str) -> None:
@@ -292,9 +289,15 @@ def _origin(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def tensors_of(step: PipelineStep) -> list[Tensor]:
-    """The tensors of all micro-batches of a step, (samples, ...) each."""
-    return [leaf for leaf in leaves_of(step.pairs()) if isinstance(leaf, Tensor)]
+def _described(tree: PyTree) -> list[object]:
+    """The structure of batches, shapes and precisions of their tensors, and all that is none."""
+    described: list[object] = [structure_of(tree)]
+    for leaf in leaves_of(tree):
+        if isinstance(leaf, SampleList):
+            described += _described(list(leaf))
+        else:
+            described.append((*leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else repr(leaf))
+    return described
 
 
 def _fixed(step: PipelineStep) -> PipelineStep:

@@ -137,7 +137,7 @@ class _IndexShare:
         self._sampler.sizes.clear()
         for batch in self._loader:
             size = self._sampler.sizes.popleft()
-            yield cut_samples(batch, partial(_first, size), slice)
+            yield cut_samples(batch, partial(_first, size), slice if size else _nothing)
 
 
 class _SharedSampler:
@@ -167,6 +167,10 @@ class _SharedSampler:
 def _first(size: int, tensor: Tensor) -> Tensor:
     """The rows of this rank; a rank without samples has read one in their place."""
     return tensor if size else tensor[:0]
+
+
+def _nothing(num_samples: int) -> slice:
+    return slice(0)
 
 
 def _place(shares: Sequence[int], rank: int, num_samples: int) -> slice:

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from plait import models
-from plait.batch_trees import is_texts, leaves_of, map_leaves, map_tensors, num_rows
+from plait.batch_trees import (
+    entries_at,
+    is_per_sample,
+    map_leaves,
+    map_tensors,
+    num_rows,
+    tensors_of,
+)
 from plait.comm import World
 from plait.engine import compiling, offload, recompute
 from plait.engine.balance import routers_of
@@ -224,7 +231,7 @@ def call_without_values(
     """
     inputs = in_its_precision(model, make(accepted(model, example)))
     positional, named = arguments(inputs)
-    devices = (leaf.device for leaf in leaves_of(inputs) if isinstance(leaf, Tensor))
+    devices = (tensor.device for tensor in tensors_of(inputs))
     device = next(devices, torch.device("cpu"))
 
     def zeros(tensor: Tensor) -> Tensor:
@@ -293,8 +300,9 @@ def _check_samples(model: nn.Module, cutting: Cutting, tp: TensorAxis) -> None:
 
     def run(count: int) -> PyTree:
         def make(leaf: PyTree) -> PyTree:
-            if is_texts(leaf):
-                return leaf[:1] * count if len(leaf) == samples else leaf
+            if is_per_sample(leaf):
+                several = entries_at(leaf, [0] * count) if len(leaf) == samples else leaf
+                return map_tensors(lambda one: one.to("meta"), several)
             if not isinstance(leaf, Tensor):
                 return leaf
             has_samples = leaf.dim() > 0 and leaf.shape[0] == samples

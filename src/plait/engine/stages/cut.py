@@ -15,10 +15,10 @@ from itertools import pairwise
 from typing import TypeAlias, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from plait import models
-from plait.batch_trees import map_tensors
+from plait.batch_trees import entries_at, is_per_sample, map_leaves, map_tensors
 from plait.comm import World
 from plait.engine.axes import within_stage
 from plait.engine.batch import accepted, call
@@ -241,8 +241,17 @@ def _on_example(model: nn.Module, cutting: Cutting, see: Callable[[Run], Seen]) 
         except ValueError as error:
             if not str(error).startswith(ONE_VALUE):
                 raise
-        twice = map_tensors(lambda one: torch.cat([one, one]) if one.dim() else one, example)
+        twice = map_leaves(_twice, example)
         return see(lambda: call(model, twice))
+
+
+def _twice(leaf: PyTree) -> PyTree:
+    """The samples of a leaf, and then the same again; a leaf without samples stays."""
+    if is_per_sample(leaf):
+        return entries_at(leaf, [*range(len(leaf))] * 2)
+    if isinstance(leaf, Tensor) and leaf.dim() > 0:
+        return torch.cat([leaf, leaf])
+    return leaf
 
 
 def in_its_precision(model: nn.Module, inputs: PyTree) -> PyTree:

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from plait.batch_trees import is_texts, map_leaves, num_rows, refuse_undivided
+from plait.batch_trees import (
+    entries_at,
+    is_per_sample,
+    map_leaves,
+    num_rows,
+    refuse_undivided,
+)
 from plait.comm import Axis
 from plait.comm.functional import transition
 from plait.errors import ModelError
@@ -262,7 +268,7 @@ def _size(axis: Axis | None) -> int:
 
 
 def _part(leaf: PyTree, rows: int, start: int, length: int) -> PyTree:
-    """Rows [start, start + length) of a tensor, or of as many texts as `rows`.
+    """Rows [start, start + length) of a tensor, or of a list of as many entries as `rows`.
 
     Copies of the first row stand where it has no more.
     """
@@ -273,7 +279,6 @@ def _part(leaf: PyTree, rows: int, start: int, length: int) -> PyTree:
         if missing == 0:
             return part
         return torch.cat([part, leaf[:1].expand(missing, *leaf.shape[1:])])
-    if is_texts(leaf) and len(leaf) == rows:
-        texts = leaf[start : start + length]
-        return texts + leaf[:1] * (length - len(texts))
+    if is_per_sample(leaf) and len(leaf) == rows:
+        return entries_at(leaf, [row if row < rows else 0 for row in range(start, start + length)])
     return leaf
