@@ -133,7 +133,7 @@ def map_held(
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: PyTree) -> PyTree:
-    """A copy of a batch, of what `function` makes of each tensor, also of those in a `SampleList`."""
+    """A copy of a batch, of what `function` makes of each tensor, in a `SampleList` too."""
 
     def mapped(leaf: PyTree) -> PyTree:
         if isinstance(leaf, SampleList):
