@@ -171,6 +171,13 @@ def test_ample_memory_keeps_everything_and_too_little_says_so():
     assert small.memory.total == pytest.approx(full.memory.total, rel=1e-12)
 
 
+def test_a_stage_without_blocks_that_does_not_fit_is_an_answer():
+    assert choose((), MemoryBudget(-1.0)).options == ()
+    wide = {**GPT, "model": {**GPT["model"], "num_hidden_layers": 5, "vocab_size": 150_000}}
+    guess = plait.estimate(wide, "pp4 remat:auto precision:bf16", "rtx4090x4")
+    assert not guess.fits and len(guess.remat) == 5
+
+
 def test_stages_choose_for_their_own_live_micro_batches():
     """The first stage of 1f1b has most micro-batches alive, so it recomputes most."""
     found = plait.estimate(

@@ -81,7 +81,8 @@ def choose(
             best = best_within
     if best is not None:
         return BlockChoice(_in_order(blocks, best[1]), fits=True)
-    return BlockChoice(min(_smallest(blocks, bound, room) for bound in bounds)[1], fits=False)
+    smallest = min((_smallest(blocks, bound, room) for bound in bounds), default=(0.0, first))
+    return BlockChoice(smallest[1], fits=False)
 
 
 def _needed(
