@@ -3,7 +3,8 @@
 A loss that is one number means "the mean over the samples". The mean of `cross_entropy` is over the
 targets that are not masked. The two differ as soon as samples have different numbers of these. With
 a weight for each class it is over the weights of the targets, which differ from class to class.
-A sum over samples shrinks with the parts of a batch, as its gradient does under DDP.
+A sum over samples shrinks with the parts of a batch, as its gradient does under DDP. A contrastive
+loss has fewer pairs there.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from plait.batch_trees import leaves_of
 from plait.engine.loss import LossFunction
+from plait.engine.mixed_losses import MixedSamples
 from plait.engine.sample_sums import SampleSums
 from plait.models.losses import IGNORE
 from plait.torch_internals import is_recorded
@@ -45,10 +47,14 @@ class MaskedMeanCheck:
     def __call__(self, output: PyTree, targets: PyTree) -> Tensor | tuple[Tensor, Tensor]:
         if not self._looks or is_recorded():
             return self._function(output, targets)
-        with WeightedMeans() as means, SampleSums(output) as sums:
+        mixed = MixedSamples(output, targets)
+        with WeightedMeans() as means, SampleSums(output) as sums, mixed:
             loss = self._function(output, targets)
         self._looks -= 1
-        if isinstance(loss, Tensor):
+        if mixed.found:
+            self._looks = 0
+            self._warn_of_mixed_samples(mixed.found)
+        elif isinstance(loss, Tensor):
             if sums.has(loss):
                 self._looks = 0
                 self._warn_of_a_sum()
@@ -87,6 +93,16 @@ class MaskedMeanCheck:
             "over the weights of classes (cross_entropy or nll_loss with weight=...); it is then "
             f"weighed wrongly over the {self.parts} parts of a batch: return (sum, count) instead, "
             "such as cross_entropy(..., weight=weight, reduction='sum') and weight[targets].sum()",
+            stacklevel=2,
+        )
+
+    def _warn_of_mixed_samples(self, name: str) -> None:
+        warnings.warn(
+            "the loss compares samples of a batch with each other, or with a mean or deviation "
+            f"over them ({name}); each of the {self.parts} parts of a batch is compared within "
+            "itself, so the loss is another one than that of one device: leave out dp, pp and mb "
+            "(tpN:1d and remat keep a batch whole), and compute statistics of targets, such as "
+            "normalised advantages, before engine.step",
             stacklevel=2,
         )
 

@@ -7,6 +7,7 @@ is no pass where the optimizer's fused kernel takes a scale.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -255,8 +256,20 @@ def made_optimizer(
             f"{type(optimizer).__name__}"
         )
     refuse_modes(optimizer)
+    _refuse_closures(optimizer)
     _refuse_strangers(optimizer, [param for _, param in named])
     return optimizer
+
+
+def _refuse_closures(optimizer: torch.optim.Optimizer) -> None:
+    """Raise `OptimizerError` for an optimizer that computes the loss again in its step."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise OptimizerError(
+            f"{type(optimizer).__name__}.step(closure) computes the loss again within a step, and "
+            "plait makes one forward and backward for each; use an optimizer whose step takes no "
+            "closure, such as AdamW"
+        )
 
 
 def _refuse_strangers(optimizer: torch.optim.Optimizer, given: Sequence[nn.Parameter]) -> None:

@@ -1,0 +1,217 @@
+"""Sees whether a loss compares the samples of a batch with each other, or with their statistics.
+
+Contrastive losses make pairs of samples. Others divide by a mean or a deviation over the batch. A
+plan that divides the batch gives such a loss fewer pairs and other statistics.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from plait.values import PyTree
+
+PRODUCTS: Final = frozenset({"matmul", "rmatmul", "mm", "linear", "inner", "cdist"})
+TURNED_PRODUCTS: Final = frozenset({"linear", "inner", "cdist"})
+"""Products with the transpose of the second factor."""
+
+BETWEEN: Final = frozenset(
+    {
+        *("add", "radd", "sub", "rsub", "mul", "rmul", "div", "truediv", "true_divide", "divide"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "multiply", "subtract", "isub", "itruediv", "idiv"),
+        *("cosine_similarity", "pairwise_distance", "logical_and", "logical_or", "and", "or"),
+    }
+)
+"""Functions of numbers side by side."""
+
+STATISTICS: Final = frozenset({"mean", "nanmean", "std", "var", "std_mean", "var_mean", "sum"})
+
+ALONG: Final = frozenset(
+    {
+        *("softmax", "log_softmax", "logcumsumexp", "cumsum", "cumprod", "sort", "argsort"),
+        *("std", "var", "std_mean", "var_mean", "logsumexp"),
+    }
+)
+"""Functions along a dim whose results are no sums of a number of each place."""
+
+TURNS: Final = frozenset({"t", "T", "mT", "transpose", "permute", "swapaxes", "movedim", "adjoint"})
+
+
+class _Kind(Enum):
+    SAMPLES = auto()
+    """The first dim is that of samples."""
+    TURNED = auto()
+    """Another dim is that of samples, which was the first."""
+    STATISTIC = auto()
+    """A number or more over all samples."""
+
+
+class MixedSamples(TorchFunctionMode):
+    """Follows outputs and targets of a micro-batch [B, ...] through a loss.
+
+    Attributes:
+        found: the name of the first function that mixes samples; empty where none does.
+    """
+
+    def __init__(self, output: PyTree, targets: PyTree) -> None:
+        super().__init__()
+        self.found = ""
+        self._known: dict[int, tuple[weakref.ref[Tensor], _Kind]] = {}
+        given = [one for one in tree_leaves((output, targets)) if isinstance(one, Tensor)]
+        shaped = [one for one in given if one.dim()]
+        rows = next((one.shape[0] for one in shaped if one.is_floating_point()), 0)
+        for leaf in shaped:
+            if rows > 1 and leaf.shape[0] == rows:
+                self._note(leaf, _Kind.SAMPLES)
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch, and look at what it does with samples."""
+        named = dict(kwargs or {})
+        with torch._C.DisableTorchFunction():
+            kinds = [] if self.found else self._kinds((args, named))
+        result = function(*args, **named)
+        if kinds and not isinstance(function, type):
+            with torch._C.DisableTorchFunction():
+                self._look(_name(function), args, named, kinds, result)
+        return result
+
+    def _look(
+        self,
+        name: str,
+        args: Sequence[Any],
+        named: Mapping[str, Any],
+        kinds: Sequence[tuple[Tensor, _Kind]],
+        result: PyTree,
+    ) -> None:
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if made and _mixes(name, args, named, kinds):
+            self.found = name
+            return
+        samples = [tensor for tensor, kind in kinds if kind is _Kind.SAMPLES]
+        turned = [tensor for tensor, kind in kinds if kind is _Kind.TURNED]
+        for leaf in made:
+            if _is_statistic(name, args, named, samples, leaf) or not (samples or turned):
+                self._note(leaf, _Kind.STATISTIC)
+            elif len(samples) == 1 and _moves_first(name, args, samples[0], leaf):
+                self._note(leaf, _Kind.TURNED)
+            elif samples and leaf.dim() and leaf.shape[0] % samples[0].shape[0] == 0:
+                self._note(leaf, _Kind.SAMPLES)
+            elif name in TURNS and turned:
+                if leaf.dim() == 2:
+                    self._note(leaf, _Kind.SAMPLES)
+            elif turned and leaf.dim() and not samples and leaf.shape == turned[0].shape:
+                self._note(leaf, _Kind.TURNED)
+
+    def _kinds(self, given: PyTree) -> list[tuple[Tensor, _Kind]]:
+        """The tensors among the arguments that hold samples or statistics, in their order."""
+        found = []
+        for leaf in tree_leaves(given):
+            if isinstance(leaf, Tensor):
+                known = self._known.get(id(leaf))
+                if known is not None and known[0]() is leaf:
+                    found.append((leaf, known[1]))
+        return found
+
+    def _note(self, tensor: Tensor, kind: _Kind) -> None:
+        known = self._known.get(id(tensor))
+        if known is None or known[0]() is not tensor:
+            self._known[id(tensor)] = weakref.ref(tensor), kind
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """The name of a function, or of the property that it reads."""
+    name = getattr(function, "__name__", "")
+    if name == "__get__":
+        name = getattr(getattr(function, "__self__", None), "__name__", "")
+    return str(name).strip("_")
+
+
+def _mixes(
+    name: str,
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    kinds: Sequence[tuple[Tensor, _Kind]],
+) -> bool:
+    """Whether a result has numbers that depend on several samples, beside those of one."""
+    first, first_kind = kinds[0]
+    if name in ALONG and first_kind is _Kind.SAMPLES:
+        return _is_along_samples(args, named, first)
+    if len(kinds) == 1:
+        return False
+    pair, both = [first, kinds[1][0]], [first_kind, kinds[1][1]]
+    if name in PRODUCTS:
+        other = _Kind.SAMPLES if name in TURNED_PRODUCTS else _Kind.TURNED
+        are_matrices = all(one.dim() == 2 for one in pair)
+        return are_matrices and set(both) == {_Kind.SAMPLES, other}
+    if name == "einsum":
+        return set(both) == {_Kind.SAMPLES} and _einsum_mixes(args)
+    return name in BETWEEN and _meets(name, pair, both)
+
+
+def _meets(name: str, pair: Sequence[Tensor], both: Sequence[_Kind]) -> bool:
+    """Whether numbers of a sample meet those of others, or what was computed over all."""
+    if _Kind.STATISTIC in both:
+        is_nonlinear = name.endswith(("mul", "div", "multiply", "divide"))
+        return _Kind.SAMPLES in both or (is_nonlinear and all(one.dim() for one in pair))
+    short, long = sorted(pair, key=Tensor.dim)
+    above = long.dim() - short.dim()
+    if set(both) == {_Kind.SAMPLES, _Kind.TURNED}:
+        return above == 0 and pair[both.index(_Kind.TURNED)].shape[0] == 1
+    return set(both) == {_Kind.SAMPLES} and above > 0 and long.shape[above] == 1 < short.shape[0]
+
+
+def _moves_first(name: str, args: Sequence[Any], source: Tensor, made: Tensor) -> bool:
+    """Whether a view of samples has their dim elsewhere than first."""
+    if name in TURNS and source.dim() > 1:
+        dims = [one for one in tree_leaves(args[1:]) if isinstance(one, int)]
+        if name in ("permute", "movedim"):
+            return bool(dims) and dims[0] % source.dim() != 0
+        return source.dim() == 2 or any(dim % source.dim() == 0 for dim in dims)
+    if name == "getitem":
+        index = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
+        return index is None
+    return name == "unsqueeze" and made.shape[0] == 1 < source.shape[0]
+
+
+def _is_along_samples(args: Sequence[Any], named: Mapping[str, Any], source: Tensor) -> bool:
+    """Whether a function is asked for one dim, which is that of samples."""
+    dim = named.get("dim", args[1] if len(args) > 1 else None)
+    dims = [one for one in tree_leaves(dim) if isinstance(one, int) and not isinstance(one, bool)]
+    return any(one % source.dim() == 0 for one in dims)
+
+
+def _is_statistic(
+    name: str,
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    samples: Sequence[Tensor],
+    made: Tensor,
+) -> bool:
+    """Whether a result is a number over all samples, or one for each feature of theirs."""
+    if name not in STATISTICS or not samples:
+        return False
+    return not made.dim() or _is_along_samples(args, named, samples[0])
+
+
+def _einsum_mixes(args: Sequence[Any]) -> bool:
+    """Whether the samples of two factors meet, or are summed into a matrix."""
+    if not isinstance(args[0], str) or "->" not in args[0]:
+        return False
+    factors, _, made = args[0].replace(" ", "").partition("->")
+    left, _, right = factors.partition(",")
+    if not left or not right or not made or "." in args[0]:
+        return False
+    return left[0] != right[0] or left[0] not in made
