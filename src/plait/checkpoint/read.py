@@ -30,6 +30,7 @@ from plait.values import JsonObject
 ADAPTER_PART = ".lora_A."
 """A part of names that every adapter has, and no other module."""
 _LISTED = 8  # names in an error message
+_SHAPES_LISTED = 3  # shapes in an error message
 
 
 class ShardFile(Protocol):
@@ -167,14 +168,19 @@ class Checkpoint:
             faults.append(f"not in the checkpoint: {_some(missing)}")
         if complete and (unexpected := sorted(saved - names)):
             faults.append(f"in the checkpoint only: {_some(unexpected)}")
-        for name in sorted(names & saved):
-            if self.global_shape(name) != tuple(wanted[name]):
-                faults.append(
-                    f"'{name}' has shape {self.global_shape(name)} there and {tuple(wanted[name])} "
-                    "here"
-                )
+        common = sorted(names & saved)
+        others = [name for name in common if self.global_shape(name) != tuple(wanted[name])]
+        for name in others[:_SHAPES_LISTED]:
+            faults.append(
+                f"'{name}' has shape {self.global_shape(name)} there and {tuple(wanted[name])} here"
+            )
+        if len(others) > _SHAPES_LISTED:
+            faults.append(f"{len(others) - _SHAPES_LISTED} more have other shapes")
         if faults:
-            raise CheckpointError(f"{self.directory} is of another model; " + "; ".join(faults))
+            raise CheckpointError(
+                f"{self.directory} is of another model; {'; '.join(faults)}. A checkpoint is "
+                "loaded by the model that wrote it, with the same settings, such as those of --set"
+            )
 
     def _check_adapters(self, asked: set[str], saved: set[str]) -> None:
         """Say it where only one of the model and the checkpoint has adapters."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from plait import reference
 from plait.errors import DataError, ModelError, OptimizerError
 from plait.launcher.main_process import is_main_process, say
-from plait.plan.facts import STRATEGIES
 from plait.values import JsonMapping
 
 if TYPE_CHECKING:
@@ -90,8 +89,7 @@ def check_optimizer(name: str, plan: Plan) -> None:
         _check_takes_parameters(name)
     if name != "muon":
         return
-    facts = STRATEGIES[plan.dp.strategy]
-    if plan.dp.offload or (facts.elementwise and not facts.synchronous):
+    if plan.dp.offload:
         raise OptimizerError(
             f"muon updates whole matrices, of which a rank holds parts under {plan.dp}; choose "
             f"dp{plan.dp.size}:zero1 without offload, or optimizer = 'adamw'"

@@ -209,6 +209,17 @@ EDITS = {
 }
 
 
+def test_another_model_is_told_in_a_few_names(two: Path) -> None:
+    saved = Checkpoint.open(two / "step-00000002")
+    wanted = {name: (7, *saved.global_shape(name)) for name in saved.names()}
+    with pytest.raises(CheckpointError, match="of another model") as caught:
+        saved.check(wanted)
+    message = str(caught.value)
+    assert message.count("has shape") == 3
+    assert "more have other shapes. " in message
+    assert message.endswith("the same settings, such as those of --set")
+
+
 @pytest.mark.parametrize(("change", "message"), EDITS.values(), ids=EDITS)
 def test_values_that_no_save_writes_are_named(two: Path, change: Any, message: str) -> None:
     checkpoint = two / "step-00000002"
