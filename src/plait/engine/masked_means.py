@@ -3,6 +3,7 @@
 A loss that is one number means "the mean over the samples". The mean of `cross_entropy` is over the
 targets that are not masked. The two differ as soon as samples have different numbers of these. With
 a weight for each class it is over the weights of the targets, which differ from class to class.
+The same holds of a mask that the loss multiplies or selects by.
 A sum over samples shrinks with the parts of a batch, as its gradient does under DDP. A contrastive
 loss has fewer pairs there.
 """
@@ -10,18 +11,16 @@ loss has fewer pairs there.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from plait.batch_trees import leaves_of
 from plait.engine.loss import LossFunction
 from plait.engine.mixed_losses import MixedSamples
 from plait.engine.sample_sums import SampleSums
+from plait.engine.uneven_means import UnevenMeans
 from plait.models.losses import IGNORE
 from plait.torch_internals import is_recorded
 from plait.values import PyTree
@@ -48,7 +47,7 @@ class MaskedMeanCheck:
         if not self._looks or is_recorded():
             return self._function(output, targets)
         mixed = MixedSamples(output, targets)
-        with WeightedMeans() as means, SampleSums(output) as sums, mixed:
+        with UnevenMeans(output) as means, SampleSums(output) as sums, mixed:
             loss = self._function(output, targets)
         self._looks -= 1
         if mixed.found:
@@ -58,9 +57,12 @@ class MaskedMeanCheck:
             if sums.has(loss):
                 self._looks = 0
                 self._warn_of_a_sum()
-            elif means.are_uneven:
+            elif means.of_classes:
                 self._looks = 0
                 self._warn_of_weights()
+            elif means.of_places:
+                self._looks = 0
+                self._warn_of_places()
             else:
                 self._look(targets)
         return loss
@@ -96,6 +98,15 @@ class MaskedMeanCheck:
             stacklevel=2,
         )
 
+    def _warn_of_places(self) -> None:
+        warnings.warn(
+            "the loss returns one number, which counts as the mean over samples, and it is a mean "
+            "over a mask or over weights, whose sums differ from sample to sample; it is then "
+            f"weighed wrongly over the {self.parts} parts of a batch: return (sum, count) instead, "
+            "such as (losses * mask).sum() and mask.sum()",
+            stacklevel=2,
+        )
+
     def _warn_of_mixed_samples(self, name: str) -> None:
         warnings.warn(
             "the loss compares samples of a batch with each other, or with a mean or deviation "
@@ -114,33 +125,6 @@ class MaskedMeanCheck:
             "reduction='sum') and len(targets), or (sum, 1 / parts) to keep the sum itself",
             stacklevel=2,
         )
-
-
-class WeightedMeans(TorchFunctionMode):
-    """Sees means over the weights of classes while a loss is computed.
-
-    Attributes:
-        are_uneven: whether there was one whose classes have different weights.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.are_uneven = False
-
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Call a function of torch, and look at its weights if it is one of the two losses."""
-        named = dict(kwargs or {})
-        if function in (F.cross_entropy, F.nll_loss) and named.get("reduction", "mean") == "mean":
-            weight = named.get("weight")
-            if isinstance(weight, Tensor) and bool(weight.min() != weight.max()):
-                self.are_uneven = True
-        return function(*args, **named)
 
 
 def targets_of_samples(targets: PyTree) -> Iterator[tuple[int, Tensor]]:

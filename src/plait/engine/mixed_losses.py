@@ -6,7 +6,6 @@ plan that divides the batch gives such a loss fewer pairs and other statistics.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, Final
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from plait.engine.notes import Notes
 from plait.values import PyTree
 
 PRODUCTS: Final = frozenset({"matmul", "rmatmul", "mm", "linear", "inner", "cdist"})
@@ -41,6 +41,11 @@ ALONG: Final = frozenset(
 )
 """Functions along a dim whose results are no sums of a number of each place."""
 
+OF_ONE_NUMBER: Final = frozenset({"sqrt", "rsqrt", "exp", "log", "log1p", "pow", "square"})
+"""Functions of a mean over samples whose results are no means over samples."""
+
+NORMS: Final = frozenset({"norm", "linalg_norm", "linalg_vector_norm", "linalg_matrix_norm"})
+
 TURNS: Final = frozenset({"t", "T", "mT", "transpose", "permute", "swapaxes", "movedim", "adjoint"})
 
 
@@ -50,7 +55,9 @@ class _Kind(Enum):
     TURNED = auto()
     """Another dim is that of samples, which was the first."""
     STATISTIC = auto()
-    """A number or more over all samples."""
+    """Sums or means over all samples."""
+    LOSS = auto()
+    """A number over all samples that another function made, such as a loss."""
 
 
 class MixedSamples(TorchFunctionMode):
@@ -63,13 +70,13 @@ class MixedSamples(TorchFunctionMode):
     def __init__(self, output: PyTree, targets: PyTree) -> None:
         super().__init__()
         self.found = ""
-        self._known: dict[int, tuple[weakref.ref[Tensor], _Kind]] = {}
+        self._known = Notes[_Kind]()
         given = [one for one in tree_leaves((output, targets)) if isinstance(one, Tensor)]
         shaped = [one for one in given if one.dim()]
         rows = next((one.shape[0] for one in shaped if one.is_floating_point()), 0)
         for leaf in shaped:
             if rows > 1 and leaf.shape[0] == rows:
-                self._note(leaf, _Kind.SAMPLES)
+                self._known.add(leaf, _Kind.SAMPLES)
 
     def __torch_function__(
         self,
@@ -97,38 +104,22 @@ class MixedSamples(TorchFunctionMode):
         result: PyTree,
     ) -> None:
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        if made and _mixes(name, args, named, kinds):
+        if made and _mixes(name, args, named, kinds, made[0]):
             self.found = name
             return
-        samples = [tensor for tensor, kind in kinds if kind is _Kind.SAMPLES]
-        turned = [tensor for tensor, kind in kinds if kind is _Kind.TURNED]
         for leaf in made:
-            if _is_statistic(name, args, named, samples, leaf) or not (samples or turned):
-                self._note(leaf, _Kind.STATISTIC)
-            elif len(samples) == 1 and _moves_first(name, args, samples[0], leaf):
-                self._note(leaf, _Kind.TURNED)
-            elif samples and leaf.dim() and leaf.shape[0] % samples[0].shape[0] == 0:
-                self._note(leaf, _Kind.SAMPLES)
-            elif name in TURNS and turned:
-                if leaf.dim() == 2:
-                    self._note(leaf, _Kind.SAMPLES)
-            elif turned and leaf.dim() and not samples and leaf.shape == turned[0].shape:
-                self._note(leaf, _Kind.TURNED)
+            kind = _kind_of(name, args, named, kinds, leaf)
+            if kind is not None and leaf not in self._known:
+                self._known.add(leaf, kind)
 
     def _kinds(self, given: PyTree) -> list[tuple[Tensor, _Kind]]:
         """The tensors among the arguments that hold samples or statistics, in their order."""
         found = []
         for leaf in tree_leaves(given):
-            if isinstance(leaf, Tensor):
-                known = self._known.get(id(leaf))
-                if known is not None and known[0]() is leaf:
-                    found.append((leaf, known[1]))
+            kind = self._known.get(leaf) if isinstance(leaf, Tensor) else None
+            if kind is not None:
+                found.append((leaf, kind))
         return found
-
-    def _note(self, tensor: Tensor, kind: _Kind) -> None:
-        known = self._known.get(id(tensor))
-        if known is None or known[0]() is not tensor:
-            self._known[id(tensor)] = weakref.ref(tensor), kind
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -139,16 +130,56 @@ def _name(function: Callable[..., Any]) -> str:
     return str(name).strip("_")
 
 
+def _kind_of(
+    name: str,
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    kinds: Sequence[tuple[Tensor, _Kind]],
+    made: Tensor,
+) -> _Kind | None:
+    """The kind of a result of tensors of given kinds; None where it is of one sample at most."""
+    samples = [tensor for tensor, kind in kinds if kind is _Kind.SAMPLES]
+    turned = [tensor for tensor, kind in kinds if kind is _Kind.TURNED]
+    if _is_statistic(name, args, named, samples, made):
+        return _Kind.STATISTIC
+    if not (samples or turned):
+        return kinds[0][1]
+    return _kind_of_rows(name, args, samples, turned, made) if made.dim() else _Kind.LOSS
+
+
+def _kind_of_rows(
+    name: str,
+    args: Sequence[Any],
+    samples: Sequence[Tensor],
+    turned: Sequence[Tensor],
+    made: Tensor,
+) -> _Kind | None:
+    """Which dim of a result [...] is that of samples, if any."""
+    if len(samples) == 1 and _moves_first(name, args, samples[0], made):
+        return _Kind.TURNED
+    if samples and made.shape[0] % samples[0].shape[0] == 0:
+        return _Kind.SAMPLES
+    if name in TURNS and turned:
+        return _Kind.SAMPLES if made.dim() == 2 else None
+    if turned and not samples and made.shape == turned[0].shape:
+        return _Kind.TURNED
+    return None
+
+
 def _mixes(
     name: str,
     args: Sequence[Any],
     named: Mapping[str, Any],
     kinds: Sequence[tuple[Tensor, _Kind]],
+    made: Tensor,
 ) -> bool:
     """Whether a result has numbers that depend on several samples, beside those of one."""
     first, first_kind = kinds[0]
-    if name in ALONG and first_kind is _Kind.SAMPLES:
+    if first_kind is _Kind.SAMPLES and name in ALONG:
         return _is_along_samples(args, named, first)
+    if not made.dim() and made.requires_grad:
+        is_number = first_kind in (_Kind.STATISTIC, _Kind.LOSS) and not first.dim()
+        return name in (OF_ONE_NUMBER if is_number else NORMS)
     if len(kinds) == 1:
         return False
     pair, both = [first, kinds[1][0]], [first_kind, kinds[1][1]]

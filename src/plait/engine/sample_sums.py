@@ -5,7 +5,6 @@ One number counts as the mean over the samples. A sum is then divided by the par
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from plait.engine.notes import Notes
 from plait.values import PyTree
 
 AVERAGES = (
@@ -36,15 +36,14 @@ class SampleSums(TorchFunctionMode):
 
     def __init__(self, output: PyTree) -> None:
         super().__init__()
-        self._outputs = _Tensors()
-        self._averaged = _Tensors()
-        self._sums = _Tensors()
-        self._masks = _Tensors()
-        self._versions: dict[int, int] = {}
+        self._outputs = Notes[bool]()
+        self._averaged = Notes[bool]()
+        self._sums = Notes[bool]()
+        self._mask_versions = Notes[int]()
         self._sizes: set[int] = set()
         for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.dim():
-                self._outputs.add(leaf)
+                self._outputs.add(leaf, True)
                 self._sizes.add(leaf.shape[0])
 
     def has(self, loss: Tensor) -> bool:
@@ -71,13 +70,14 @@ class SampleSums(TorchFunctionMode):
             adds_up = named.get("reduction") == "sum" or (name == "sum" and not is_averaged)
             self._note(result, is_averaged=is_averaged, adds_up=adds_up)
         elif is_sum and name in KEEP_SUMS:
-            self._sums.add(result)
+            self._sums.add(result, True)
         elif isinstance(result, Tensor):
             if name in CONVERSIONS and given_tensors and self._is_mask(given_tensors[0]):
-                self._masks.add(result)
-                self._versions[id(result)] = result._version
+                self._mask_versions.add(result, result._version)
             elif function == Tensor.data.__get__:  # type: ignore[attr-defined]
-                self._masks.discard(given_tensors[0])  # what changes the data counts no version
+                self._mask_versions.discard(
+                    given_tensors[0]
+                )  # what changes the data counts no version
         return result
 
     def _weighs(self, name: str, given_tensors: Sequence[Tensor]) -> bool:
@@ -91,33 +91,15 @@ class SampleSums(TorchFunctionMode):
             return False
         if not (tensor.is_floating_point() or tensor.is_complex()):
             return True
-        is_unchanged = self._versions.get(id(tensor)) == tensor._version
-        return tensor in self._masks and is_unchanged
+        return self._mask_versions.get(tensor) == tensor._version
 
     def _note(self, result: PyTree, *, is_averaged: bool, adds_up: bool) -> None:
         for leaf in tree_leaves(result):
             if not isinstance(leaf, Tensor):
                 continue
             if torch.Tensor.dim(leaf):
-                self._outputs.add(leaf)
+                self._outputs.add(leaf, True)
                 if is_averaged:
-                    self._averaged.add(leaf)
+                    self._averaged.add(leaf, True)
             elif adds_up:
-                self._sums.add(leaf)
-
-
-class _Tensors:
-    """A set of tensors [...], which does not keep their memory."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, weakref.ref[Tensor]] = {}
-
-    def add(self, tensor: Tensor) -> None:
-        self._known[id(tensor)] = weakref.ref(tensor)
-
-    def discard(self, tensor: Tensor) -> None:
-        self._known.pop(id(tensor), None)
-
-    def __contains__(self, tensor: Tensor) -> bool:
-        known = self._known.get(id(tensor))
-        return known is not None and known() is tensor
+                self._sums.add(leaf, True)

@@ -158,10 +158,6 @@ def mean_by_weights(output: Tensor, labels: Tensor) -> Tensor:
     return (weights * F.cross_entropy(output, labels, reduction="none")).sum()
 
 
-def over_the_mask(output: Tensor, labels: Tensor) -> Tensor:
-    return masked_by_floats(output, labels) / (labels != 0).sum()
-
-
 def mean_by_a_mask(output: Tensor, labels: Tensor) -> Tensor:
     mask = (labels != 0).float().div_((labels != 0).sum())
     return (mask * F.cross_entropy(output, labels, reduction="none")).sum()
@@ -204,7 +200,7 @@ def weighted_features(output: Tensor, labels: Tensor) -> Tensor:
         ("mb2", weighted_features),
         *[("mb2", loss) for loss in (over_samples, mean_of_sums, sum_of_means)],
         *[("mb2", loss) for loss in (mean_by_a_factor, mean_by_weights)],
-        *[("mb2", loss) for loss in (over_the_mask, mean_by_a_mask, mean_by_a_mask_and_weights)],
+        *[("mb2", loss) for loss in (mean_by_a_mask, mean_by_a_mask_and_weights)],
         *[("mb2", loss) for loss in (two_means, with_penalty)],
     ],
 )

@@ -77,6 +77,43 @@ def load(output: Tensor, targets: Tensor) -> Tensor:
     return (output.mean(0) * targets.mean(0)).sum()
 
 
+def root(output: Tensor, targets: Tensor) -> Tensor:
+    return torch.sqrt(F.mse_loss(output, targets))
+
+
+def root_of_a_sum(output: Tensor, targets: Tensor) -> Tensor:
+    return (output - targets).square().sum() ** 0.5
+
+
+def norm(output: Tensor, targets: Tensor) -> Tensor:
+    return (output - targets).norm()
+
+
+def focal(output: Tensor, targets: Tensor) -> Tensor:
+    mean = F.cross_entropy(output, targets.argmax(1))
+    return (1 - torch.exp(-mean)) ** 2 * mean
+
+
+def focal_of_each(output: Tensor, targets: Tensor) -> Tensor:
+    losses = F.cross_entropy(output, targets.argmax(1), reduction="none")
+    return ((1 - torch.exp(-losses)) ** 2 * losses).mean()
+
+
+def norms_of_each(output: Tensor, targets: Tensor) -> Tensor:
+    return ((output - targets).norm(dim=1) / targets.norm(dim=1)).mean()
+
+
+def told_beside(output: Tensor, targets: Tensor) -> Tensor:
+    mean = F.mse_loss(output, targets)
+    assert mean.detach().sqrt() >= 0 and mean.detach().exp() >= 1
+    return mean
+
+
+def of_two_parts(output: Tensor, targets: Tensor) -> Tensor:
+    scale = torch.zeros((), requires_grad=True)
+    return torch.exp(-scale) * F.mse_loss(output, targets) + scale + 0.5 * output.abs().mean()
+
+
 def squares(output: Tensor, targets: Tensor) -> Tensor:
     return ((output - targets) ** 2).mean() + 0.1 * output.mean()
 
@@ -123,8 +160,12 @@ def each(output: Tensor, targets: Tensor) -> Tensor:
 MIXED = (
     *(clip, in_batch, simclr, batch_hard, pairs, cosines, labels_alike),
     *(barlow, covariance, variance, advantages, cox, load),
+    *(root, root_of_a_sum, norm, focal),
 )
-OF_EACH = (squares, classes, by_hand, centred_rows, turned, policy, distilled, dice, each)
+OF_EACH = (
+    *(squares, classes, by_hand, centred_rows, turned, policy, distilled, dice, each),
+    *(focal_of_each, norms_of_each, told_beside, of_two_parts),
+)
 
 
 def found(loss: Loss, shape: tuple[int, int]) -> str:

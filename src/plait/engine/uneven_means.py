@@ -1,0 +1,99 @@
+"""Sees whether a loss is a mean over what samples have unequal numbers of.
+
+A mean over unmasked places, or over weights, is such a one. Over the parts of a batch it becomes a
+mean of means. Each part should count by the sum of its mask instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from plait.engine.notes import Notes
+from plait.values import PyTree
+
+SUMS: Final = frozenset({"sum", "mean", "nanmean", "count_nonzero"})
+"""Functions that make one number of a mask or of weights."""
+
+DIVISIONS: Final = frozenset({"div", "divide", "truediv", "itruediv", "true_divide"})
+
+
+class UnevenMeans(TorchFunctionMode):
+    """Follows masks and weights [B, ...] of samples while a loss is computed.
+
+    Attributes:
+        of_classes: whether there was a mean whose classes have different weights.
+        of_places: whether there was a mean over a mask, or over weights, of which samples have
+            different sums.
+    """
+
+    def __init__(self, output: PyTree) -> None:
+        super().__init__()
+        self.of_classes = False
+        self.of_places = False
+        leaves = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.dim())
+        self._sizes = {leaf.shape[0] for leaf in leaves}
+        self._counts = Notes[bool]()
+        self._selected = Notes[bool]()
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch, and look at the masks and weights that it reads."""
+        named = dict(kwargs or {})
+        result = function(*args, **named)
+        name = getattr(function, "__name__", "").strip("_")
+        with torch._C.DisableTorchFunction():
+            self._look_at_classes(function, named)
+            if isinstance(result, Tensor):
+                self._look_at_places(name, args, named, result)
+        return result
+
+    def _look_at_classes(self, function: Callable[..., Any], named: Mapping[str, Any]) -> None:
+        if function in (F.cross_entropy, F.nll_loss) and named.get("reduction", "mean") == "mean":
+            weight = named.get("weight")
+            if isinstance(weight, Tensor) and bool(weight.min() != weight.max()):
+                self.of_classes = True
+
+    def _look_at_places(
+        self, name: str, args: Sequence[Any], named: Mapping[str, Any], result: Tensor
+    ) -> None:
+        given = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+        if any(leaf in self._selected for leaf in given):
+            if result.dim():
+                self._selected.add(result, True)
+            elif name not in ("sum", "numel") and named.get("reduction", "mean") == "mean":
+                self.of_places = self.of_places or result.requires_grad
+        elif self._selects(name, args, named):
+            self._selected.add(result, True)
+        elif name in SUMS and not result.dim() and self._is_uneven(given[0]):
+            self._counts.add(result, True)
+        elif not result.dim() and any(leaf in self._counts for leaf in given):
+            if name in DIVISIONS and given[0] not in self._counts and given[0].requires_grad:
+                self.of_places = True
+            elif not result.requires_grad:
+                self._counts.add(result, True)
+
+    def _selects(self, name: str, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+        """Whether a function takes unequal numbers of places from the samples of a batch."""
+        if name not in ("getitem", "masked_select"):
+            return False
+        mask = named.get("mask", args[1] if len(args) > 1 else None)
+        return isinstance(mask, Tensor) and mask.dtype == torch.bool and self._is_uneven(mask)
+
+    def _is_uneven(self, places: Tensor) -> bool:
+        """Whether the samples of a mask or of weights [B, ...] have different sums."""
+        if places.requires_grad or not places.dim() or places.shape[0] not in self._sizes:
+            return False
+        sums = places.reshape(len(places), -1).sum(1)
+        return bool((sums != sums[0]).any())

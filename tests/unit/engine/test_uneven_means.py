@@ -1,0 +1,111 @@
+"""A mean over a mask or over weights is told where samples have different sums of them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import plait
+
+Loss = Callable[[Tensor, dict[str, Tensor]], Tensor | tuple[Tensor, Tensor]]
+
+
+def losses_of(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    """A loss [B, 4] for each place."""
+    return F.cross_entropy(output.transpose(1, 2), targets["labels"], reduction="none")
+
+
+def over_a_mask(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    return (losses_of(output, targets) * targets["mask"]).sum() / targets["mask"].sum()
+
+
+def over_a_safe_mask(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    mask = targets["mask"].float()
+    return (losses_of(output, targets) * mask).sum() / (mask.sum() + 1e-8).clamp(min=1)
+
+
+def by_means(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    mask = targets["mask"]
+    return (losses_of(output, targets) * mask).mean() / mask.float().mean()
+
+
+def over_places(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    return losses_of(output, targets)[targets["mask"].bool()].mean()
+
+
+def selected(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    return torch.masked_select(losses_of(output, targets), targets["mask"].bool()).mean()
+
+
+def of_selected(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    kept = targets["mask"] > 0
+    return F.cross_entropy(output[kept], targets["labels"][kept])
+
+
+def with_another_term(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    return 0.01 * output.square().mean() + over_a_mask(output, targets)
+
+
+def counted(output: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    return (losses_of(output, targets) * targets["mask"]).sum(), targets["mask"].sum()
+
+
+def of_each_sample(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    mask = targets["mask"]
+    return ((losses_of(output, targets) * mask).sum(1) / mask.sum(1)).mean()
+
+
+def told_beside(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    """A mean over all places; what is told of the mask has no gradient."""
+    losses = losses_of(output, targets)
+    kept = losses.detach()[targets["mask"].bool()].mean()
+    share = (losses.detach() * targets["mask"]).sum() / targets["mask"].sum()
+    assert kept >= 0 and share >= 0
+    return losses.mean()
+
+
+UNEVEN = (
+    *(over_a_mask, over_a_safe_mask, by_means, over_places, selected, of_selected),
+    with_another_term,
+)
+EVEN = (counted, of_each_sample, told_beside)
+
+
+def said(loss: Loss, lengths: list[int], dtype: torch.dtype) -> list[str]:
+    """The warnings of two steps of two micro-batches."""
+    engine = plait.build(nn.Linear(3, 5), "mb2", loss=loss, optimizer=torch.optim.SGD)
+    mask = torch.arange(4).expand(len(lengths), 4) < torch.tensor(lengths)[:, None]
+    labels = torch.ones(len(lengths), 4, dtype=torch.int64)
+    batch = torch.randn(len(lengths), 4, 3), {"labels": labels, "mask": mask.to(dtype)}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        engine.step(batch)
+        engine.step(batch)
+    engine.world.close()
+    return [str(one.message) for one in caught if "parts of a batch" in str(one.message)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
+@pytest.mark.parametrize("loss", UNEVEN, ids=lambda loss: loss.__name__)
+def test_a_mean_over_an_uneven_mask_is_told_once(loss: Loss, dtype: torch.dtype) -> None:
+    (text,) = said(loss, [1, 4, 2, 2], dtype)
+    assert "a mean over a mask or over weights" in text
+    assert "return (sum, count)" in text
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+@pytest.mark.parametrize("loss", UNEVEN, ids=lambda loss: loss.__name__)
+def test_a_mask_of_as_many_places_in_each_sample_says_nothing(
+    loss: Loss, dtype: torch.dtype
+) -> None:
+    assert said(loss, [3, 3, 3, 3], dtype) == []
+
+
+@pytest.mark.parametrize("loss", EVEN, ids=lambda loss: loss.__name__)
+def test_other_uses_of_a_mask_say_nothing(loss: Loss) -> None:
+    assert said(loss, [1, 4, 2, 2], torch.float32) == []
