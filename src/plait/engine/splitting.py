@@ -7,6 +7,7 @@ parallelism replaces later. Experts are split before the layers around them.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -260,7 +261,22 @@ def _split_layers(
         products=products,
         wire=options.wire,
     )
-    return tensor.apply(model, _roles(model, options, plan.tp), group)
+    split = tensor.apply(model, _roles(model, options, plan.tp), group)
+    if world.rank == 0:
+        _warn_of_whole_layers(model, plan.tp, split)
+    return split
+
+
+def _warn_of_whole_layers(model: nn.Module, tp: TensorAxis, split: TensorSplit) -> None:
+    """Tell that a tensor axis divides nothing, which saves neither memory nor time."""
+    parameters = split.placements.values()
+    if tp.mode == "1d" and all(one.local_shape == one.shape for one in parameters):
+        warnings.warn(
+            f"{tp} divides no layer of a {type(model).__name__}: each of its {tp.size} ranks keeps "
+            "every parameter and computes the whole model; say how its layers are divided by "
+            f"options=plait.Options(roles={{...}}), or use dp{tp.size}",
+            stacklevel=2,
+        )
 
 
 def _roles(model: nn.Module, options: Options, tp: TensorAxis | None = None) -> Mapping[str, str]:

@@ -263,7 +263,10 @@ def kept_under(plan: Plan | None, section: PlanSection) -> KeepGathered:
 
 def _follows(plan: Plan, keys: JsonMapping) -> bool:
     """Whether a plan splits what only a forward of the model shows."""
-    return plan.cp.size * plan.tp.size > 1 and keys.get("name") not in models.CLASSES
+    family = keys.get("name")
+    if family not in models.CLASSES:
+        return plan.cp.size * plan.tp.size > 1
+    return plan.cp.size > 1 and "attention" not in models.roles_of(str(family)).values()
 
 
 def product_of(train: Train) -> str:

@@ -138,10 +138,10 @@ def targets_in_order() -> list[Any]:
 
     def make(original: Any) -> Any:
         def cut(self: Any, batch: Any) -> Any:
-            targets = batch[1]
+            (targets,) = batch[1]
             length = targets.shape[1] // self.axis.size
             own = targets[:, self.axis.rank * length : (self.axis.rank + 1) * length]
-            return original(self, batch)[0], own
+            return original(self, batch)[0], [own]
 
         return cut
 

@@ -18,7 +18,7 @@ from plait.predict.cost.machines import machine_of
 from plait.predict.cost.mixed import estimate_mixed, machines_of
 from plait.predict.cost.model.adapters import adapters_of
 from plait.predict.cost.model.describe import describe
-from plait.predict.cost.model.operations import Matmul
+from plait.predict.cost.model.operations import Attention, Matmul
 from plait.predict.cost.model.tables import config_tables, global_batch, with_lengths
 from plait.predict.cost.records import Estimate, Job
 from plait.predict.cost.runtime import Runtime
@@ -111,9 +111,15 @@ def check_experts(chosen: Plan, runs: Framework) -> None:
 
 
 def check_sequence(chosen: Plan, job: Job) -> None:
-    """Raises `PlanError` for a context axis over images, which `train` refuses as well."""
-    operations = (op for block, _ in job.model.runs for op in block.operations)
-    if chosen.cp.size > 1 and any(isinstance(op, Matmul) and op.convolution for op in operations):
+    """Raises `PlanError` for a context axis over samples that are no sequences.
+
+    `train` refuses it for them as well, be they images or rows of features.
+    """
+    operations = [op for block, _ in job.model.runs for op in block.operations]
+    has_images = any(isinstance(op, Matmul) and op.convolution for op in operations)
+    has_attention = any(isinstance(op, Attention) for op in operations)
+    has_rows = job.model.seq_len == 1 and not has_attention
+    if chosen.cp.size > 1 and (has_images or has_rows):
         raise PlanError(
             f"plan '{chosen}': {job.model.name} has no sequence that cp{chosen.cp.size} could "
             "divide; leave cp out"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
 from plait.predict.cost.machines import kept_machine
 from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.records import Estimate, Job
+from plait.predict.cost.rough import Guess
 from plait.predict.cost.time.machine import Machine
 from plait.predict.planner.blocks import BlockSearch
 from plait.predict.planner.fixed import Fixed
@@ -109,8 +111,9 @@ def decide(
             plans = [replace(one, memory_limit=one.memory_limit / share) for one in plans]
             plans.sort(key=_order(objective))
             choice = Choice(plans, searches[0], job, sure)
-            choice.plans[:0] = _by_blocks(choice, machines, settings)
-            kept = _keeping(choice, machines, settings)
+            guesses = [guess for one in searches for guess in one.of_degrees.values()]
+            choice.plans[:0] = _by_blocks(choice, machines, settings, guesses)
+            kept = _keeping(choice, machines, settings, guesses)
             # One that keeps blocks stands for the same plan without.
             others = [one for one in choice.plans if all(one.plan != best.plan for best in kept)]
             return replace(choice, plans=kept + others)
@@ -139,26 +142,41 @@ def _searched(
     return found
 
 
-def _by_blocks(choice: Choice, machines: Cluster, settings: SearchSettings) -> list[Estimate]:
+def _by_blocks(
+    choice: Choice, machines: Cluster, settings: SearchSettings, guesses: Sequence[Guess]
+) -> list[Estimate]:
     """The plan with `remat:auto` that is faster than all others, if there is one."""
-    if settings.framework is not PLAIT or settings.objective != "time":
+    if settings.framework is not PLAIT or settings.objective == "memory":
         return []
     roomy = _roomy(choice, machines)
-    guesses = list(choice.found.of_degrees.values())
-    found = BlockSearch(choice.job, roomy, settings, choice.plans, guesses).faster()
+    plans, guesses = _of_one_size(choice.plans, guesses)
+    found = BlockSearch(choice.job, roomy, settings, plans, guesses).faster()
     return _of_whole_memory(found, roomy)
 
 
-def _keeping(choice: Choice, machines: Cluster, settings: SearchSettings) -> list[Estimate]:
+def _keeping(
+    choice: Choice, machines: Cluster, settings: SearchSettings, guesses: Sequence[Guess]
+) -> list[Estimate]:
     """The plan with blocks that zero3 keeps whole that is faster than all others, if there is one.
     None where the config says which blocks.
     """
     is_asked = choice.job.kept is None and settings.framework is PLAIT
-    if not is_asked or settings.objective != "time":
+    if not is_asked or settings.objective == "memory":
         return []
     roomy = _roomy(choice, machines)
-    guesses = list(choice.found.of_degrees.values())
-    return _of_whole_memory(KeptSearch(choice.job, roomy, choice.plans, guesses).faster(), roomy)
+    plans, guesses = _of_one_size(choice.plans, guesses)
+    return _of_whole_memory(KeptSearch(choice.job, roomy, plans, guesses).faster(), roomy)
+
+
+def _of_one_size(
+    plans: Sequence[Estimate], guesses: Sequence[Guess]
+) -> tuple[list[Estimate], list[Guess]]:
+    """Plans with as many ranks as the first; of them the fastest is the cheapest too."""
+    size = plans[0].plan.world_size
+    return (
+        [one for one in plans if one.plan.world_size == size],
+        [one for one in guesses if one.plan.world_size == size],
+    )
 
 
 def _roomy(choice: Choice, machines: Cluster) -> Machine:

@@ -171,3 +171,19 @@ def test_images_have_no_sequence_that_a_context_axis_could_divide():
     }
     with pytest.raises(PlanError, match="no sequence that cp2"):
         plait.estimate(config, "cp2", "h100x8")
+
+
+def test_rows_of_features_have_no_sequence_either():
+    config = {
+        "model": {
+            "name": "mlp",
+            "in_features": 64,
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "out_features": 10,
+        },
+        "data": {"name": "digits"},
+        "train": {"global_batch": 8},
+    }
+    with pytest.raises(PlanError, match="mlp has no sequence that cp2"):
+        plait.estimate(config, "cp2", "h100x8")

@@ -34,7 +34,15 @@ def test_a_decided_recomputation_stays(fix: str) -> None:
     assert {f"remat:{one.plan.remat}" for one in plans} == {fix}
 
 
-def test_only_time_and_only_plait_choose_by_blocks() -> None:
+def test_the_cheapest_plan_may_choose_by_blocks() -> None:
+    first, *others = plait.choose(ASKED, "l40sx8", top=100, objective="cost")
+    assert first.plan.remat == "auto"
+    assert all(first.cost_per_million_tokens < one.cost_per_million_tokens for one in others)
+    fastest = plait.choose(ASKED, "l40sx8")[0]
+    assert first.cost_per_million_tokens <= fastest.cost_per_million_tokens
+
+
+def test_only_plait_chooses_by_blocks_and_not_for_least_memory() -> None:
     for other in ({"objective": "memory"}, {"framework": "megatron-core"}):
         plans = plait.choose(ASKED, "l40sx8", top=100, **other)
         assert all(one.plan.remat != "auto" for one in plans)
