@@ -170,6 +170,17 @@ def sizes_of(leaves: Iterable[tuple[PyTree, bool]]) -> list[int]:
     return given or [count for count, _ in counted]
 
 
+def agreed_size(leaves: Iterable[tuple[PyTree, bool]]) -> int:
+    """The samples of `held_leaves`. Raises `DataError` where they differ, or there are none."""
+    sizes = set(sizes_of(leaves))
+    if len(sizes) != 1:
+        raise DataError(
+            "the tensors of a batch must agree in their first dim, the samples; they have "
+            f"{sorted(sizes)}; a list with one entry for each sample is plait.SampleList(list)"
+        )
+    return sizes.pop()
+
+
 def num_rows(*trees: PyTree) -> int | None:
     """The samples of a batch, by its first tensor that has a dim, or else its first texts."""
     leaves = [pair for tree in trees for pair in held_leaves(tree)]

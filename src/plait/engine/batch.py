@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from plait.batch_trees import (
     SampleList,
+    agreed_size,
     entries_at,
     filled,
     held_leaves,
@@ -26,7 +27,6 @@ from plait.batch_trees import (
     leaves_of,
     map_tensors,
     refuse_undivided,
-    sizes_of,
     tensors_of,
 )
 from plait.errors import DataError
@@ -124,7 +124,7 @@ class BatchSplitter:
         is_held = [held for _, held in held_leaves(whole)]
         pairs = list(zip((*input_leaves, *target_leaves), is_held, strict=True))
         tensors = [self._place(leaf, held) for leaf, held in pairs]
-        num_samples = _num_samples(set(sizes_of(zip(tensors, is_held, strict=True))))
+        num_samples = agreed_size(zip(tensors, is_held, strict=True))
         parts = [self._parts_of(leaf, num_samples) for leaf in tensors]
         if num_samples < self.num_micro_batches:
             parts = [[_never_empty(part) for part in column] for column in parts]
@@ -226,15 +226,6 @@ def _named_texts(model: nn.Module, texts: PyTree) -> PyTree:
     if not 1 < len(required) <= len(texts) <= len(positional):
         return texts
     return {one.name: text for one, text in zip(positional, texts, strict=False)}
-
-
-def _num_samples(sizes: set[int]) -> int:
-    if len(sizes) != 1:
-        raise DataError(
-            "the tensors of a batch must agree in their first dim, the samples; they have "
-            f"{sorted(sizes)}; a list with one entry for each sample is plait.SampleList(list)"
-        )
-    return int(sizes.pop())
 
 
 def _refuse_array(leaf: PyTree) -> None:

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from plait.batch_trees import cut_samples, leaves_of, num_rows, refuse_undivided
+from plait.batch_trees import (
+    agreed_size,
+    cut_samples,
+    held_leaves,
+    leaves_of,
+    num_rows,
+    refuse_undivided,
+)
 from plait.comm import World
 from plait.datasets import Loader
 from plait.datasets.loader import bounds
@@ -25,8 +32,13 @@ from plait.values import PyTree
 
 
 def example_of(batch: PyTree) -> PyTree:
-    """The inputs of one sample of a batch; a sample of zeros where this rank has none."""
-    return cut_samples(inputs_and_targets(batch), _first_sample, lambda _: slice(1))[0]
+    """The inputs of one sample of a batch; a sample of zeros where this rank has none.
+
+    Errors: `DataError` for tensors that do not agree in their number of samples.
+    """
+    pair = inputs_and_targets(batch)
+    agreed_size(held_leaves(pair))
+    return cut_samples(pair, _first_sample, lambda _: slice(1))[0]
 
 
 def _first_sample(tensor: Tensor) -> Tensor:

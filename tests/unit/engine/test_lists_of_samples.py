@@ -139,6 +139,18 @@ def test_a_list_of_another_length_is_refused() -> None:
         splitter.split((images, SampleList(targets[:4])))
 
 
+def step_of_plain_lists(world: World) -> str:
+    images, targets = batches("pair")[0]
+    engine = plait.build(Detector(), "pp2 mb2", loss=loss, optimizer=torch.optim.SGD, world=world)
+    with pytest.raises(DataError) as told:
+        engine.step((list(images), list(targets)))
+    return str(told.value)
+
+
+def test_a_pipeline_tells_the_cure_before_it_calls_the_model(ranks: Any) -> None:
+    assert all("plait.SampleList" in text for text in ranks(2, step_of_plain_lists, plan="pp2 mb2"))
+
+
 def test_a_plain_list_of_unequal_images_is_told_the_cure() -> None:
     splitter = BatchSplitter(Detector(), 2, torch.float32, torch.device("cpu"))
     images, targets = batches("pair")[0]
