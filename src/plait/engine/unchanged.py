@@ -67,7 +67,12 @@ class Unchanged:
         """Raise `ModelError` or `OptimizerError` for what is not as it was."""
         if self._optimizer is not None:
             self._optimizer.check_settings()
-        self._check_modules()
+        with torch._C.DisableTorchFunctionSubclass():
+            self._check_modules()
+            self._check_trained()
+            self._check_memory()
+
+    def _check_trained(self) -> None:
         for name, module, key, known, was in self._trained:
             param = module._parameters.get(key)
             if param is None:
@@ -81,8 +86,6 @@ class Unchanged:
                 f"the parameter '{name}' {now} when the engine was built, and the plan lays "
                 f"out gradients and optimizer state by that; {CURE}"
             )
-        with torch._C.DisableTorchFunctionSubclass():
-            self._check_memory()
 
     def _check_modules(self) -> None:
         for prefix, module, children in self._children:
