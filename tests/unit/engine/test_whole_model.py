@@ -148,6 +148,29 @@ def test_a_parameter_of_another_stage_is_not_read(
         assert "engine.local_parameters() has those of this rank" in text
 
 
+class Borrowing(nn.Module):
+    """A layer that reads the weight of another one, which is not its own."""
+
+    def __init__(self, other: nn.Linear) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.others = [other]
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.linear(inputs) + self.others[0].weight.sum()
+
+
+def test_a_block_that_reads_a_parameter_of_another_stage() -> None:
+    def borrowing() -> nn.Module:
+        first = nn.Linear(6, 6)
+        return nn.Sequential(first, nn.Tanh(), nn.Linear(6, 6), Borrowing(first))
+
+    models = twice(borrowing)
+    match = r"'0\.weight' \[6, 6\] is in stage 0 of 2, .* belongs in that stage \(plait\.Cutting"
+    with pytest.raises(plait.errors.ModelError, match=match):
+        threaded(2, lambda world: trained(world, models[world.rank], "pp2"), plan="pp2")
+
+
 @pytest.mark.parametrize("plan", ["pp2", "pp2:1f1b mb2", "pp2:interleaved,v2 mb2"])
 def test_a_parameter_of_another_stage_is_described(plan: str) -> None:
     models = twice(chain)

@@ -57,7 +57,8 @@ class WholeModelGuard:
         if not self._is_running():
             raise ModelError(
                 f"the parameter '{name}' {list(param.shape)} is in {place}, and this rank has no "
-                f"numbers of it to read, to copy or to change; {STATE}"
+                f"numbers of it to read, to copy or to change; {STATE}; a block whose forward "
+                "reads it belongs in that stage (plait.Cutting)"
             )
 
     def before_state_dict(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
