@@ -213,7 +213,7 @@ def compose(
     if plan.precision == "fp8":
         eight_bits.install(model, blocks, world.device)
     products = layer_products(plan, options, precision, schedule, world)
-    parts = make_parts(model, cut, stages, strategies, products)
+    parts = make_parts(model, cut, stages, strategies, products, placement=schedule.placement)
     if plan.compile:
         compiling.leave_out(model, blocks)
     values.fill(strategies, holding, coded)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from plait.errors import ModelError
-from plait.parallel.data.freed import Freed
+from plait.parallel.data.sharded_unit import Freed
 
 
 def refuse_parameters(model: nn.Module) -> None:

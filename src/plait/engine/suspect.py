@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from plait.comm import World
 from plait.engine.stages.pipeline import Pipeline
+from plait.engine.stages.whole_model import OfAnotherStage
 from plait.parallel.data import DataStrategy
 from plait.values import PyTree
 
@@ -123,6 +124,8 @@ def _bad_weight(suspect: Suspect) -> Origin | None:
     ]
     for order, held in enumerate((kept, suspect.model.named_parameters())):
         for name, param in held:
+            if isinstance(param, OfAnotherStage):
+                continue
             if param.untyped_storage().nbytes() and not is_finite(param.detach()):
                 module = name.rpartition(".")[0]
                 count = int((~torch.isfinite(param.detach())).sum())

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from plait.engine.optimizer_like import Remade
 from plait.engine.precision import Precision
@@ -22,6 +23,9 @@ from plait.errors import ModelError
 from plait.plan import Plan
 from plait.plan.facts import SCHEDULES
 from plait.torch_internals import storage_of
+
+_BUILT: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""For each parameter, the engine that was built of it last, as its `Unchanged`'s mark."""
 
 CURE = "call engine.save(path), build an engine of the changed model, and load the path into it"
 
@@ -50,6 +54,9 @@ class Unchanged:
             for prefix, module in model.named_modules()
         ]
         self._known = {id(param) for _, _, _, param, _ in self._trained}
+        self._mark = object()
+        for _, _, _, param, _ in self._trained:
+            _BUILT[param] = self._mark
         stays = not (plan.pp.size > 1 and SCHEDULES[plan.pp.schedule].asynchronous)
         self._has_masters = (
             precision.compute != precision.master
@@ -67,7 +74,12 @@ class Unchanged:
         """Raise `ModelError` or `OptimizerError` for what is not as it was."""
         if self._optimizer is not None:
             self._optimizer.check_settings()
-        self._check_modules()
+        with torch._C.DisableTorchFunctionSubclass():
+            self._check_modules()
+            self._check_trained()
+            self._check_memory()
+
+    def _check_trained(self) -> None:
         for name, module, key, known, was in self._trained:
             param = module._parameters.get(key)
             if param is None:
@@ -81,8 +93,6 @@ class Unchanged:
                 f"the parameter '{name}' {now} when the engine was built, and the plan lays "
                 f"out gradients and optimizer state by that; {CURE}"
             )
-        with torch._C.DisableTorchFunctionSubclass():
-            self._check_memory()
 
     def _check_modules(self) -> None:
         for prefix, module, children in self._children:
@@ -97,6 +107,14 @@ class Unchanged:
 
     def _check_memory(self) -> None:
         for name, param, storage, version in self._memory:
+            if storage_of(param) != storage and _BUILT[param] is not self._mark:
+                raise ModelError(
+                    f"another engine was built of the parameter '{name}' after this one, and has "
+                    "put it into memory of its own, where this engine would not train it; give "
+                    "each engine modules of its own, as copy.deepcopy(module) before plait.build "
+                    "makes them, and where one needs the numbers of the other, write them by "
+                    "param.copy_(values) under torch.no_grad()"
+                )
             if storage_of(param) != storage:
                 raise ModelError(
                     f"the parameter '{name}' has other memory now than the engine updates, as "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from functools import partial
@@ -207,3 +208,48 @@ def test_numbers_that_the_engine_loads(tmp_path: Path) -> None:
     engine.save(tmp_path)
     engine.load(tmp_path)
     engine.step(BATCH)
+
+
+def alternating(world: World, models: list[list[nn.Module]], *, copies: bool) -> list[float]:
+    """Losses of two engines in turn, the second of which has the first one's model, frozen."""
+    sgd = lambda params: torch.optim.SGD(params, lr=0.1)  # noqa: E731
+    maker, judge = models[world.rank]
+    judged = copy.deepcopy(judge) if copies else judge
+    first = plait.build(judge, "dp2", loss=F.mse_loss, optimizer=sgd, world=world)
+    both = nn.Sequential(maker, judged.requires_grad_(False))
+    second = plait.build(both, "dp2", loss=F.mse_loss, optimizer=sgd, world=world)
+    losses = []
+    for _ in range(2):
+        losses.append(first.step(BATCH, trace=False).loss)
+        with torch.no_grad():
+            for param, values in zip(judged.parameters(), judge.parameters(), strict=True):
+                param.copy_(values)
+        losses.append(second.step(BATCH, trace=False).loss)
+    return losses
+
+
+def pairs() -> list[list[nn.Module]]:
+    """A layer and a model for each of two ranks."""
+    return [[net()[0], net()] for _ in range(2)]
+
+
+def test_a_second_engine_of_a_part_of_the_model() -> None:
+    match = r"another engine was built of the parameter '0\.weight' after this .* copy\.deepcopy"
+    with pytest.raises(ModelError, match=match):
+        threaded(2, partial(alternating, copies=False), pairs(), plan="dp2")
+
+
+def test_a_second_engine_of_a_copy_gets_the_numbers_of_the_first() -> None:
+    judge = net()
+    both = nn.Sequential(net()[0], copy.deepcopy(judge))
+    expected = []
+    for _ in range(2):
+        for model, trained in ((judge, judge), (both, both[0])):
+            both[1].load_state_dict(judge.state_dict())
+            loss = F.mse_loss(model(BATCH[0]), BATCH[1])
+            expected.append(loss.item())
+            model.zero_grad()
+            loss.backward()
+            torch.optim.SGD(trained.parameters(), lr=0.1).step()
+    for found in threaded(2, partial(alternating, copies=True), pairs(), plan="dp2"):
+        assert found == pytest.approx(expected, rel=1e-5)

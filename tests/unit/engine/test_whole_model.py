@@ -1,4 +1,4 @@
-"""A model that a pipeline has cut is neither called nor copied as a whole by one rank."""
+"""A model that a pipeline has cut is neither called, read nor copied as a whole by one rank."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 import plait
 from plait.comm import World
@@ -88,10 +89,6 @@ def call(model: nn.Module) -> object:
     return model(torch.ones(2, 6))
 
 
-def copied_state(model: nn.Module) -> object:
-    return copy.deepcopy(model).state_dict()
-
-
 def saved(model: nn.Module) -> None:
     torch.save(model, io.BytesIO())
 
@@ -102,15 +99,114 @@ def test_calls_and_states_of_a_cut_model_are_refused(make: Callable[[], nn.Modul
 
     def work(world: World) -> list[str]:
         model = trained(world, models[world.rank], "pp2").model
-        return [refused(model, one) for one in (call, nn.Module.state_dict, copied_state, saved)]
+        return [refused(model, one) for one in (call, nn.Module.state_dict, saved)]
 
-    for called, state, copied, pickled in threaded(2, work, plan="pp2"):
+    for called, state, pickled in threaded(2, work, plan="pp2"):
         assert "cannot be called on one rank" in called
         assert "cut it into 2 stages" in called
         assert "engine.measure(batch, [function])" in called
         assert "engine.save_pretrained(path)" in state
-        assert copied == state
         assert "a model cannot be pickled on one rank: a pipeline has cut it into 2" in pickled
+
+
+def written(model: nn.Module) -> None:
+    with torch.no_grad():
+        for param in model.parameters():
+            param.copy_(torch.ones(param.shape))
+
+
+READERS: dict[str, Callable[[nn.Module], object]] = {
+    "average": lambda model: [param.lerp(param, 0.1) for param in model.parameters()],
+    "norm": lambda model: [param.norm() for param in model.parameters()],
+    "norms": lambda model: torch._foreach_norm(list(model.parameters())),
+    "vector": lambda model: nn.utils.parameters_to_vector(model.parameters()),
+    "data": lambda model: [param.data for param in model.parameters()],
+    "copy": copy.deepcopy,
+    "averaged model": AveragedModel,
+    "written": written,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [(chain, ("2.weight", "0.weight")), (Branched, ("second.weight", "first.weight"))],
+)
+def test_a_parameter_of_another_stage_is_not_read(
+    make: Callable[[], nn.Module], names: tuple[str, str], reader: str
+) -> None:
+    models = twice(make)
+
+    def work(world: World) -> str:
+        model = trained(world, models[world.rank], "pp2").model
+        return refused(model, READERS[reader])
+
+    for rank, text in enumerate(threaded(2, work, plan="pp2")):
+        other = 1 - rank
+        place = f"is in stage {other} of 2, on rank {other} of pp, and this rank has no numbers"
+        assert text.startswith(f"the parameter '{names[rank]}' [6, 6] {place}")
+        assert "engine.local_parameters() has those of this rank" in text
+
+
+class Borrowing(nn.Module):
+    """A layer that reads the weight of another one, which is not its own."""
+
+    def __init__(self, other: nn.Linear) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.others = [other]
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.linear(inputs) + self.others[0].weight.sum()
+
+
+def test_a_block_that_reads_a_parameter_of_another_stage() -> None:
+    def borrowing() -> nn.Module:
+        first = nn.Linear(6, 6)
+        return nn.Sequential(first, nn.Tanh(), nn.Linear(6, 6), Borrowing(first))
+
+    models = twice(borrowing)
+    match = r"'0\.weight' \[6, 6\] is in stage 0 of 2, .* belongs in that stage \(plait\.Cutting"
+    with pytest.raises(plait.errors.ModelError, match=match):
+        threaded(2, lambda world: trained(world, models[world.rank], "pp2"), plan="pp2")
+
+
+@pytest.mark.parametrize("plan", ["pp2", "pp2:1f1b mb2", "pp2:interleaved,v2 mb2"])
+def test_a_parameter_of_another_stage_is_described(plan: str) -> None:
+    models = twice(chain)
+
+    def work(world: World) -> list[object]:
+        model = trained(world, models[world.rank], plan).model
+        params = dict(model.named_parameters())
+        torch.optim.SGD(params.values(), lr=0.1).zero_grad()
+        assert repr(model) == repr(chain())
+        assert sum("on another rank of pp" in repr(param) for param in params.values()) in (2, 4)
+        return [
+            (name, list(one.shape), one.numel(), one.dtype, one.device.type, one.requires_grad)
+            for name, one in params.items()
+        ]
+
+    expected = [
+        (name, list(one.shape), one.numel(), torch.float32, "cpu", True)
+        for name, one in chain().named_parameters()
+    ]
+    assert threaded(2, work, plan=plan) == [expected, expected]
+
+
+def test_own_parameters_are_averaged_by_their_names() -> None:
+    models = twice(chain)
+
+    def work(world: World) -> set[str]:
+        engine = trained(world, models[world.rank], "pp2")
+        averages = {one.name: one.values.clone() for one in engine.local_parameters()}
+        engine.step((torch.ones(4, 6), torch.zeros(4, dtype=torch.long)))
+        for one in engine.local_parameters():
+            averages[one.name].lerp_(one.values, 0.1)
+        return set(averages)
+
+    first, second = threaded(2, work, plan="pp2")
+    assert not first & second
+    assert first | second == set(dict(chain().named_parameters()))
 
 
 @pytest.mark.parametrize("plan", ["dp2", "dp2:zero2", "tp2"])

@@ -181,8 +181,13 @@ def make_parts(
     stages: Mapping[int, LocalStage],
     strategies: Mapping[int, DataStrategy],
     products: LayerProducts,
+    *,
+    placement: Sequence[int],
 ) -> dict[int, StageWithStrategy]:
-    """The stages of this rank, ready to run. Replaces forwards of the model's modules."""
+    """The stages of this rank, ready to run. Replaces forwards of the model's modules.
+
+    `placement` has the rank of each stage.
+    """
     replay = None
     if cut.flow is not None:
         check_draws(cut.flow, cut.stage_of)
@@ -198,8 +203,32 @@ def make_parts(
         parts[index] = StageWithStrategy(Stage(module, index, store), strategy)
     if replay is not None:
         replay.install(stages)
-    guard(model, cut.num_stages, lambda: replay is not None and replay.running is not None)
+    guard(
+        model,
+        cut.num_stages,
+        lambda: replay is not None and replay.running is not None,
+        _elsewhere(model, cut, stages, placement),
+    )
     return parts
+
+
+def _elsewhere(
+    model: nn.Module,
+    cut: StagePartition,
+    stages: Mapping[int, LocalStage],
+    placement: Sequence[int],
+) -> dict[str, str]:
+    """The places of the parameters that no stage of this rank uses, by name."""
+    here = {id(param) for stage in stages.values() for param in stage.params.values()}
+    first = {
+        name: cut.holders(name)[0]
+        for name, param in model.named_parameters()
+        if id(param) not in here
+    }
+    return {
+        name: f"stage {stage} of {cut.num_stages}, on rank {placement[stage]} of pp"
+        for name, stage in first.items()
+    }
 
 
 def _params_by_stage(

@@ -1,18 +1,20 @@
 """A model whose stages lie on several ranks is called by the schedule alone.
 
 A rank has the numbers of its own stages. Elsewhere parameters are zeros in the right shape. A call
-of the whole model, or its `state_dict`, would give plausible nonsense.
+of the whole model, its `state_dict`, or an average of its weights would give plausible nonsense.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NoReturn
 
-from torch import nn
+from torch import Tensor, nn
 
 from plait.errors import ModelError
+from plait.parallel.data.absent import Absent, become
 from plait.parallel.pipeline.elsewhere import take_back
 
 STATE = (
@@ -20,6 +22,12 @@ STATE = (
     "engine.local_parameters() has those of this rank"
 )
 """The ways to the parameters of a model that is cut."""
+
+
+class OfAnotherStage(Absent):
+    """A parameter [...] of a stage that is not on this rank."""
+
+    where = "on another rank of pp"
 
 
 class WholeModelGuard:
@@ -38,6 +46,19 @@ class WholeModelGuard:
                 "called",
                 "engine.step(batch) trains it, engine.evaluate(batch) has its loss, and "
                 "engine.measure(batch, [function]) gives functions of its outputs",
+            )
+
+    def before_read(self, name: str, place: str, param: Tensor) -> None:
+        """Refuse to give zeros for the numbers of a parameter [...] of another rank.
+
+        Code between the calls of a forward may read them: what it makes is not used. Errors:
+        `ModelError`.
+        """
+        if not self._is_running():
+            raise ModelError(
+                f"the parameter '{name}' {list(param.shape)} is in {place}, and this rank has no "
+                f"numbers of it to read, to copy or to change; {STATE}; a block whose forward "
+                "reads it belongs in that stage (plait.Cutting)"
             )
 
     def before_state_dict(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
@@ -70,12 +91,24 @@ class WholeModelGuard:
         )
 
 
-def guard(model: nn.Module, num_stages: int, is_running: Callable[[], bool]) -> None:
-    """Let a model refuse calls and copies, if it has several stages."""
+def guard(
+    model: nn.Module,
+    num_stages: int,
+    is_running: Callable[[], bool],
+    elsewhere: Mapping[str, str],
+) -> None:
+    """Let a model refuse calls and copies, if it has several stages.
+
+    `elsewhere` has the places of the parameters that other ranks hold, by name.
+    """
     if num_stages > 1:
         guarding = WholeModelGuard(num_stages, is_running)
         model.register_forward_pre_hook(guarding.before_forward)
         model.register_state_dict_pre_hook(guarding.before_state_dict)
+        for name, place in elsewhere.items():
+            param = model.get_parameter(name)
+            wanted = partial(guarding.before_read, name, place)
+            become(param, OfAnotherStage.kind(type(param), wanted))
 
 
 def end_guard(model: nn.Module) -> None:
@@ -84,6 +117,9 @@ def end_guard(model: nn.Module) -> None:
     Its values are not restored, and a warning says so.
     """
     take_back(model)
+    for param in model.parameters():
+        if isinstance(param, OfAnotherStage):
+            become(param, param.own)
     is_cut = False
     for hooks in (model._forward_pre_hooks, model._state_dict_pre_hooks):
         for key, hook in list(hooks.items()):

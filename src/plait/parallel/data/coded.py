@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from plait.mesh import Shard
 from plait.mesh.boxes import Box
+from plait.parallel.data.absent import Wanted
 from plait.parallel.data.bucket import Bucket, Slot
-from plait.parallel.data.freed import Wanted
 from plait.parallel.data.sharded_unit import GatheredBucket
 from plait.parallel.data.strategy import DataGroup
 from plait.parallel.data.units import Unit

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from plait.comm import Work
 from plait.errors import ModelError
 from plait.mesh import Shard
+from plait.parallel.data.absent import Absent, Wanted, become
 from plait.parallel.data.bucket import Bucket
-from plait.parallel.data.freed import Freed, Wanted, become, freed_kind
 from plait.parallel.data.strategy import DataGroup, RunningForward, bind
 from plait.parallel.data.units import Unit
 
@@ -52,6 +52,12 @@ class UnitState(Enum):
     TAKEN = "taken"
 
 
+class Freed(Absent):
+    """A parameter [...] of a unit that is not in use."""
+
+    where = "in shards"
+
+
 class GatheredBucket:
     """The memory of one bucket: this rank's shard (shard_numel,), and the full flat buffer
     (padded_numel,) that comes and goes.
@@ -67,7 +73,7 @@ class GatheredBucket:
         self._bytes = self._full.untyped_storage().nbytes()
         self._work: Work | None = None
         self._kinds = [type(slot.param) for slot in bucket.slots]
-        self._freed_kinds = [freed_kind(kind, self._not_here) for kind in self._kinds]
+        self._freed_kinds = [Freed.kind(kind, self._not_here) for kind in self._kinds]
         for slot, view in zip(bucket.slots, bucket.views(self._full), strict=True):
             bind(slot.param, view)
         self.free()

@@ -1,7 +1,8 @@
-"""Parameters whose memory is freed between two uses, as those of ZeRO-3 are.
+"""Parameters whose numbers are not on this rank: those that ZeRO-3 has freed, and those of the
+stages of other ranks.
 
-A freed parameter keeps its shape, and has no numbers. A read would go past the end of its memory,
-and end the process. So it has another class for as long, which torch asks before each function.
+Such a parameter keeps its shape. A read of one would go past the end of freed memory, or give
+zeros. So it has another class for as long, which torch asks before each function.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 Wanted = Callable[[Tensor], None]
-"""Gathers a freed parameter [...] whose numbers are wanted, or raises an error that says why."""
+"""Gathers a parameter [...] whose numbers are wanted, or raises an error that says why."""
 
 VIEWS = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
 """Attributes of a tensor that are tensors of the same memory."""
@@ -36,10 +37,25 @@ DESCRIPTIONS = frozenset(
 """Functions that ask a parameter for its shape or its kind, or for its gradient."""
 
 
-class Freed:
+class Absent:
     """A parameter [...] without numbers. `wanted` is called before a function that reads them."""
 
     wanted: Wanted
+    own: type[nn.Parameter]
+    """The class of the parameter where its numbers are."""
+
+    where: str
+    """The place of the numbers, in a word or two."""
+
+    @classmethod
+    def kind(cls, kind: type[nn.Parameter], wanted: Wanted) -> type[nn.Parameter]:
+        """The class of a parameter of class `kind` while its numbers are absent."""
+        members = {"wanted": staticmethod(wanted), "own": kind, "__module__": __name__}
+        return types.new_class(
+            f"{cls.__name__}{kind.__name__}",
+            (cls, kind),
+            exec_body=lambda names: names.update(members),
+        )
 
     @classmethod
     def __torch_function__(
@@ -49,33 +65,25 @@ class Freed:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a function of torch, after the freed parameters that it reads were gathered."""
+        """Call a function of torch, after those parameters that it reads were gathered."""
         named = dict(kwargs or {})
         if not only_describes(function):
             for value in tree_leaves((args, named)):
-                if isinstance(value, Freed):
+                if isinstance(value, Absent):
                     type(value).wanted(value)  # type: ignore[arg-type]
-        if not any(isinstance(value, Freed) for value in tree_leaves((args, named))):
+        if not any(isinstance(value, Absent) for value in tree_leaves((args, named))):
             return function(*args, **named)
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **named)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
-        """The shape: a debugger may ask, and the numbers are not here."""
+        """The shape and the place: a debugger may ask."""
         shape = list(self.shape)  # type: ignore[attr-defined]
-        return f"Parameter of shape {shape}, whose numbers are in shards"
-
-
-def freed_kind(kind: type[nn.Parameter], wanted: Wanted) -> type[nn.Parameter]:
-    """The class of a parameter of class `kind` while it is freed."""
-    members = {"wanted": staticmethod(wanted), "__module__": __name__}
-    return types.new_class(
-        f"Freed{kind.__name__}", (Freed, kind), exec_body=lambda names: names.update(members)
-    )
+        return f"Parameter of shape {shape}, whose numbers are {self.where}"
 
 
 def become(param: nn.Parameter, kind: type[nn.Parameter]) -> None:
-    """Let a parameter be of a class: of its own, or of one that `freed_kind` made of it."""
+    """Let a parameter be of a class: of its own, or of one that `Absent.kind` made of it."""
     param.__class__ = kind
 
 
