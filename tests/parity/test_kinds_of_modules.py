@@ -15,9 +15,6 @@ from tests.helpers.threaded import threaded
 from tests.parity import plain_loop
 from tests.parity.harness import TOLERANCE
 
-# Some modules have no layer that a tensor axis divides.
-pytestmark = pytest.mark.filterwarnings("ignore:tp2 divides no layer")
-
 PLANS = ("dp2", "dp2:zero3", "tp2", "pp2", "cp2:ring", "pp2 mb4")
 DRAWING = ("Variational", "Shuffled")  # ranks that are threads share one generator
 NO_SEQUENCE = "does not run where the second dim of its inputs, which cp cuts as a sequence"

@@ -17,9 +17,6 @@ from plait.verify.run import VerifyTask, in_world, problem_of
 from tests.helpers.threaded import threaded
 from tests.parity import modules_of_strangers as others
 
-# Some modules have no layer that a tensor axis divides.
-pytestmark = pytest.mark.filterwarnings("ignore:tp2 divides no layer")
-
 PRODUCT = "pp2:1f1b tp2 dp2:zero1 mb2"
 QUICK = [
     (others.Mixer, "pp2:1f1b tp2 mb2"),
