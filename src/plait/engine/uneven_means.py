@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from plait.engine.notes import Notes
+from plait.torch_internals import has_function_transforms
 from plait.values import PyTree
 
 SUMS: Final = frozenset({"sum", "mean", "nanmean", "count_nonzero"})
@@ -52,6 +53,8 @@ class UnevenMeans(TorchFunctionMode):
         """Call a function of torch, and look at the masks and weights that it reads."""
         named = dict(kwargs or {})
         result = function(*args, **named)
+        if has_function_transforms():  # numbers are not read inside torch.func.vmap
+            return result
         name = getattr(function, "__name__", "").strip("_")
         with torch._C.DisableTorchFunction():
             self._look_at_classes(function, named)

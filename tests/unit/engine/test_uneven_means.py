@@ -69,6 +69,16 @@ def told_beside(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
     return losses.mean()
 
 
+def mapped(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    """A mean over a mask in each sample, whose places are as many as the samples."""
+
+    def of_one(row: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+        kept = (F.cross_entropy(row, labels, reduction="none") * mask).sum()
+        return kept / mask.sum()
+
+    return torch.func.vmap(of_one)(output, targets["labels"], targets["mask"]).mean()
+
+
 UNEVEN = (
     *(over_a_mask, over_a_safe_mask, by_means, over_places, selected, of_selected),
     with_another_term,
@@ -104,6 +114,10 @@ def test_a_mask_of_as_many_places_in_each_sample_says_nothing(
     loss: Loss, dtype: torch.dtype
 ) -> None:
     assert said(loss, [3, 3, 3, 3], dtype) == []
+
+
+def test_a_function_of_each_sample_by_vmap_says_nothing() -> None:
+    assert said(mapped, [1, 4, 2, 2, 3, 1, 1, 2], torch.float32) == []
 
 
 @pytest.mark.parametrize("loss", EVEN, ids=lambda loss: loss.__name__)
