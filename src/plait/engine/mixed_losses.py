@@ -157,7 +157,7 @@ def _kind_of_rows(
     """Which dim of a result [...] is that of samples, if any."""
     if len(samples) == 1 and _moves_first(name, args, samples[0], made):
         return _Kind.TURNED
-    if samples and made.shape[0] % samples[0].shape[0] == 0:
+    if samples and len(made) and len(made) % len(samples[0]) == 0:
         return _Kind.SAMPLES
     if name in TURNS and turned:
         return _Kind.SAMPLES if made.dim() == 2 else None

@@ -96,6 +96,8 @@ class UnevenMeans(TorchFunctionMode):
 
     def _is_uneven(self, places: Tensor) -> bool:
         """Whether the samples of a mask or of weights [B, ...] have different sums."""
+        if places.is_nested or places.layout is not torch.strided:
+            return False
         if places.requires_grad or not places.dim() or places.shape[0] not in self._sizes:
             return False
         sums = places.reshape(len(places), -1).sum(1)

@@ -196,6 +196,14 @@ def test_sequences_are_not_taken_for_samples() -> None:
     assert not mixed.found
 
 
+def test_a_selection_of_no_sample_is_not_followed() -> None:
+    output = torch.randn(4, 5, requires_grad=True)
+    with MixedSamples(output, torch.zeros(4)) as mixed:
+        none = output[output[:, 0] > 100]
+        (none - none[:, None].sum(1)).exp().sum()
+    assert not mixed.found
+
+
 @pytest.mark.parametrize(("plan", "told"), [("mb2", True), ("dp1", False)])
 def test_a_contrastive_loss_is_told_where_the_batch_is_divided(plan: str, told: bool) -> None:
     engine = plait.build(nn.Linear(3, 5), plan, loss=clip, optimizer=torch.optim.SGD)
