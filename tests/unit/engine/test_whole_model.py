@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import plait
 from plait.comm import World
+from plait.parallel.data.absent import Absent
 from tests.helpers.threaded import threaded
 
 
@@ -180,6 +181,7 @@ def test_a_parameter_of_another_stage_is_described(plan: str) -> None:
         params = dict(model.named_parameters())
         torch.optim.SGD(params.values(), lr=0.1).zero_grad()
         assert repr(model) == repr(chain())
+        assert model.to("cpu").float() is model
         assert sum("on another rank of pp" in repr(param) for param in params.values()) in (2, 4)
         return [
             (name, list(one.shape), one.numel(), one.dtype, one.device.type, one.requires_grad)
@@ -191,6 +193,25 @@ def test_a_parameter_of_another_stage_is_described(plan: str) -> None:
         for name, one in chain().named_parameters()
     ]
     assert threaded(2, work, plan=plan) == [expected, expected]
+
+
+@pytest.mark.parametrize("plan", ["pp2 mb2", "dp2:zero3"])
+def test_a_conversion_that_changes_nothing_passes(plan: str) -> None:
+    def losses(world: World, model: nn.Module, converts: bool) -> list[float]:
+        engine = trained(world, model, plan)
+        if converts:
+            model.to("cpu", torch.float32)
+            absent = next(one for one in model.parameters() if isinstance(one, Absent))
+            with pytest.raises(plait.errors.ModelError, match="numbers"):
+                absent.double()
+        batch = (torch.ones(4, 6), torch.zeros(4, dtype=torch.long))
+        return [engine.step(batch).loss for _ in range(2)]
+
+    made = twice(chain)
+    plain, converted = copy.deepcopy(made), copy.deepcopy(made)
+    expected = threaded(2, lambda world: losses(world, plain[world.rank], False), plan=plan)
+    found = threaded(2, lambda world: losses(world, converted[world.rank], True), plan=plan)
+    assert found == expected
 
 
 def test_own_parameters_are_averaged_by_their_names() -> None:

@@ -31,10 +31,13 @@ DESCRIPTIONS = frozenset(
         *("register_hook", "register_post_accumulate_grad_hook", "requires_grad_"),
         *("retain_grad", "untyped_storage", "storage", "data_ptr"),
         *("__hash__", "__len__", "is_pinned", "has_names", "is_inference", "is_conj", "is_neg"),
-        *("backward", "grad"),
+        *("backward", "grad", "_has_compatible_shallow_copy_type"),
     }
 )
 """Functions that ask a parameter for its shape or its kind, or for its gradient."""
+
+CONVERSIONS = frozenset({"to", "cpu", "cuda", "float", "double", "half", "bfloat16"})
+"""Functions that give a parameter back as it is, where it is so already."""
 
 
 class Absent:
@@ -68,6 +71,8 @@ class Absent:
         """Call a function of torch, after those parameters that it reads were gathered."""
         named = dict(kwargs or {})
         if not only_describes(function):
+            if function.__name__ in CONVERSIONS and _changes_nothing(function, args, named):
+                return args[0]
             for value in tree_leaves((args, named)):
                 if isinstance(value, Absent):
                     type(value).wanted(value)  # type: ignore[arg-type]
@@ -80,6 +85,15 @@ class Absent:
         """The shape and the place: a debugger may ask."""
         shape = list(self.shape)  # type: ignore[attr-defined]
         return f"Parameter of shape {shape}, whose numbers are {self.where}"
+
+
+def _changes_nothing(
+    function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]
+) -> bool:
+    """Whether a conversion leaves a parameter as it is, so that none of its numbers are read."""
+    param = args[0]
+    like = torch.empty(0, dtype=param.dtype, device=param.device)
+    return function(like, *args[1:], **named) is like
 
 
 def become(param: nn.Parameter, kind: type[nn.Parameter]) -> None:
