@@ -98,7 +98,9 @@ class UnevenMeans(TorchFunctionMode):
         """Whether the samples of a mask or of weights [B, ...] have different sums."""
         if places.is_nested or places.layout is not torch.strided:
             return False
-        if places.requires_grad or not places.dim() or places.shape[0] not in self._sizes:
+        if not places.dim() or places.shape[0] not in self._sizes:
+            return False
+        if places.requires_grad or not places.numel():
             return False
         sums = places.reshape(len(places), -1).sum(1)
         return bool((sums != sums[0]).any())
