@@ -27,12 +27,8 @@ from plait.engine.engine import Engine
 from plait.engine.guard import Guard, make_guard
 from plait.engine.kinds_of_parameters import refuse_parameters
 from plait.engine.loss import LossFunction
-from plait.engine.loss_reads import (
-    LossReads,
-    absent_parameters,
-    is_of_a_library,
-    original_parameters,
-)
+from plait.engine.loss_parameters import watched
+from plait.engine.loss_reads import absent_parameters, original_parameters
 from plait.engine.lost_digits import warn_of_lost_digits
 from plait.engine.masked_means import MaskedMeanCheck
 from plait.engine.optimizer_like import like
@@ -232,9 +228,7 @@ def compose(
     world.at_close(driver.leave, driver.close)
     contexts = contexts_of(split, balance)
     absent = absent_parameters(dict(originals), plan, cut.params[-1], split.placements)
-    if absent and not is_of_a_library(loss):
-        loss = LossReads(loss, model, originals, absent, world.axis("tp"))
-    own_loss = split.loss(loss)
+    own_loss = split.loss(watched(loss, model, originals, absent, world))
     num_parts = plan.dp.size * plan.micro_batches
     if plan.compile and compiled(own_loss) is not own_loss:
         own_loss = compiled(own_loss)  # it counts, and compiled kernels are not looked into

@@ -22,8 +22,8 @@ from plait.values import JsonMapping, JsonObject
 def like(
     optimizer: torch.optim.Optimizer, model: nn.Module, *, follows_schedule: bool = False
 ) -> Remade:
-    """The function for `build`. Raises `OptimizerError` where the optimizer has been used or leaves
-    parameters out, or where its schedule of rates is not followed.
+    """The function for `build`. Raises `OptimizerError` where the optimizer has been used, leaves
+    parameters out or has others, or where its schedule of rates is not followed.
     """
     kind: Any = type(optimizer)
     cure = f"give build a function, optimizer=lambda params: {kind.__name__}(params, ...)"
@@ -45,7 +45,7 @@ def like(
             f"the {kind.__name__} leaves out {len(missing)} of the model's parameters, as "
             f"{missing[0]}; freeze them with requires_grad_(False), or {cure}"
         )
-
+    _refuse_others(optimizer, model)
     return Remade(optimizer, groups, group_of, follows_schedule=follows_schedule)
 
 
@@ -71,12 +71,17 @@ class Remade:
         members: list[list[nn.Parameter]] = [[] for _ in self._groups]
         for name, param in params.named():
             members[self._group_of.get(name, 0)].append(param)
-        made: torch.optim.Optimizer = self._kind(
-            [
-                {"params": own, **settings}
-                for own, settings in zip(members, self._groups, strict=True)
-            ]
-        )
+        groups = [
+            {"params": own, **settings} for own, settings in zip(members, self._groups, strict=True)
+        ]
+        try:
+            made: torch.optim.Optimizer = self._kind(groups)
+        except Exception as error:
+            raise OptimizerError(
+                f"the {self._kind.__name__} cannot be made again for a rank's parameters, as "
+                f"{self._kind.__name__}(groups) raises {type(error).__name__}: {error}; give build "
+                "a function that makes it, optimizer=lambda params: ..."
+            ) from error
         return made
 
     def check_settings(self) -> None:
@@ -98,6 +103,20 @@ class Remade:
                         "this does not move; give a rate that changes as "
                         "options=plait.Options(learning_rate=factor_of_step)"
                     )
+
+
+def _refuse_others(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    known = {id(param) for param in model.parameters()}
+    held = [param for group in optimizer.param_groups for param in group["params"]]
+    others = [param for param in held if param.requires_grad and id(param) not in known]
+    if others:
+        raise OptimizerError(
+            f"the {type(optimizer).__name__} has {len(others)} parameters that the "
+            f"{type(model).__name__} does not have, such as one of shape {list(others[0].shape)}, "
+            "and an engine trains those of its model alone; make the module that has them, as that "
+            "of the loss, a part of the model, whose forward returns what the loss needs of it; or "
+            "give them an optimizer of their own"
+        )
 
 
 def _refuse_schedule(optimizer: torch.optim.Optimizer) -> None:

@@ -30,6 +30,11 @@ _BUILT: WeakIdKeyDictionary = WeakIdKeyDictionary()
 CURE = "call engine.save(path), build an engine of the changed model, and load the path into it"
 
 
+def is_of_an_engine(param: nn.Parameter) -> bool:
+    """Whether an engine was built of a parameter [...]."""
+    return param in _BUILT
+
+
 class Unchanged:
     """Refuses a step after the caller changed the optimizer, which parameters are trained, or where
     they lie.
