@@ -22,8 +22,10 @@ from plait.values import JsonMapping, JsonObject
 def like(
     optimizer: torch.optim.Optimizer, model: nn.Module, *, follows_schedule: bool = False
 ) -> Remade:
-    """The function for `build`. Raises `OptimizerError` where the optimizer has been used, leaves
-    parameters out or has others, or where its schedule of rates is not followed.
+    """The function for `build`.
+
+    Raises `OptimizerError` where the optimizer has been used, or has other parameters than the
+    model. So does a schedule of rates that is not followed.
     """
     kind: Any = type(optimizer)
     cure = f"give build a function, optimizer=lambda params: {kind.__name__}(params, ...)"
