@@ -50,9 +50,9 @@ class MaskedMeanCheck:
         with UnevenMeans(output) as means, SampleSums(output) as sums, mixed:
             loss = self._function(output, targets)
         self._looks -= 1
-        if mixed.found:
+        if found := mixed.found(loss):
             self._looks = 0
-            self._warn_of_mixed_samples(mixed.found)
+            self._warn_of_mixed_samples(found)
         elif isinstance(loss, Tensor):
             if sums.has(loss):
                 self._looks = 0

@@ -63,20 +63,37 @@ class _Kind(Enum):
 class MixedSamples(TorchFunctionMode):
     """Follows outputs and targets of a micro-batch [B, ...] through a loss.
 
-    Attributes:
-        found: the name of the first function that mixes samples; empty where none does.
+    Numbers beside the loss, such as a correlation that is logged, may mix samples.
     """
 
     def __init__(self, output: PyTree, targets: PyTree) -> None:
         super().__init__()
-        self.found = ""
         self._known = Notes[_Kind]()
+        self._mixed = Notes[str]()
+        self._mixed_nodes: dict[object, str] = {}
         given = [one for one in tree_leaves((output, targets)) if isinstance(one, Tensor)]
         shaped = [one for one in given if one.dim()]
         rows = next((one.shape[0] for one in shaped if one.is_floating_point()), 0)
         for leaf in shaped:
             if rows > 1 and leaf.shape[0] == rows:
                 self._known.add(leaf, _Kind.SAMPLES)
+
+    def found(self, loss: PyTree) -> str:
+        """The name of a function that mixes samples and that a loss was computed by, if any."""
+        tensors = [leaf for leaf in tree_leaves(loss) if isinstance(leaf, Tensor)]
+        names = [name for one in tensors if (name := self._mixed.get(one)) is not None]
+        if names or not self._mixed_nodes:
+            return next(iter(names), "")
+        seen: set[object] = set()
+        left: list[Any] = [one.grad_fn for one in tensors]
+        while left:
+            node = left.pop()
+            if node in self._mixed_nodes:
+                return self._mixed_nodes[node]
+            if node is not None and node not in seen:
+                seen.add(node)
+                left.extend(following for following, _ in node.next_functions)
+        return ""
 
     def __torch_function__(
         self,
@@ -88,12 +105,29 @@ class MixedSamples(TorchFunctionMode):
         """Call a function of torch, and look at what it does with samples."""
         named = dict(kwargs or {})
         with torch._C.DisableTorchFunction():
-            kinds = [] if self.found else self._kinds((args, named))
+            mixed = self._mixed_by((args, named))
+            kinds = [] if mixed else self._kinds((args, named))
         result = function(*args, **named)
-        if kinds and not isinstance(function, type):
+        if (mixed or kinds) and not isinstance(function, type):
             with torch._C.DisableTorchFunction():
-                self._look(_name(function), args, named, kinds, result)
+                name = _name(function)
+                if mixed:
+                    self._note_mixed(args[0] if name == "setitem" else result, mixed)
+                else:
+                    self._look(name, args, named, kinds, result)
         return result
+
+    def _mixed_by(self, given: PyTree) -> str:
+        """The name of the function that mixed samples into one of the arguments, if any."""
+        tensors = (leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
+        return next((name for one in tensors if (name := self._mixed.get(one)) is not None), "")
+
+    def _note_mixed(self, result: PyTree, name: str) -> None:
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._mixed.add(leaf, name)
+                if leaf.grad_fn is not None:  # an autograd.Function hides what it computes from
+                    self._mixed_nodes[leaf.grad_fn] = name
 
     def _look(
         self,
@@ -105,7 +139,7 @@ class MixedSamples(TorchFunctionMode):
     ) -> None:
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if made and _mixes(name, args, named, kinds, made[0]):
-            self.found = name
+            self._note_mixed(result, name)
             return
         for leaf in made:
             kind = _kind_of(name, args, named, kinds, leaf)
@@ -155,6 +189,8 @@ def _kind_of_rows(
     made: Tensor,
 ) -> _Kind | None:
     """Which dim of a result [...] is that of samples, if any."""
+    if samples and _takes_one(name, args):
+        return None
     if len(samples) == 1 and _moves_first(name, args, samples[0], made):
         return _Kind.TURNED
     if samples and len(made) and len(made) % len(samples[0]) == 0:
@@ -188,7 +224,7 @@ def _mixes(
         are_matrices = all(one.dim() == 2 for one in pair)
         return are_matrices and set(both) == {_Kind.SAMPLES, other}
     if name == "einsum":
-        return set(both) == {_Kind.SAMPLES} and _einsum_mixes(args)
+        return set(both) == {_Kind.SAMPLES} and _einsum_mixes(args, [one for one, _ in kinds])
     return name in BETWEEN and _meets(name, pair, both)
 
 
@@ -217,6 +253,15 @@ def _moves_first(name: str, args: Sequence[Any], source: Tensor, made: Tensor) -
     return name == "unsqueeze" and made.shape[0] == 1 < source.shape[0]
 
 
+def _takes_one(name: str, args: Sequence[Any]) -> bool:
+    """Whether a function gives samples one by one, or one of them."""
+    dim = args[1] if len(args) > 1 else 0
+    if name in ("unbind", "select"):
+        return dim == 0
+    first = dim[0] if isinstance(dim, tuple) and dim else dim
+    return name == "getitem" and isinstance(first, int) and not isinstance(first, bool)
+
+
 def _is_along_samples(args: Sequence[Any], named: Mapping[str, Any], source: Tensor) -> bool:
     """Whether a function is asked for one dim, which is that of samples."""
     dim = named.get("dim", args[1] if len(args) > 1 else None)
@@ -237,12 +282,11 @@ def _is_statistic(
     return not made.dim() or _is_along_samples(args, named, samples[0])
 
 
-def _einsum_mixes(args: Sequence[Any]) -> bool:
-    """Whether the samples of two factors meet, or are summed into a matrix."""
-    if not isinstance(args[0], str) or "->" not in args[0]:
+def _einsum_mixes(args: Sequence[Any], samples: Sequence[Tensor]) -> bool:
+    """Whether the samples of several factors meet, or are summed into a matrix."""
+    if not isinstance(args[0], str) or "->" not in args[0] or "." in args[0]:
         return False
     factors, _, made = args[0].replace(" ", "").partition("->")
-    left, _, right = factors.partition(",")
-    if not left or not right or not made or "." in args[0]:
-        return False
-    return left[0] != right[0] or left[0] not in made
+    pairs = zip(factors.split(","), tree_leaves(args[1:]), strict=False)
+    firsts = {factor[:1] for factor, given in pairs if any(given is one for one in samples)}
+    return bool(made) and (len(firsts) > 1 or not firsts <= set(made))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -157,22 +158,78 @@ def each(output: Tensor, targets: Tensor) -> Tensor:
     return torch.stack([F.mse_loss(one, other) for one, other in pairs_of_rows]).mean()
 
 
+class Doubled(torch.autograd.Function):
+    """A function that torch's function modes do not see."""
+
+    @staticmethod
+    def forward(context: Any, given: Tensor) -> Tensor:
+        return given * 2
+
+    @staticmethod
+    def backward(context: Any, *grads: Tensor) -> Tensor:
+        return grads[0] * 2
+
+
+def hidden(output: Tensor, targets: Tensor) -> Tensor:
+    doubled: Tensor = Doubled.apply(output @ targets.T)  # type: ignore[no-untyped-call]
+    return doubled.logsumexp(1).mean()
+
+
+def written(output: Tensor, targets: Tensor) -> Tensor:
+    weights = torch.zeros_like(targets[:, 0])
+    weights[:] = targets[:, 0] - targets[:, 0].mean()
+    return (output[:, 0] * weights).mean()
+
+
+def logged(output: Tensor, targets: Tensor) -> Tensor:
+    with torch.no_grad():
+        assert ((output - output.mean(0)) * (targets - targets.mean(0))).sum().isfinite()
+        assert (output.softmax(1).T @ output).isfinite().all()
+    assert output.detach().std(dim=0).isfinite().all()
+    mean = F.mse_loss(output, targets)
+    assert mean.exp() >= 1
+    return mean
+
+
+def one_by_one(output: Tensor, targets: Tensor) -> Tensor:
+    pairs_of_rows = zip(output, targets, strict=True)
+    return sum((one - other).norm() for one, other in pairs_of_rows) / len(output)
+
+
+def at_places(output: Tensor, targets: Tensor) -> Tensor:
+    rows = range(len(output))
+    return torch.stack([output[row].softmax(0) @ targets[row] for row in rows]).mean()
+
+
+def matched(output: Tensor, targets: Tensor) -> Tensor:
+    boxes, wanted = output[:, :, None].expand(-1, -1, 4), targets[:, :, None].expand(-1, -1, 4)
+    return torch.stack(
+        [torch.cdist(*pair).min(1).values.mean() for pair in zip(boxes, wanted, strict=True)]
+    ).mean()
+
+
+def by_a_matrix(output: Tensor, targets: Tensor) -> Tensor:
+    apart, matrix = output - targets, torch.eye(output.shape[1])
+    return torch.einsum("bi,ij,bj->b", apart, matrix, apart).mean()
+
+
 MIXED = (
     *(clip, in_batch, simclr, batch_hard, pairs, cosines, labels_alike),
     *(barlow, covariance, variance, advantages, cox, load),
-    *(root, root_of_a_sum, norm, focal),
+    *(root, root_of_a_sum, norm, focal, hidden, written),
 )
 OF_EACH = (
     *(squares, classes, by_hand, centred_rows, turned, policy, distilled, dice, each),
-    *(focal_of_each, norms_of_each, told_beside, of_two_parts),
+    *(focal_of_each, norms_of_each, told_beside, of_two_parts, logged),
+    *(one_by_one, at_places, matched, by_a_matrix),
 )
 
 
 def found(loss: Loss, shape: tuple[int, int]) -> str:
     output, targets = torch.randn(shape, requires_grad=True), torch.randn(shape)
     with MixedSamples(output, targets) as mixed:
-        loss(output, targets)
-    return mixed.found
+        value = loss(output, targets)
+    return mixed.found(value)
 
 
 @pytest.mark.parametrize("loss", MIXED, ids=lambda loss: loss.__name__)
@@ -189,19 +246,23 @@ def test_sequences_are_not_taken_for_samples() -> None:
     output, labels = torch.randn(4, 6, 8), torch.randint(0, 8, (4, 6))
     lengths = torch.full((4,), 6), torch.full((4,), 3)
     with MixedSamples(output, labels) as mixed:
-        F.cross_entropy(output.transpose(1, 2), labels)
-        F.cross_entropy(output[:, :-1].reshape(-1, 8), labels[:, 1:].reshape(-1))
-        F.ctc_loss(output.transpose(0, 1).log_softmax(-1), labels[:, :3].clamp(min=1), *lengths)
-        (output.transpose(1, 2) @ output).pow(2).mean()
-    assert not mixed.found
+        made = [
+            F.cross_entropy(output.transpose(1, 2), labels),
+            F.cross_entropy(output[:, :-1].reshape(-1, 8), labels[:, 1:].reshape(-1)),
+            F.ctc_loss(
+                output.transpose(0, 1).log_softmax(-1), labels[:, :3].clamp(min=1), *lengths
+            ),
+            (output.transpose(1, 2) @ output).pow(2).mean(),
+        ]
+    assert not mixed.found(made)
 
 
 def test_a_selection_of_no_sample_is_not_followed() -> None:
     output = torch.randn(4, 5, requires_grad=True)
     with MixedSamples(output, torch.zeros(4)) as mixed:
         none = output[output[:, 0] > 100]
-        (none - none[:, None].sum(1)).exp().sum()
-    assert not mixed.found
+        made = (none - none[:, None].sum(1)).exp().sum()
+    assert not mixed.found(made)
 
 
 @pytest.mark.parametrize(("plan", "told"), [("mb2", True), ("dp1", False)])
