@@ -183,6 +183,7 @@ def test_a_parameter_of_another_stage_is_described(plan: str) -> None:
         assert repr(model) == repr(chain())
         assert model.to("cpu").float() is model
         assert sum("on another rank of pp" in repr(param) for param in params.values()) in (2, 4)
+        assert sum("on another rank of pp" in f"{param}" for param in params.values()) in (2, 4)
         return [
             (name, list(one.shape), one.numel(), one.dtype, one.device.type, one.requires_grad)
             for name, one in params.items()

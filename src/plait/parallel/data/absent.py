@@ -86,6 +86,10 @@ class Absent:
         shape = list(self.shape)  # type: ignore[attr-defined]
         return f"Parameter of shape {shape}, whose numbers are {self.where}"
 
+    def __format__(self, spec: str) -> str:
+        """The shape and the place in a text, for which torch would read the numbers."""
+        return format(repr(self), spec)
+
 
 def _changes_nothing(
     function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]
