@@ -58,9 +58,18 @@ def is_per_sample(leaf: PyTree) -> bool:
 
 
 def entries_at(leaf: PyTree, rows: Iterable[int]) -> PyTree:
-    """The entries of a leaf that is per sample, at given rows; the first one instead of none."""
+    """The entries of a leaf that is per sample, at given rows; the first one instead of none.
+
+    Errors: `DataError` for a `SampleList` with no entry at all.
+    """
     found = [leaf[row] for row in rows]
     if isinstance(leaf, SampleList):
+        if not leaf:
+            raise DataError(
+                "a batch has a plait.SampleList with no entry, and every rank computes at least "
+                "one; a rank without samples gives one that does not count, "
+                "plait.SampleList([entry], is_placeholder=True)"
+            )
         return SampleList(found or leaf[:1], is_placeholder=not found)
     return type(leaf)(found or leaf[:1])
 

@@ -156,3 +156,9 @@ def test_a_plain_list_of_unequal_images_is_told_the_cure() -> None:
     images, targets = batches("pair")[0]
     with pytest.raises(DataError, match=r"plait\.SampleList"):
         splitter.split((images, list(targets)))
+
+
+def test_a_list_without_entries_is_told_what_a_rank_without_samples_gives() -> None:
+    splitter = BatchSplitter(Detector(), 2, torch.float32, torch.device("cpu"))
+    with pytest.raises(DataError, match=r"no entry.*is_placeholder=True"):
+        splitter.split((SampleList(), SampleList()))
