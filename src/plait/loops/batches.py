@@ -12,9 +12,9 @@ from itertools import islice
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
 
+from plait.batch_trees import cut_samples
 from plait.datasets.loader import bounds
 from plait.values import JsonObject, PyTree
 
@@ -28,13 +28,14 @@ class PartOfBatch:
         self._shares = (1,) * size
 
     def __call__(self, samples: Sequence[PyTree]) -> PyTree:
-        """This rank's part of a batch; it may be empty."""
-        return tree_map_only(Tensor, self._part, self._collate(samples))
+        """This rank's part of a batch; its tensors may be empty."""
+        return cut_samples(self._collate(samples), self._part, self._place)
 
     def _part(self, tensor: Tensor) -> Tensor:
-        if tensor.dim() == 0:
-            return tensor
-        return tensor[slice(*bounds(tensor.shape[0], self._shares, self._rank))]
+        return tensor[self._place(tensor.shape[0])]
+
+    def _place(self, num_samples: int) -> slice:
+        return slice(*bounds(num_samples, self._shares, self._rank))
 
 
 class JoinedBatches:
