@@ -47,7 +47,7 @@ class MaskedMeanCheck:
         if not self._looks or is_recorded():
             return self._function(output, targets)
         mixed = MixedSamples(output, targets)
-        with UnevenMeans(output) as means, SampleSums(output) as sums, mixed:
+        with UnevenMeans(output, targets) as means, SampleSums(output) as sums, mixed:
             loss = self._function(output, targets)
         self._looks -= 1
         if found := mixed.found(loss):

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from plait.batch_trees import leaves_of, tensors_of
 from plait.engine.notes import Notes
 from plait.torch_internals import has_function_transforms
 from plait.values import PyTree
@@ -28,18 +29,23 @@ DIVISIONS: Final = frozenset({"div", "divide", "truediv", "itruediv", "true_divi
 class UnevenMeans(TorchFunctionMode):
     """Follows masks and weights [B, ...] of samples while a loss is computed.
 
+    They come from the outputs or the targets. Constants may have as many rows, as weights of tasks.
+
     Attributes:
         of_classes: whether there was a mean whose classes have different weights.
         of_places: whether there was a mean over a mask, or over weights, of which samples have
             different sums.
     """
 
-    def __init__(self, output: PyTree) -> None:
+    def __init__(self, output: PyTree, targets: PyTree) -> None:
         super().__init__()
         self.of_classes = False
         self.of_places = False
-        leaves = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.dim())
-        self._sizes = {leaf.shape[0] for leaf in leaves}
+        self._of_batch = Notes[bool]()
+        leaves = [leaf for leaf in leaves_of((output, targets)) if isinstance(leaf, Tensor)]
+        for leaf in leaves:
+            self._of_batch.add(leaf, True)
+        self._sizes = {leaf.shape[0] for leaf in tensors_of(output) if leaf.dim()}
         self._counts = Notes[bool]()
         self._selected = Notes[bool]()
 
@@ -72,6 +78,8 @@ class UnevenMeans(TorchFunctionMode):
         self, name: str, args: Sequence[Any], named: Mapping[str, Any], result: Tensor
     ) -> None:
         given = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+        if any(leaf in self._of_batch for leaf in given):
+            self._of_batch.add(result, True)
         if any(leaf in self._selected for leaf in given):
             if result.dim():
                 self._selected.add(result, True)
@@ -96,6 +104,8 @@ class UnevenMeans(TorchFunctionMode):
 
     def _is_uneven(self, places: Tensor) -> bool:
         """Whether the samples of a mask or of weights [B, ...] have different sums."""
+        if places not in self._of_batch:
+            return False
         if places.is_nested or places.layout is not torch.strided:
             return False
         if not places.dim() or places.shape[0] not in self._sizes:

@@ -212,7 +212,7 @@ def test_numbers_that_the_engine_loads(tmp_path: Path) -> None:
 
 def alternating(world: World, models: list[list[nn.Module]], *, copies: bool) -> list[float]:
     """Losses of two engines in turn, the second of which has the first one's model, frozen."""
-    sgd = lambda params: torch.optim.SGD(params, lr=0.1)  # noqa: E731
+    sgd = partial(torch.optim.SGD, lr=0.1)
     maker, judge = models[world.rank]
     judged = copy.deepcopy(judge) if copies else judge
     first = plait.build(judge, "dp2", loss=F.mse_loss, optimizer=sgd, world=world)

@@ -60,6 +60,13 @@ def of_each_sample(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
     return ((losses_of(output, targets) * mask).sum(1) / mask.sum(1)).mean()
 
 
+def of_tasks(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    """A mean over weights of tasks, as many as a micro-batch has samples."""
+    weights = torch.tensor([1.0, 2.0])
+    tasks = torch.stack([losses_of(output, targets).mean(), output.square().mean()])
+    return (tasks * weights).sum() / weights.sum()
+
+
 def told_beside(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
     """A mean over all places; what is told of the mask has no gradient."""
     losses = losses_of(output, targets)
@@ -83,7 +90,7 @@ UNEVEN = (
     *(over_a_mask, over_a_safe_mask, by_means, over_places, selected, of_selected),
     with_another_term,
 )
-EVEN = (counted, of_each_sample, told_beside)
+EVEN = (counted, of_each_sample, of_tasks, told_beside)
 
 
 def said(loss: Loss, lengths: list[int], dtype: torch.dtype) -> list[str]:
