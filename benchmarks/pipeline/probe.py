@@ -108,8 +108,9 @@ def probe_messages(axis: Axis, engine: Any, repeats: int = 8) -> Messages:
     """
     form = next(iter(engine.pipeline.transport._forms.values())).tensors[0]
     message = _made_up(form)
+    own = {shard.name for shard in engine.local_parameters()}
     weights = [
-        param for param in engine.model.parameters() if param.dim() == 2 and not param.is_meta
+        param for name, param in engine.model.named_parameters() if name in own and param.dim() == 2
     ]
     turns = axis.gather_objects(
         [_turn(axis, number, message, weights) for number in range(2 * repeats)]
