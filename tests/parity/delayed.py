@@ -18,7 +18,7 @@ from plait.parallel.pipeline.schedules import make
 from plait.parallel.pipeline.weights import stage_weights
 from plait.plan import Plan
 from plait.verify.reference.delayed import DelayedRecord, run_delayed
-from plait.verify.reference.one_device import Recipe
+from plait.verify.reference.recipe import Recipe
 from tests.parity import families, harness
 from tests.parity.harness import SEED
 

@@ -23,7 +23,8 @@ from plait.plan import Plan
 from plait.verify.ill_conditioned import nudged
 from plait.verify.record.compare import largest, relative_error
 from plait.verify.record.observation import Record
-from plait.verify.reference.one_device import Recipe, Slice, run_reference
+from plait.verify.reference.one_device import Slice, run_reference
+from plait.verify.reference.recipe import Recipe
 from tests.parity.families import Family, family_of
 
 TOLERANCE = 1e-10  # float64, relative (plait.verify.record.compare says to what); never relaxed

@@ -276,23 +276,6 @@ def test_a_checkpoint_holds_what_an_optimizer_counts_in_its_groups(
         torch.testing.assert_close(values, one[name], rtol=TOLERANCE, atol=1e-12)
 
 
-class WithModes(torch.optim.SGD):
-    """An optimizer with two sets of weights, as schedule-free ones have."""
-
-    def train(self) -> None: ...
-
-    def eval(self) -> None: ...
-
-
-@pytest.mark.parametrize("plan", ["dp1", "dp2:zero1"])
-def test_an_optimizer_with_modes_is_refused(plan: str) -> None:
-    def modes(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return WithModes(params, lr=0.1)
-
-    with pytest.raises(OptimizerError, match=r"WithModes has train\(\) and eval\(\)"):
-        build(EVEN.model(), plan, loss=losses.cross_entropy, optimizer=modes)
-
-
 def test_an_optimizer_of_whole_tensors_that_does_not_say_so_is_refused_under_tp() -> None:
     def norms(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.Adafactor(params, lr=0.01)

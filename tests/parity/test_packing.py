@@ -18,7 +18,8 @@ from plait.datasets.packing import Packing
 from plait.models import losses
 from plait.plan import Plan
 from plait.verify.record.observation import Record
-from plait.verify.reference.one_device import Recipe, Slice, run_reference
+from plait.verify.reference.one_device import Slice, run_reference
+from plait.verify.reference.recipe import Recipe
 from tests.parity.families import LONG, MIXTRAL, Family
 from tests.parity.harness import TOLERANCE, compare, make_engine, optimizer, run_engine, whole_model
 from tests.parity.hugging_face import EVEN, GPT2, GROUPED, causal

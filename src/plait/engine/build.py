@@ -63,6 +63,7 @@ from plait.engine.strategies import (
 )
 from plait.engine.unchanged import Unchanged
 from plait.engine.update import Update, partial_sums
+from plait.engine.weight_modes import check_modes
 from plait.engine.whole import whole_matrices
 from plait.engine.whole_batch import refuse_whole_batch
 from plait.engine.whole_tensors import check_state_whole
@@ -216,9 +217,11 @@ def compose(
 
     strategy = as_one(strategies)
     matrices = whole_matrices(plan, world, [one for _, one in optimizer_shards(strategy, holding)])
+    made_optimizer = update.made_optimizer(optimizer, strategy, holding.shapes, matrices)
+    check_modes(made_optimizer, plan)
     updater = Update(
         strategy,
-        update.made_optimizer(optimizer, strategy, holding.shapes, matrices),
+        made_optimizer,
         clip_grad_norm=options.clip_grad_norm,
         learning_rate=options.learning_rate,
         split=split.layers,

@@ -15,6 +15,7 @@ import torch
 
 from plait.doctor.flight import Phase
 from plait.engine.loss import LossFunction, MetricSum
+from plait.engine.modes import TrainingModes
 from plait.engine.parts import EngineParts, Uncut
 from plait.engine.prepare import example_of, first_batch, share
 from plait.engine.state.copies import CopiesBeside
@@ -22,6 +23,7 @@ from plait.engine.state.memory import live_bytes
 from plait.engine.state.shards import gradient_shards, with_decoded
 from plait.engine.step import StepResult, void_result
 from plait.engine.training_step import TrainingStep
+from plait.engine.weight_modes import WeightModes
 from plait.errors import ModelError
 from plait.mesh import Shard
 from plait.plan import shares_of
@@ -67,8 +69,15 @@ class Engine:
         self.pipeline = parts.pipeline
         self.balance = parts.balance
         self.graphs = parts.graphs
+        self._weights = WeightModes(
+            parts.update.optimizer, parts.update.counts, parts.strategy.publish, self.copies.wait
+        )
         self._training_step = TrainingStep(
-            parts, self.copies.wait, self._observe, lambda: bool(self.before_update)
+            parts,
+            TrainingModes(parts.model, self._weights),
+            self.copies.wait,
+            self._observe,
+            lambda: bool(self.before_update),
         )
         self._metrics = [parts.driver.metrics]
         if parts.split is not None:
@@ -247,6 +256,12 @@ class Engine:
         """
         return gradient_shards(self.strategy, self.gradient_divisor, self.holding)
 
+    def show_evaluated_weights(self) -> None:
+        """Put the weights in place that are evaluated, where the optimizer has two sets of them,
+        until the next step. Collective.
+        """
+        self._weights.eval()
+
     def scale_state(self) -> dict[str, list[float]]:
         """The dynamic scale of the loss, for the meta data of a checkpoint; empty without one."""
         return self._training_step.scale.meta()
@@ -254,6 +269,7 @@ class Engine:
     def resume(self, meta: JsonMapping) -> None:
         """Go on from the step, and the scale of the loss, that a checkpoint's meta data has."""
         self._training_step.resume(meta)
+        self._weights.forget()
 
     @property
     def may_defer(self) -> bool:

@@ -7,7 +7,7 @@ can go on under a plan whose ranks have other groups.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 import torch
@@ -31,16 +31,20 @@ class GroupCounts:
             for index, group in enumerate(optimizer.param_groups)
             for param in group["params"]
         }
-        self._first = [_numbers(group) for group in optimizer.param_groups]
+        self._first = [numbers_of(group) for group in optimizer.param_groups]
         self.names: frozenset[str] = frozenset()
+
+    def note(self, names: Iterable[str]) -> None:
+        """Count numbers with these names too, which others than `step` change."""
+        self.names |= frozenset(names)
 
     def step(self) -> None:
         """One step of the optimizer; learn which numbers it changes."""
         groups = self._optimizer.param_groups
-        before = [_numbers(group) for group in groups]
+        before = [numbers_of(group) for group in groups]
         torch_internals.step(self._optimizer)
         for old, group in zip(before, groups, strict=True):
-            new = _numbers(group)
+            new = numbers_of(group)
             if new != old:
                 changed = {name for name, value in new.items() if old.get(name) != value}
                 self.names |= changed
@@ -67,6 +71,6 @@ class GroupCounts:
         group.update(saved)
 
 
-def _numbers(group: Mapping[str, object]) -> dict[str, Number]:
+def numbers_of(group: Mapping[str, object]) -> dict[str, Number]:
     """The numbers of a group, which a step may change."""
     return {name: value for name, value in group.items() if isinstance(value, (int, float))}

@@ -9,16 +9,27 @@ from __future__ import annotations
 
 from torch import nn
 
+from plait.engine.weight_modes import WeightModes
+
 
 class TrainingModes:
-    """The modes of a model's modules, which an evaluation between two steps leaves as they were."""
+    """The modes of a model's modules, which an evaluation between two steps leaves as they were.
 
-    def __init__(self, model: nn.Module) -> None:
+    Attributes:
+        weights: which weights of the optimizer are in place.
+    """
+
+    def __init__(self, model: nn.Module, weights: WeightModes) -> None:
+        """Take the model, and the sets of weights of its optimizer, which go with the modes."""
+        self.weights = weights
         self._model = model
         self._evaluated: list[nn.Module] = []
 
     def train(self) -> None:
-        """Put the model in training, but for the modules that were in evaluation inside it."""
+        """Put the model in training, but for the modules that were in evaluation inside it.
+        Collective where the optimizer has two sets of weights.
+        """
+        self.weights.train()
         if self._model.training:
             self._note()
             return
@@ -27,7 +38,8 @@ class TrainingModes:
             module.training = False
 
     def eval(self) -> None:
-        """Put the whole model in evaluation, until the next `train`."""
+        """Put the whole model in evaluation, until the next `train`. Collective as `train`."""
+        self.weights.eval()
         if self._model.training:
             self._note()
         self._model.eval()

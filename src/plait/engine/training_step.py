@@ -48,6 +48,7 @@ class TrainingStep:
     def __init__(
         self,
         parts: EngineParts,
+        modes: TrainingModes,
         wait_for_copies: Callable[[], None],
         observe: Callable[[], None],
         is_observed: Callable[[], bool],
@@ -64,7 +65,7 @@ class TrainingStep:
         self.timing = parts.timing
         self._world = parts.world
         self._model = parts.model
-        self._modes = TrainingModes(parts.model)
+        self._modes = modes
         self._strategy = parts.strategy
         self._driver = parts.driver
         self._updater = parts.update
@@ -338,6 +339,7 @@ class TrainingStep:
             self._strategy.publish()
         else:
             self._observe()
+            self._modes.weights.train()  # an evaluation may have come between
             change = self._updater.change(self.totals, self.index, self.divisor() / factor)
             self._driver.apply(change)
         if self._balance is not None:

@@ -30,7 +30,7 @@ from plait.engine.sums import (
 from plait.errors import OptimizerError
 from plait.models.parameters import OnWhole, Parameters
 from plait.outer import Change
-from plait.parallel.data import DataStrategy, OptimizerShard, refuse_modes
+from plait.parallel.data import DataStrategy, OptimizerShard
 from plait.parallel.data.gradients import BucketState
 from plait.parallel.tensor import TensorSplit
 from plait.torch_internals import numbers_on, takes_gradient_scale
@@ -255,7 +255,6 @@ def made_optimizer(
             "optimizer= must be a function that returns a torch.optim.Optimizer; it returned a "
             f"{type(optimizer).__name__}"
         )
-    refuse_modes(optimizer)
     _refuse_closures(optimizer)
     _refuse_strangers(optimizer, [param for _, param in named])
     return optimizer

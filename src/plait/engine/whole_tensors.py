@@ -21,6 +21,7 @@ from plait.mesh.boxes import Box
 from plait.mesh.matrices import MatrixPlace
 from plait.mesh.units import UnitPart
 from plait.models.parameters import Parameters
+from plait.parallel.data import has_modes
 from plait.plan import Plan
 from plait.plan.facts import STRATEGIES
 
@@ -257,6 +258,12 @@ def _checked(optimizer: object, named: Sequence[tuple[str, nn.Parameter]]) -> to
         raise OptimizerError(
             "the function of plait.WholeTensors must return a torch.optim.Optimizer; it returned "
             f"a {type(optimizer).__name__}"
+        )
+    if has_modes(optimizer):
+        raise OptimizerError(
+            f"{type(optimizer).__name__} has train() and eval(), which exchange the weights, and "
+            "an owner of whole tensors would exchange its own alone; use it without "
+            "plait.WholeTensors where it is elementwise"
         )
     taken = {id(param) for group in optimizer.param_groups for param in group["params"]}
     missing = [name for name, param in named if id(param) not in taken]

@@ -19,7 +19,8 @@ from plait.verify.record.observation import (
     merge,
     parameters_of,
 )
-from plait.verify.reference.one_device import Recipe, Slice, run_reference
+from plait.verify.reference.one_device import Slice, run_reference
+from plait.verify.reference.recipe import Recipe
 from plait.verify.report import Report
 from plait.verify.run import run
 

@@ -31,13 +31,13 @@ from plait.verify.record.observe import RankRecord, join
 from plait.verify.reference import lowered, rounding
 from plait.verify.reference.one_device import (
     Batch,
-    Recipe,
     Slice,
     num_samples,
     pooled_losses,
     run_reference,
     slicing_reasons,
 )
+from plait.verify.reference.recipe import Recipe
 from plait.verify.report import Report
 
 

@@ -35,10 +35,11 @@ from plait.run import assemble, optimizers
 from plait.values import JsonMapping
 from plait.verify.reference.coded import round_base
 from plait.verify.reference.copied import in_precision
-from plait.verify.reference.one_device import Batch, Recipe, Slice, num_samples
+from plait.verify.reference.one_device import Batch, Slice, num_samples
 from plait.verify.reference.plain.data import plain_batches
 from plait.verify.reference.plain.layers import plain_layers
 from plait.verify.reference.plain.training import plain_loss, plain_optimizer, plain_rate
+from plait.verify.reference.recipe import Recipe
 from plait.verify.reference.start import plain_start, start_by_name
 
 

@@ -29,13 +29,8 @@ from plait.verify.record.gathered import on_first_rank
 from plait.verify.record.observation import Record
 from plait.verify.record.observe import RankRecord, join, record_rank
 from plait.verify.reference.lowered import LowPrecision
-from plait.verify.reference.one_device import (
-    Batch,
-    Recipe,
-    pooled_losses,
-    run_reference,
-    slicing_reasons,
-)
+from plait.verify.reference.one_device import Batch, pooled_losses, run_reference, slicing_reasons
+from plait.verify.reference.recipe import Recipe
 from plait.verify.reference.rounding import (
     RUNS,
     OtherSums,

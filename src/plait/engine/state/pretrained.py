@@ -61,6 +61,7 @@ def save_pretrained(
         CheckpointError: on every rank alike, where a rank could not write.
     """
     state.driver.synchronize()
+    state.show_evaluated_weights()
     average_buffers(state)
     gather = state.world.axis("world").gather_objects
     rank = state.world.rank

@@ -39,6 +39,7 @@ class SavesBehind:
         called on rank 0 when it is published. Running statistics become their mean over the ranks.
         """
         state = self._state
+        state.show_evaluated_weights()
         average_buffers(state)
         self._num_saves += 1
         wanted = Wanted(

@@ -60,6 +60,7 @@ def save(state: TrainingState, path: Path, meta: dict[str, object]) -> None:
     A rank that has come back may be at another save than the others. It takes part in theirs until
     they are at its own. Where they are past its own, it leaves that out.
     """
+    state.show_evaluated_weights()
     membership = state.world.membership
     if membership is None:
         state.driver.synchronize()

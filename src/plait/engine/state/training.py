@@ -37,6 +37,9 @@ class TrainingState(Protocol):
     def step_index(self) -> int:
         """Steps that were made."""
 
+    def show_evaluated_weights(self) -> None:
+        """Put the weights in place that are evaluated. Collective."""
+
     def scale_state(self) -> dict[str, list[float]]:
         """The dynamic scale of the loss; empty where there is none."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from plait.errors import PlanError, nearest
 from plait.parallel.data.composite import Composite
-from plait.parallel.data.elementwise import refuse_modes, require_elementwise
+from plait.parallel.data.elementwise import has_modes, require_elementwise
 from plait.parallel.data.replicated import (
     ReplicatedParameters,
     all_reduce_strategy,
@@ -67,9 +67,9 @@ __all__ = [
     "RoundedCopies",
     "Unit",
     "find_blocks",
+    "has_modes",
     "make",
     "match_blocks",
-    "refuse_modes",
     "require_elementwise",
     "split_units",
     "unreduced",

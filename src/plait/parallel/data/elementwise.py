@@ -46,7 +46,8 @@ def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str) -> None:
         on_whole = make_optimizer([whole])
         on_halves = make_optimizer(halves)
         name = type(on_whole).__name__
-        refuse_modes(on_whole)
+        begin_training(on_whole)
+        begin_training(on_halves)
         for grad in grads:
             whole.grad = grad.clone()
             for half, part in zip(halves, _halves(grad), strict=True):
@@ -73,15 +74,15 @@ def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str) -> None:
         )
 
 
-def refuse_modes(optimizer: torch.optim.Optimizer) -> None:
-    """Raise `OptimizerError` for an optimizer that has other weights in evaluation."""
-    if callable(getattr(optimizer, "eval", None)):
-        name = type(optimizer).__name__
-        raise OptimizerError(
-            f"{name} has train() and eval(), which exchange the weights; plait evaluates and saves "
-            "the weights that are trained, and calls neither. Use an optimizer without modes, such "
-            "as AdamW with a schedule of the learning rate"
-        )
+def has_modes(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer has two sets of weights, which its train() and eval() exchange."""
+    return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
+
+
+def begin_training(optimizer: torch.optim.Optimizer) -> None:
+    """Put an optimizer with modes in training, before its first step."""
+    if has_modes(optimizer):
+        optimizer.train()  # type: ignore[attr-defined]
 
 
 def _halves(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,15 +33,8 @@ from plait.verify.outside.rows import Reading, Rows, numbers, reading, taken
 from plait.verify.outside.task import Made, Trial
 from plait.verify.outside.watch import ObservedUpdate, Settings
 from plait.verify.record.observation import Observation, Record, Tensors, merge
-from plait.verify.reference.one_device import (
-    Batch,
-    Loss,
-    Recipe,
-    call,
-    loss_sum,
-    num_samples,
-    run_reference,
-)
+from plait.verify.reference.one_device import Batch, call, loss_sum, num_samples, run_reference
+from plait.verify.reference.recipe import Loss, Recipe
 from plait.verify.report import Report
 
 

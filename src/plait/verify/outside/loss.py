@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from plait.values import PyTree
 from plait.verify.reference.copied import copied, in_precision
-from plait.verify.reference.one_device import Batch, Loss, call, num_samples
+from plait.verify.reference.one_device import Batch, call, num_samples
+from plait.verify.reference.recipe import Loss
 
 IGNORED = -100
 Count = Callable[[PyTree, int], float]

@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_map
 from plait.values import PyTree
 from plait.verify.outside.loss import of_output
 from plait.verify.outside.source import FunctionSource
-from plait.verify.reference.one_device import Batch, Loss
+from plait.verify.reference.one_device import Batch
+from plait.verify.reference.recipe import Loss
 
 DTYPES = {
     "float64": torch.float64,

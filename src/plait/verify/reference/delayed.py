@@ -21,7 +21,8 @@ from plait.models.parameters import Parameters
 from plait.parallel.pipeline.weights import StageWeights
 from plait.verify.record.observation import Tensors
 from plait.verify.reference.copied import copied
-from plait.verify.reference.one_device import Batch, Recipe, call, loss_sum, num_samples
+from plait.verify.reference.one_device import Batch, call, loss_sum, num_samples
+from plait.verify.reference.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def run_delayed(
 
 
 def _stage(params: Parameters, weights: StageWeights, recipe: Recipe) -> _DelayedStage:
-    optimizer = recipe.optimizer(params)
+    optimizer = recipe.made(params)
     rates = [group["lr"] for group in optimizer.param_groups]
     stage = _DelayedStage(params, weights, optimizer, rates, grads=[None] * len(params))
     stage.versions.append([param.detach().clone() for param in params])

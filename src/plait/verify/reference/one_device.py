@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,10 +29,10 @@ from plait.verify.reference.auxiliary import Auxiliary, Pool
 from plait.verify.reference.copied import copied
 from plait.verify.reference.drawn import random_from
 from plait.verify.reference.lowered import LowPrecision
+from plait.verify.reference.recipe import Loss, Recipe
 from plait.verify.reference.tensors import tensors_in
 
 Batch = tuple[PyTree, PyTree]
-Loss = Callable[[PyTree, PyTree], PyTree]
 SURELY = 1e-8  # outputs of float64 that lie no further apart are equal but for rounding
 CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ divides by the norm and this
 
@@ -47,18 +47,6 @@ class Slice:
     micro_batch: int
     batch: Batch
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How to train: `lr_factor(step)` multiplies the optimizer's rate; `clip_grad_norm` None means
-    no clipping.
-    """
-
-    loss: Loss
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-    clip_grad_norm: float | None = None
-    lr_factor: Callable[[int], float] = lambda step: 1.0
 
 
 def run_reference(
@@ -84,7 +72,7 @@ def run_reference(
     model = copied(model)
     named = dict(model.named_parameters())
     trained = [(name, one) for name, one in named.items() if one.requires_grad]
-    optimizer = recipe.optimizer(Parameters(trained))
+    optimizer = recipe.made(Parameters(trained))
     rates = [group["lr"] for group in optimizer.param_groups]
     start = _values(named)
     apart = BuffersApart(model)

@@ -24,7 +24,8 @@ from plait.verify.record.compare import EVERY_GRADIENT, Difference, Key, differe
 from plait.verify.record.observation import Record
 from plait.verify.reference.copied import copied
 from plait.verify.reference.lowered import LowPrecision
-from plait.verify.reference.one_device import Batch, Recipe, Slice, num_samples
+from plait.verify.reference.one_device import Batch, Slice, num_samples
+from plait.verify.reference.recipe import Recipe
 from plait.verify.reference.underflow import Place, Underflow, at_the_end
 
 RUNS = 6

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from plait.verify.record.compare import Difference, Key, differences, peak
 from plait.verify.record.observation import Record, Tensors
-from plait.verify.reference.one_device import Recipe
+from plait.verify.reference.recipe import Recipe
 from plait.verify.reference.rounding import RoundingBounds
 from plait.verify.reference.underflow import Place
 from plait.verify.reference.updates import trained, updated

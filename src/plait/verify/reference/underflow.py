@@ -21,7 +21,7 @@ from plait import torch_internals
 from plait.models.parameters import Parameters
 from plait.values import PyTree
 from plait.verify.record.observation import Record
-from plait.verify.reference.one_device import Recipe
+from plait.verify.reference.recipe import Recipe
 
 Place = tuple[int, str]
 """A step, and the name of a parameter."""
@@ -99,7 +99,7 @@ class Underflow:
         assert start is not None
         names = dict.fromkeys(name for _, name in self._furthest)
         params = {name: nn.Parameter(start[name].to(dtype, copy=True)) for name in names}
-        optimizer = recipe.optimizer(Parameters(list(params.items())))
+        optimizer = recipe.made(Parameters(list(params.items())))
         states: dict[Place, list[Tensor]] = {}
         for step, seen in enumerate(self._reference.steps):
             before = self._reference.before(step)
@@ -126,7 +126,7 @@ def at_the_end(recipe: Recipe, ways: Mapping[Place, Tensor], up: bool) -> Recipe
 
     def make(params: Iterable[nn.Parameter]) -> Optimizer:
         assert isinstance(params, Parameters)
-        optimizer = recipe.optimizer(params)
+        optimizer = recipe.made(params)
         named = dict(params.named())
         step = 0
 

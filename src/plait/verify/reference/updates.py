@@ -18,7 +18,7 @@ from plait import torch_internals
 from plait.models.parameters import Parameters
 from plait.verify.record.compare import Difference, relative_error
 from plait.verify.record.observation import Record, Tensors
-from plait.verify.reference.one_device import Recipe
+from plait.verify.reference.recipe import Recipe
 from plait.verify.reference.rounding import FACTOR, least_scale, moved
 
 SEEDS = (None, 0, 1)
@@ -91,7 +91,7 @@ def updated(
     assert record.start is not None
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     params = {name: nn.Parameter(record.start[name].to(dtype, copy=True)) for name in names}
-    optimizer = recipe.optimizer(Parameters(list(params.items())))
+    optimizer = recipe.made(Parameters(list(params.items())))
     if generator is not None:
         _move_settings(optimizer, generator)
     rates = [group["lr"] for group in optimizer.param_groups]

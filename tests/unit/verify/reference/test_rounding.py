@@ -16,7 +16,7 @@ from plait.verify.outside.source import FunctionSource
 from plait.verify.outside.task import Trial
 from plait.verify.outside.trial import alone
 from plait.verify.record.observation import Observation, Record
-from plait.verify.reference.one_device import Recipe
+from plait.verify.reference.recipe import Recipe
 from plait.verify.reference.rounding import OtherSums, least_scale, scale_error
 from plait.verify.reference.underflow import Underflow, at_the_end
 

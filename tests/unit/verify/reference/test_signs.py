@@ -12,7 +12,8 @@ from plait.verify.outside.source import FunctionSource
 from plait.verify.outside.task import Trial
 from plait.verify.outside.trial import alone
 from plait.verify.record.observation import Observation, Record
-from plait.verify.reference.one_device import Recipe, run_reference
+from plait.verify.reference.one_device import run_reference
+from plait.verify.reference.recipe import Recipe
 from plait.verify.reference.rounding import RoundingBounds, bounds
 from plait.verify.reference.signs import beyond_the_ends
 

@@ -17,7 +17,7 @@ from plait.config import Train
 from plait.models import losses
 from plait.models.parameters import Parameters
 from plait.values import JsonMapping, PyTree
-from plait.verify.reference.one_device import Loss
+from plait.verify.reference.recipe import Loss
 
 MASKED = -100
 MUON_MOMENTUM = 0.95
