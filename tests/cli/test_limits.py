@@ -113,7 +113,7 @@ def may_leave_the_network() -> bool:
 
 
 @pytest.mark.skipif(not may_leave_the_network(), reason="needs a network namespace")
-@pytest.mark.parametrize("plan", ["dp2", "dp2:local,every2"])
+@pytest.mark.parametrize("plan", ["dp2", pytest.param("dp2:local,every2", marks=pytest.mark.long)])
 def test_a_loopback_interface_that_is_down(plan: str, folder: Path) -> None:
     (folder / "tiny.toml").write_text(CONFIG.replace("dp2", plan))
     done = trained(folder, *AWAY)

@@ -23,11 +23,19 @@ from tests.parity.families import DEEP
 from tests.parity.harness import TOLERANCE, check
 
 Run = Callable[..., list[Any]]
-SHORT_AND_LONG = [
-    pytest.param(family, marks=pytest.mark.long) if family == "llama-deep" else family
+SYNCHRONOUS = [name for name, family in SCHEDULES.items() if not family.facts.asynchronous]
+USUAL = ("1f1b", "interleaved", "zbv")
+
+
+def is_short(schedule: str, family: str) -> bool:
+    return family == "gpt-deep" or (schedule in USUAL and family != "llama-deep")
+
+
+ROWS = [
+    pytest.param(schedule, family, marks=[] if is_short(schedule, family) else [pytest.mark.long])
+    for schedule in SYNCHRONOUS
     for family in DEEP
 ]
-SYNCHRONOUS = [name for name, family in SCHEDULES.items() if not family.facts.asynchronous]
 
 
 def run_engines(world: World, plans: list[str], family: str, num_samples: int) -> list[Any]:
@@ -35,8 +43,7 @@ def run_engines(world: World, plans: list[str], family: str, num_samples: int) -
 
 
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), 4])
-@pytest.mark.parametrize("family", SHORT_AND_LONG)
-@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+@pytest.mark.parametrize(("schedule", "family"), ROWS)
 def test_equals_one_device(ranks: Run, schedule: str, family: str, size: int) -> None:
     """One micro-batch, p, 2p and 7, each with 8 samples: 8 do not divide by 7 either."""
     least = {"interleaved": size, "dualpipev": 2 * size}.get(schedule, 1)
