@@ -80,15 +80,15 @@ _INNER_GRADIENT = re.compile(
 
 
 def inner_gradient_error(model: nn.Module) -> Explainer:
-    """Explains a gradient that a forward takes itself, of blocks that a pipeline divides."""
+    """Explains a gradient that a forward or a loss takes, of blocks that a pipeline divides."""
 
     def explain(error: Exception) -> ModelError | None:
         if _INNER_GRADIENT.search(str(error)) is None:
             return None
         return ModelError(
-            f"the forward of {type(model).__name__} takes a gradient itself (torch.autograd.grad), "
-            "and a pipeline has the graph of each stage on another rank; take pp out of the plan: "
-            "dp, zero3 and tp train such a model"
+            f"the forward of {type(model).__name__} or the loss takes a gradient itself "
+            "(torch.autograd.grad), and a pipeline has the graph of each stage on its own; take pp "
+            "out of the plan: dp, zero3 and mb train such a model"
         )
 
     return explain

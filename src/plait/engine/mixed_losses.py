@@ -216,8 +216,8 @@ def _mixes(
     if not made.dim() and made.requires_grad:
         is_number = first_kind in (_Kind.STATISTIC, _Kind.LOSS) and not first.dim()
         return name in (OF_ONE_NUMBER if is_number else NORMS)
-    if len(kinds) == 1:
-        return False
+    if name == "grad" or len(kinds) == 1:
+        return name == "grad" and _is_mean(first)
     pair, both = [first, kinds[1][0]], [first_kind, kinds[1][1]]
     if name in PRODUCTS:
         other = _Kind.SAMPLES if name in TURNED_PRODUCTS else _Kind.TURNED
@@ -226,6 +226,13 @@ def _mixes(
     if name == "einsum":
         return set(both) == {_Kind.SAMPLES} and _einsum_mixes(args, [one for one, _ in kinds])
     return name in BETWEEN and _meets(name, pair, both)
+
+
+def _is_mean(number: Tensor) -> bool:
+    """Whether a number is a mean, whose gradient has a factor that depends on the batch's size."""
+    node = number.grad_fn
+    reduction = getattr(node, "_saved_reduction", None)
+    return not number.dim() and (reduction == 1 or type(node).__name__.startswith("Mean"))
 
 
 def _meets(name: str, pair: Sequence[Tensor], both: Sequence[_Kind]) -> bool:

@@ -213,15 +213,27 @@ def by_a_matrix(output: Tensor, targets: Tensor) -> Tensor:
     return torch.einsum("bi,ij,bj->b", apart, matrix, apart).mean()
 
 
+def gradient_of_a_mean(output: Tensor, targets: Tensor) -> Tensor:
+    mean = F.mse_loss(output, targets)
+    (slope,) = torch.autograd.grad(mean, output, create_graph=True)
+    return mean + slope.square().sum()
+
+
+def gradient_of_each(output: Tensor, targets: Tensor) -> Tensor:
+    losses = (output - targets).square().mean(1)
+    (slopes,) = torch.autograd.grad(losses.sum(), output, create_graph=True)
+    return (losses + slopes.square().sum(1)).mean()
+
+
 MIXED = (
     *(clip, in_batch, simclr, batch_hard, pairs, cosines, labels_alike),
     *(barlow, covariance, variance, advantages, cox, load),
-    *(root, root_of_a_sum, norm, focal, hidden, written),
+    *(root, root_of_a_sum, norm, focal, hidden, written, gradient_of_a_mean),
 )
 OF_EACH = (
     *(squares, classes, by_hand, centred_rows, turned, policy, distilled, dice, each),
     *(focal_of_each, norms_of_each, told_beside, of_two_parts, logged),
-    *(one_by_one, at_places, matched, by_a_matrix),
+    *(one_by_one, at_places, matched, by_a_matrix, gradient_of_each),
 )
 
 

@@ -6,16 +6,18 @@ A step without a pipeline is one stage that neither sends nor receives.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from plait.batch_trees import tensors_of
 from plait.engine.batch import MicroBatch
 from plait.engine.loss import LossFunction, LossSum
 from plait.engine.stages.contexts import MicroBatchContext
+from plait.errors import ModelError
 from plait.parallel.data import DataStrategy
 from plait.parallel.pipeline.actions import Action, Kind
 from plait.parallel.pipeline.payload import Payload, RandomState
@@ -224,7 +226,11 @@ class Pipeline:
 
     def _loss(self, function: LossFunction, stage: int, output: PyTree, targets: PyTree) -> PyTree:
         """The loss of a micro-batch. It may read parameters, as a penalty on their norms does."""
-        with self.parts[stage].strategy.group.running_forward.during():
+        with self.parts[stage].strategy.group.running_forward.during(), ExitStack() as hooks:
+            if self.num_stages > 1:
+                for leaf in tensors_of(output):
+                    if leaf.is_leaf and leaf.requires_grad:
+                        hooks.callback(leaf.register_hook(_refuse_gradient).remove)
             return function(output, targets)
 
     def _begin_forward(
@@ -279,6 +285,15 @@ class Pipeline:
         part.stage.weight_grad(index_of(action), later=later)
         if not later:
             part.strategy.after_backward()
+
+
+def _refuse_gradient(_: Tensor) -> None:
+    """Refuse a gradient that a loss takes of a tensor of other stages, whose graph is not here."""
+    raise ModelError(
+        "the loss takes a gradient itself (torch.autograd.grad or backward) of a tensor that an "
+        "earlier part of the model made, as a gradient penalty does, and a pipeline has the graph "
+        "of each stage on its own; take pp out of the plan: dp, zero3 and mb train such a model"
+    )
 
 
 def index_of(action: Action) -> int:

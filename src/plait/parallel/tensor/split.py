@@ -158,9 +158,15 @@ class TensorSplit:
             )
 
     def explain(self, model: nn.Module, error: Exception) -> ModelError | None:
-        """An error for a misfit of shapes inside the split model, with its module and roles. None
-        for any other.
+        """An error for a gradient of a gradient, or for a misfit of shapes inside the split model,
+        with its module and roles. None for any other.
         """
+        if "marked with @once_differentiable" in str(error):
+            return ModelError(
+                "the loss or the forward takes a gradient with create_graph=True, as a gradient "
+                f"penalty does, and layers that {self.group} splits have no gradient of their "
+                "gradient; take tp out of the plan: dp, zero3 and mb train such a model"
+            )
         if not isinstance(error, RuntimeError | IndexError | ValueError):
             return None
         name = module_of(model, error)

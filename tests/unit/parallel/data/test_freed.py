@@ -184,5 +184,5 @@ def test_a_forward_that_takes_a_gradient_equals_one_device(more: str) -> None:
 
 def test_a_pipeline_refuses_a_forward_that_takes_a_gradient() -> None:
     plan = "pp2 mb2 precision:float64"
-    with pytest.raises(ModelError, match="the forward of Forces takes a gradient itself"):
+    with pytest.raises(ModelError, match="the forward of Forces or the loss takes a gradient"):
         threaded(2, forces, [Forces(), Forces()], plan, plan=plan)
