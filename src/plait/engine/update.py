@@ -71,7 +71,7 @@ class Update:
         self.loss_copies = 1 if split is None else split.loss_copies
         self._weight = None if split is None else split.weight
         self.optimizer = optimizer
-        self.counts = GroupCounts(optimizer)
+        self.counts = GroupCounts(optimizer, has_schedule=learning_rate is not None)
         self.clip_grad_norm = clip_grad_norm
         self._learning_rate = learning_rate
         self._sent: tuple[list[float], Tensor] | None = None
@@ -160,6 +160,7 @@ class Update:
             return
         if self._learning_rate is not None or change.rate != self._rate:
             self._rate = change.rate
+            self.counts.note_schedule()
             scheduled = self.rate(change.step)
             for group, base in zip(self.optimizer.param_groups, self._base, strict=True):
                 group["lr"] = base * scheduled * change.rate

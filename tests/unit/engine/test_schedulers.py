@@ -1,0 +1,135 @@
+"""A scheduler on the optimizer of an engine goes on after a load, as after torch's
+`load_state_dict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+
+import plait
+from plait.comm import World
+from plait.plan import Plan
+from tests.helpers.threaded import threaded
+
+PLANS = ("dp1", "dp2", "dp2:zero1", "dp2:zero3", "tp2", "pp2 mb2")
+STEPS = 6
+
+MakeScheduler = Callable[[torch.optim.Optimizer], Any]
+SCHEDULERS: dict[str, MakeScheduler] = {
+    "StepLR": lambda optimizer: lr_scheduler.StepLR(optimizer, 2, gamma=0.5),
+    "LambdaLR": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 8),
+    "OneCycleLR": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9),
+}
+
+
+def net(world: World | None = None) -> nn.Sequential:
+    """Values by index, as ranks that are threads share one generator."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+    with torch.no_grad():
+        for index, param in enumerate(model.parameters()):
+            count = param.numel()
+            param.copy_(torch.linspace(-1, 1 + index, count, dtype=param.dtype).view_as(param))
+    return model
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    values = torch.randn(STEPS, 2, 4, 4, generator=generator, dtype=torch.float64)
+    return [(one[0], one[1]) for one in values]
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+
+
+def plain(make: MakeScheduler) -> list[float]:
+    model, losses = net(), []
+    optimizer = sgd(model.parameters())
+    scheduler = make(optimizer)
+    for inputs, targets in batches():
+        loss = F.mse_loss(model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        losses.append(loss.item())
+    return losses
+
+
+def resumed(
+    world: World, plan: str, make: MakeScheduler, folder: Path, options: plait.Options | None
+) -> list[float]:
+    """The losses of steps, with another engine from the third on."""
+
+    def build() -> tuple[plait.Engine, Any, list[Any]]:
+        text = f"{plan} precision:float64"
+        engine = plait.build(
+            net(), text, loss=F.mse_loss, optimizer=sgd, world=world, options=options
+        )
+        own = list(engine.prepare(batches()))
+        return engine, make(engine.update.optimizer), own
+
+    engine, scheduler, own = build()
+    losses = []
+    for index, batch in enumerate(own):
+        if index == 3:
+            engine.save(folder)
+            told = scheduler.state_dict()
+            engine, scheduler, _ = build()
+            engine.load(folder)
+            scheduler.load_state_dict(told)
+        losses.append(engine.step(batch, trace=False).loss)
+        scheduler.step()
+    return losses
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_scheduler_goes_on_after_a_load(plan: str, kind: str, tmp_path: Path) -> None:
+    make = SCHEDULERS[kind]
+    size = Plan.parse(plan).world_size
+    found = threaded(size, resumed, plan, make, tmp_path / "saved", None, plan=plan)[0]
+    assert found == pytest.approx(plain(make), rel=1e-10)
+
+
+def engine_with(rate: float, **settings: Any) -> plait.Engine:
+    return plait.build(
+        net(),
+        "dp1 precision:float64",
+        loss=F.mse_loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=rate),
+        options=plait.Options(**settings),
+    )
+
+
+def rate_after_a_load(first: plait.Engine, second: plait.Engine, folder: Path) -> float:
+    first.step(batches()[0])
+    first.save(folder)
+    second.load(folder)
+    second.step(batches()[0])
+    return float(second.update.optimizer.param_groups[0]["lr"])
+
+
+def test_a_rate_that_no_scheduler_has_changed_is_that_of_the_new_build(tmp_path: Path) -> None:
+    assert rate_after_a_load(engine_with(0.1), engine_with(0.2), tmp_path) == 0.2
+
+
+def test_a_schedule_of_the_engine_is_that_of_the_new_build(tmp_path: Path) -> None:
+    halves, thirds = (engine_with(0.3, learning_rate=lambda step, by=by: 1 / by) for by in (2, 3))
+    assert rate_after_a_load(halves, thirds, tmp_path) == pytest.approx(0.1)
+
+
+def test_a_rate_that_was_changed_before_an_earlier_state_is_loaded(tmp_path: Path) -> None:
+    engine = engine_with(0.1)
+    engine.save(tmp_path)
+    engine.update.optimizer.param_groups[0]["lr"] = 0.01
+    engine.load(tmp_path)
+    assert engine.update.optimizer.param_groups[0]["lr"] == 0.1
