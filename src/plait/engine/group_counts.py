@@ -11,7 +11,8 @@ rate from it. A checkpoint holds these settings too, as torch's `state_dict` of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from numbers import Real
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,8 +21,13 @@ from plait import torch_internals
 
 Number: TypeAlias = bool | int | float
 
-SETTINGS = frozenset({"lr", "momentum", "weight_decay"})
-"""The settings that schedulers of a caller write into groups."""
+RATE: Final = "lr"
+FIRST_RATE: Final = "initial_lr"
+"""The entry by which torch's schedulers know a group of theirs."""
+RATES: Final = frozenset({RATE, FIRST_RATE, "max_lr", "min_lr", "swa_lr"})
+BETAS: Final = ("beta1", "beta2", "beta3")
+SETTINGS: Final = RATES.union(BETAS, ("momentum", "base_momentum", "max_momentum", "weight_decay"))
+"""The settings that schedulers of a caller write into groups; each of `betas` has a name."""
 
 
 class GroupCounts:
@@ -42,6 +48,7 @@ class GroupCounts:
             for param in group["params"]
         }
         self._first = [_numbers(group) for group in optimizer.param_groups]
+        self._built = [_settings(group) for group in optimizer.param_groups]
         self.names: frozenset[str] = frozenset()
         self.has_schedule = has_schedule
 
@@ -63,33 +70,71 @@ class GroupCounts:
     def of(self, param: Tensor) -> dict[str, Number]:
         """The numbers of the group of a parameter [...], by name; empty before the first step.
 
-        Settings are among them where they are not those of the build.
+        Settings are among them where they are not those of the build. A rate that a scheduler
+        writes always is.
         """
         index = self._group_of[id(param)]
         group = self._optimizer.param_groups[index]
-        first = self._first[index]
-        settings = _numbers(group).keys() & self._settings() & first.keys()
-        changed = {name for name in settings if group[name] != first[name]}
-        return {name: group[name] for name in sorted(self.names | changed) if name in group}
+        built = self._built[index]
+        kept: dict[str, Number] = {
+            name: value
+            for name, value in _settings(group).items()
+            if value != built.get(name) or (name == RATE and FIRST_RATE in group)
+        }
+        if self.has_schedule:
+            kept = {name: value for name, value in kept.items() if name not in RATES}
+        kept.update({name: group[name] for name in self.names if name in group})
+        return dict(sorted(kept.items()))
 
     def take(self, param: Tensor, saved: Mapping[str, Number]) -> None:
         """Set the numbers of the group of a parameter [...]; those that are not saved
         begin again.
+
+        Settings do so too, but for those of a scheduler that was made after the save.
         """
         self.names |= saved.keys() - SETTINGS
         index = self._group_of[id(param)]
         group = self._optimizer.param_groups[index]
         for name in self.names - saved.keys():
             group.pop(name, None)
-        known = self.names | self._settings()
-        group.update({name: one for name, one in self._first[index].items() if name in known})
-        group.update(saved)
-
-    def _settings(self) -> frozenset[str]:
-        """The settings that a caller may have changed."""
-        return SETTINGS - {"lr"} if self.has_schedule else SETTINGS
+        group.update({name: one for name, one in self._first[index].items() if name in self.names})
+        settings = {name: float(value) for name, value in saved.items() if name in SETTINGS}
+        if FIRST_RATE in settings or FIRST_RATE not in group:
+            settings = {**self._built[index], **settings}
+        _set(group, settings)
+        group.update({name: value for name, value in saved.items() if name not in SETTINGS})
 
 
 def _numbers(group: Mapping[str, object]) -> dict[str, Number]:
     """The numbers of a group, which a step may change."""
     return {name: value for name, value in group.items() if isinstance(value, (int, float))}
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, float]:
+    """The settings of a group that a scheduler may change, by name."""
+    known = {name: value for name, value in group.items() if name in SETTINGS}
+    known.update(zip(BETAS, group.get("betas") or (), strict=False))
+    return {name: float(value) for name, value in known.items() if _is_one(value)}
+
+
+def _is_one(value: object) -> bool:
+    """Whether a setting is one number, of Python or of a library."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _set(group: dict[str, Any], settings: Mapping[str, float]) -> None:
+    """Write settings into a group, into a tensor in its place."""
+    now = _settings(group)
+    for name, value in settings.items():
+        if value == now.get(name):
+            continue
+        if isinstance(group.get(name), Tensor):
+            group[name].fill_(value)
+        elif name in BETAS and "betas" in group:
+            betas = list(group["betas"])
+            betas[BETAS.index(name)] = value
+            group["betas"] = tuple(betas)
+        else:
+            group[name] = value

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 import plait
+from plait.checkpoint import Checkpoint
 from plait.comm import World
 from plait.plan import Plan
 from tests.helpers.threaded import threaded
@@ -100,6 +101,40 @@ def test_a_scheduler_goes_on_after_a_load(plan: str, kind: str, tmp_path: Path) 
     assert found == pytest.approx(plain(make), rel=1e-10)
 
 
+def one_step(
+    world: World, plan: str, folder: Path, index: int, state: dict[str, Any]
+) -> tuple[float, dict[str, Any], list[dict[str, Any]]]:
+    """One step of an engine that goes on from a checkpoint, where there is one."""
+    text = f"{plan} precision:float64"
+    engine = plait.build(net(), text, loss=F.mse_loss, optimizer=sgd, world=world)
+    batch = list(engine.prepare(batches()))[index]
+    scheduler = SCHEDULERS["OneCycleLR"](engine.update.optimizer)
+    if index:
+        engine.load(folder / str(index))
+        scheduler.load_state_dict(state)
+    loss = engine.step(batch, trace=False).loss
+    scheduler.step()
+    engine.save(folder / str(index + 1))
+    groups = [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in engine.update.optimizer.param_groups
+    ]
+    return loss, scheduler.state_dict(), groups
+
+
+def test_a_scheduler_goes_on_under_other_plans(tmp_path: Path) -> None:
+    """Rates and momentum, which the scheduler changes both, go from plan to plan."""
+    losses: list[float] = []
+    state: dict[str, Any] = {}
+    for index, plan in enumerate(("dp2", "dp2:zero3", "tp2", "pp2 mb2", "dp1")):
+        size = Plan.parse(plan).world_size
+        told = threaded(size, one_step, plan, tmp_path, index, state, plan=plan)
+        assert all(groups == told[0][2] for _, _, groups in told)
+        losses.append(told[0][0])
+        state = told[0][1]
+    assert losses == pytest.approx(plain(SCHEDULERS["OneCycleLR"])[:5], rel=1e-10)
+
+
 def engine_with(rate: float, **settings: Any) -> plait.Engine:
     return plait.build(
         net(),
@@ -133,3 +168,40 @@ def test_a_rate_that_was_changed_before_an_earlier_state_is_loaded(tmp_path: Pat
     engine.update.optimizer.param_groups[0]["lr"] = 0.01
     engine.load(tmp_path)
     assert engine.update.optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_scheduler_that_was_made_after_the_save_begins_at_its_first_rate(tmp_path: Path) -> None:
+    engine_with(0.1).save(tmp_path)
+    engine = engine_with(0.1)
+    scheduler = lr_scheduler.LambdaLR(engine.update.optimizer, lambda step: (step + 1) / 10)
+    engine.load(tmp_path)
+    assert engine.update.optimizer.param_groups[0]["lr"] == scheduler.get_last_lr()[0]
+
+
+def test_a_rate_in_a_tensor_is_set_in_its_place(tmp_path: Path) -> None:
+    def build() -> plait.Engine:
+        return plait.build(
+            net(),
+            "dp1 precision:float64",
+            loss=F.mse_loss,
+            optimizer=lambda params: torch.optim.SGD(
+                params, lr=torch.tensor(0.5), foreach=False, momentum=0.5
+            ),
+        )
+
+    engine = build()
+    lr_scheduler.ExponentialLR(engine.update.optimizer, 0.5).step()
+    engine.save(tmp_path)
+    other = build()
+    rate = other.update.optimizer.param_groups[0]["lr"]
+    other.load(tmp_path)
+    assert other.update.optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == 0.25
+
+
+def test_a_checkpoint_without_a_scheduler_has_no_settings(tmp_path: Path) -> None:
+    for engine in (engine_with(0.1), engine_with(0.1, learning_rate=lambda step: 1 / (step + 2))):
+        engine.step(batches()[0])
+        engine.save(tmp_path / "saved")
+        names = Checkpoint.open(tmp_path / "saved").names()
+        assert not [name for name in names if "group." in name]
