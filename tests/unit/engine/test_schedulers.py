@@ -190,7 +190,9 @@ def test_a_rate_in_a_tensor_is_set_in_its_place(tmp_path: Path) -> None:
         )
 
     engine = build()
-    lr_scheduler.ExponentialLR(engine.update.optimizer, 0.5).step()
+    scheduler = lr_scheduler.ExponentialLR(engine.update.optimizer, 0.5)
+    engine.step(batches()[0])
+    scheduler.step()
     engine.save(tmp_path)
     other = build()
     rate = other.update.optimizer.param_groups[0]["lr"]
