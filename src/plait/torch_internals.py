@@ -130,13 +130,14 @@ def _plain_step(optimizer: torch.optim.Optimizer) -> Callable[..., object] | Non
     """The rule of one of torch's own optimizers, without its two wrappers.
 
     One of these runs hooks; the other loads the compiler, to tell it not to trace. None where the
-    optimizer is another's, or has hooks, or has changed.
+    optimizer is another's, or has hooks, or has changed. A guard (`is_guard`) is no such hook.
     """
     kind: Any = type(optimizer)
+    before = optimizer._optimizer_step_pre_hooks.values()
     hooks = (
         *_optimizer._global_optimizer_pre_hooks,
         *_optimizer._global_optimizer_post_hooks,
-        *optimizer._optimizer_step_pre_hooks,
+        *(one for one in before if not getattr(one, "is_guard", False)),
         *optimizer._optimizer_step_post_hooks,
     )
     hooked = kind.step

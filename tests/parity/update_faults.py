@@ -33,7 +33,11 @@ def seed_of_the_rank() -> list[Any]:
 
 
 def update_twice() -> list[Any]:
-    return [wrap(update.Update, "make", after(lambda self: self.optimizer.step()))]
+    def again(self: Any) -> None:
+        with self._by_hand.opened():
+            self.optimizer.step()
+
+    return [wrap(update.Update, "make", after(again))]
 
 
 def rate_of_the_next_step() -> list[Any]:

@@ -3,12 +3,16 @@
 torch's optimizers keep all that they learn in `state`, by parameter. Others keep numbers beside the
 learning rate in `param_groups`. A checkpoint holds these with each parameter of the group. So a run
 can go on under a plan whose ranks have other groups.
+
+A scheduler of the caller's own writes settings there, as the learning rate. Many compute the next
+rate from it. A checkpoint holds these settings too, as torch's `state_dict` of an optimizer does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from numbers import Real
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,14 +21,26 @@ from plait import torch_internals
 
 Number: TypeAlias = bool | int | float
 
+RATE: Final = "lr"
+FIRST_RATE: Final = "initial_lr"
+"""The entry by which torch's schedulers know a group of theirs."""
+RATES: Final = frozenset({RATE, FIRST_RATE, "max_lr", "min_lr", "swa_lr"})
+BETAS: Final = ("beta1", "beta2", "beta3")
+SETTINGS: Final = RATES.union(BETAS, ("momentum", "base_momentum", "max_momentum", "weight_decay"))
+"""The settings that schedulers of a caller write into groups; each of `betas` has a name."""
+
 
 class GroupCounts:
     """The numbers that `step` changes in the groups of one optimizer.
 
-    Settings that others change, as a schedule does with `lr`, are not among them.
+    Settings that a caller has changed are kept beside them.
+
+    Attributes:
+        names: of the numbers that `step` changes.
+        has_schedule: whether plait itself writes the rates, which are then not kept.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, *, has_schedule: bool = False) -> None:
         self._optimizer = optimizer
         self._group_of = {
             id(param): index
@@ -32,7 +48,9 @@ class GroupCounts:
             for param in group["params"]
         }
         self._first = [numbers_of(group) for group in optimizer.param_groups]
+        self._built = [_settings(group) for group in optimizer.param_groups]
         self.names: frozenset[str] = frozenset()
+        self.has_schedule = has_schedule
 
     def note(self, names: Iterable[str]) -> None:
         """Count numbers with these names too, which others than `step` change."""
@@ -49,28 +67,78 @@ class GroupCounts:
                 changed = {name for name, value in new.items() if old.get(name) != value}
                 self.names |= changed
 
+    def note_schedule(self) -> None:
+        """The rates are written by plait from now on."""
+        self.has_schedule = True
+
     def of(self, param: Tensor) -> dict[str, Number]:
-        """The numbers of the group of a parameter [...], by name; empty before the first step."""
-        if not self.names:
-            return {}
-        group = self._optimizer.param_groups[self._group_of[id(param)]]
-        return {name: group[name] for name in sorted(self.names) if name in group}
+        """The numbers of the group of a parameter [...], by name; empty before the first step.
+
+        Settings are among them where they are not those of the build. A rate that a scheduler
+        writes always is.
+        """
+        index = self._group_of[id(param)]
+        group = self._optimizer.param_groups[index]
+        built = self._built[index]
+        kept: dict[str, Number] = {
+            name: value
+            for name, value in _settings(group).items()
+            if value != built.get(name) or (name == RATE and FIRST_RATE in group)
+        }
+        if self.has_schedule:
+            kept = {name: value for name, value in kept.items() if name not in RATES}
+        kept.update({name: group[name] for name in self.names if name in group})
+        return dict(sorted(kept.items()))
 
     def take(self, param: Tensor, saved: Mapping[str, Number]) -> None:
         """Set the numbers of the group of a parameter [...]; those that are not saved
         begin again.
+
+        Settings do so too, but for those of a scheduler that was made after the save.
         """
-        self.names |= saved.keys()
-        if not self.names:
-            return
+        self.names |= saved.keys() - SETTINGS
         index = self._group_of[id(param)]
         group = self._optimizer.param_groups[index]
         for name in self.names - saved.keys():
             group.pop(name, None)
         group.update({name: one for name, one in self._first[index].items() if name in self.names})
-        group.update(saved)
+        settings = {name: float(value) for name, value in saved.items() if name in SETTINGS}
+        if FIRST_RATE in settings or FIRST_RATE not in group:
+            settings = {**self._built[index], **settings}
+        _set(group, settings)
+        group.update({name: value for name, value in saved.items() if name not in SETTINGS})
 
 
 def numbers_of(group: Mapping[str, object]) -> dict[str, Number]:
     """The numbers of a group, which a step may change."""
     return {name: value for name, value in group.items() if isinstance(value, (int, float))}
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, float]:
+    """The settings of a group that a scheduler may change, by name."""
+    known = {name: value for name, value in group.items() if name in SETTINGS}
+    known.update(zip(BETAS, group.get("betas") or (), strict=False))
+    return {name: float(value) for name, value in known.items() if _is_one(value)}
+
+
+def _is_one(value: object) -> bool:
+    """Whether a setting is one number, of Python or of a library."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _set(group: dict[str, Any], settings: Mapping[str, float]) -> None:
+    """Write settings into a group, into a tensor in its place."""
+    now = _settings(group)
+    for name, value in settings.items():
+        if value == now.get(name):
+            continue
+        if isinstance(group.get(name), Tensor):
+            group[name].fill_(value)
+        elif name in BETAS and "betas" in group:
+            betas = list(group["betas"])
+            betas[BETAS.index(name)] = value
+            group["betas"] = tuple(betas)
+        else:
+            group[name] = value

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import Axis
+from plait.engine.by_hand import StepByHand
 from plait.engine.group_counts import GroupCounts
 from plait.engine.loss import LossSum, LossTotals
 from plait.engine.one_pass import OnePass
@@ -71,7 +72,8 @@ class Update:
         self.loss_copies = 1 if split is None else split.loss_copies
         self._weight = None if split is None else split.weight
         self.optimizer = optimizer
-        self.counts = GroupCounts(optimizer)
+        self.counts = GroupCounts(optimizer, has_schedule=learning_rate is not None)
+        self._by_hand = StepByHand(optimizer)
         self.clip_grad_norm = clip_grad_norm
         self._learning_rate = learning_rate
         self._sent: tuple[list[float], Tensor] | None = None
@@ -160,6 +162,7 @@ class Update:
             return
         if self._learning_rate is not None or change.rate != self._rate:
             self._rate = change.rate
+            self.counts.note_schedule()
             scheduled = self.rate(change.step)
             for group, base in zip(self.optimizer.param_groups, self._base, strict=True):
                 group["lr"] = base * scheduled * change.rate
@@ -178,7 +181,8 @@ class Update:
             ]
             if grads and factor != 1.0:
                 torch._foreach_mul_(grads, factor)
-        self.counts.step()
+        with self._by_hand.opened():
+            self.counts.step()
 
     @property
     def device(self) -> torch.device:

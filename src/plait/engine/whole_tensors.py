@@ -117,7 +117,7 @@ class WholeOptimizer(torch.optim.Optimizer):
         named = list(self._computed.items()) or [("nothing", nn.Parameter(torch.zeros(0)))]
         self.inner = _checked(make(Parameters(named)), named)
         self._rates = [float(group["lr"]) for group in self.inner.param_groups]
-        self._counts = GroupCounts(self.inner)
+        self._counts = GroupCounts(self.inner, has_schedule=True)  # the outer group's rate is kept
         self._units_of: dict[int, list[tuple[str, UnitPart]]] = {}
         for name, part in self._units.parts.items():
             self._units_of.setdefault(id(self._tensors[part.tensor]), []).append((name, part))
