@@ -5,6 +5,7 @@ but updates travels.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -370,3 +371,23 @@ def test_a_run_prints_its_rounds_and_privacy(tmp_path: Path) -> None:
     assert result["epsilon"] == seen[-1].epsilon and result["epsilon"] > seen[0].epsilon  # type: ignore[operator]
     assert result["received_bytes"] == 2 * 4 * seen[0].received_bytes // 4
     assert isinstance(Server, type)
+
+
+def one_explodes(world: World) -> tuple[Any, bool]:
+    settings = config("federated.secure=true", "federated.local_epochs=1")
+    fleet = LocalFleet(settings, Plan.parse(settings.plan.text), world)
+    run = fleet.client.run
+
+    def grown(task: TrainTask, samples: Any, *given: Any) -> Reply:
+        reply = run(task, samples, *given)
+        return replace(reply, change=reply.change * 1e30) if samples.client == 2 else reply
+
+    fleet.client.run = grown  # type: ignore[method-assign]
+    server = make_server(settings, fleet.initial())
+    done = server.round(fleet, 1)
+    return done, bool(server.weights.abs().max() < 10)
+
+
+def test_a_secret_sum_leaves_out_what_has_no_sum(ranks: Run) -> None:
+    done, near = ranks(1, one_explodes)[0]
+    assert done.answered == (0, 1, 3) and near

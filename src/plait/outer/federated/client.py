@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,10 @@ class LocalOptions:
     mu: float = 0.0
     scaffold_lr: float | None = None
     seed: int = 0
+
+    def num_steps(self, num_samples: int) -> int:
+        """The steps of a round for a client with so many samples."""
+        return self.epochs * -(-num_samples // self.batch)
 
 
 def get_weights(engine: Engine) -> Tensor:
@@ -106,7 +111,9 @@ class Client:
         self._anchors: list[Tensor] = []
         engine.before_update.append(self._correct)
 
-    def run(self, task: TrainTask, samples: Samples) -> Reply:
+    def run(
+        self, task: TrainTask, samples: Samples, after_step: Callable[[], None] = lambda: None
+    ) -> Reply:
         """One round: from the global weights to this client's change of them. Collective."""
         engine = self.engine
         local = self.local
@@ -116,10 +123,11 @@ class Client:
         axis = engine.world.axis("dp")
         seed = derive_seed(local.seed, "client", samples.client, task.number) % 2**31
         loader = Loader(samples.train, local.batch, dp_size=axis.size, dp_rank=axis.rank, seed=seed)
-        num_steps = local.epochs * loader.batches_per_epoch
+        num_steps = local.num_steps(len(samples.train))
         loss = 0.0
         for _ in range(num_steps):
             loss = engine.step(next(loader), trace=False).loss
+            after_step()
         engine.driver.synchronize()
         change = get_weights(engine) - task.weights
         extra = self._move_control(task, samples, change, num_steps)

@@ -12,7 +12,6 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -25,14 +24,17 @@ from plait.config import Config, Federated
 from plait.datasets.sample_set import SampleSet
 from plait.engine.build import build, join_world
 from plait.engine.precision import MASTER_DTYPES
-from plait.errors import NonFiniteLoss, RunError
+from plait.errors import DataError, NonFiniteLoss, RunError
 from plait.launcher.agent import start_server
+from plait.launcher.main_process import say
 from plait.launcher.rank import die_with_parent
 from plait.outer.federated.client import Client, LocalOptions, get_weights
 from plait.outer.federated.evaluator import Evaluator
-from plait.outer.federated.messages import Reply, TrainTask
+from plait.outer.federated.local_rules import check_local_training
+from plait.outer.federated.messages import Reply, TrainTask, tell_missing
 from plait.outer.federated.partitions import partition
-from plait.outer.federated.rounds import RoundOptions, Server
+from plait.outer.federated.progress import Progress, workload
+from plait.outer.federated.rounds import RoundOptions, Server, choose
 from plait.outer.federated.samples import Samples, Subset
 from plait.outer.federated.secret_round import Content, SecureClients, answer
 from plait.outer.federated.strategies import StrategySettings, make
@@ -80,15 +82,26 @@ def split(dataset: SampleSet, section: Federated, seed: int) -> Split:
 def _dealt(
     dataset: SampleSet, indices: list[int], section: Federated, seed: int
 ) -> list[list[int]]:
-    labels = [_label(dataset, index) for index in indices]
+    skewed = section.partition in ("dirichlet", "shards")
+    labels = [_label(dataset, index) if skewed else 0 for index in indices]
     parameter = section.shards_per_client if section.partition == "shards" else section.alpha
     parts = partition(section.partition, labels, section.clients, seed, parameter)
     return [[indices[k] for k in part] for part in parts]
 
 
 def _label(dataset: SampleSet, index: int) -> int:
-    """The label that a skewed partition sorts by: the target, or the last token of a text."""
-    return int(dataset[index][1].reshape(-1)[-1])
+    """The label that a skewed partition sorts by: the target, or the last token of a text.
+
+    Raises:
+        DataError: targets that are no whole numbers.
+    """
+    target = torch.as_tensor(dataset[index][1])
+    if target.is_floating_point() or not target.numel():
+        raise DataError(
+            f"federated.partition needs labels, and the target of sample {index} is {target.dtype} "
+            f"of shape {tuple(target.shape)}; use partition 'iid' or 'quantity'"
+        )
+    return int(target.reshape(-1)[-1])
 
 
 class ServerData:
@@ -112,7 +125,7 @@ class ServerData:
             MASTER_DTYPES[Plan.parse(config.plan.text).precision],
         )
 
-    def accuracy(self, weights: Tensor) -> float:
+    def accuracy(self, weights: Tensor) -> float | None:
         """The accuracy of the flat weights on the samples that the server holds out."""
         return self.evaluator.accuracy(weights, self._test)
 
@@ -152,16 +165,28 @@ class LocalFleet:
 
     def train(self, task: TrainTask, clients: Sequence[int]) -> list[Reply]:
         replies = []
+        progress = Progress(task.number, self.num_steps(clients))
         for client in clients:
             if not self._fails(task.number, client):
-                with suppress(NonFiniteLoss):  # it has nothing to send: a client that is missing
-                    replies.append(self.client.run(task, self.samples[client]))
+                try:
+                    replies.append(self.client.run(task, self.samples[client], progress.advance))
+                except NonFiniteLoss as error:  # it has nothing to send
+                    tell_missing(client, error)
         return replies
+
+    def num_steps(self, clients: Sequence[int]) -> int:
+        """The steps of a round of these clients, together."""
+        local = self.client.local
+        return sum(local.num_steps(len(self.samples[client].train)) for client in clients)
+
+    def num_samples(self) -> int:
+        """The samples of all clients that they train on."""
+        return sum(len(samples.train) for samples in self.samples)
 
     def secret(self, phase: str, contents: Mapping[int, Content]) -> dict[int, Content]:
         return answer(self._secure_clients, phase, contents, self.train)
 
-    def accuracies(self, weights: Tensor) -> dict[int, float]:
+    def accuracies(self, weights: Tensor) -> dict[int, float | None]:
         """The accuracy of the flat weights on test samples of each client."""
         return {
             samples.client: self.evaluator.accuracy(weights, samples.test)
@@ -171,6 +196,7 @@ class LocalFleet:
 
 def local_of(config: Config) -> LocalOptions:
     """How clients train, from `[federated]` and `[train]`."""
+    check_local_training(config)
     section = config.federated
     train = config.train
     return LocalOptions(
@@ -229,7 +255,7 @@ def _train(task: TrainTask, client: int, control: Tensor | None) -> tuple[Reply,
     return _FLEET.client.run(task, _FLEET.samples[client]), _FLEET.samples[client].control
 
 
-def _evaluate(weights: Tensor, client: int) -> float:
+def _evaluate(weights: Tensor, client: int) -> float | None:
     assert _FLEET is not None
     return _FLEET.evaluator.accuracy(weights, _FLEET.samples[client].test)
 
@@ -244,6 +270,8 @@ class PoolFleet:
             config, plan, world
         )  # evaluates the global model, and says where training begins
         self.num_clients = self._own.num_clients
+        self.num_steps = self._own.num_steps
+        self.num_samples = self._own.num_samples
         self._controls: dict[int, Tensor | None] = {}
         self._secure_clients = SecureClients(config.federated.clip)
         context = multiprocessing.get_context(start_server())
@@ -262,13 +290,15 @@ class PoolFleet:
             for client in clients
         }
         replies = []
+        progress = Progress(task.number, self.num_steps(clients))
         broken = False
         for client, future in futures.items():
             try:
                 reply, self._controls[client] = future.result()
                 replies.append(reply)
-            except NonFiniteLoss:  # it has nothing to send
-                continue
+                progress.advance(self.num_steps([client]))
+            except NonFiniteLoss as error:  # it has nothing to send
+                tell_missing(client, error)
             except BrokenProcessPool:  # a worker died, and with it those that had not answered
                 broken = True
         if broken:
@@ -290,14 +320,14 @@ class PoolFleet:
         """The clients' secrets are kept here, since any worker may train any client."""
         return answer(self._secure_clients, phase, contents, self.train)
 
-    def accuracies(self, weights: Tensor) -> dict[int, float]:
+    def accuracies(self, weights: Tensor) -> dict[int, float | None]:
         """The accuracy of the flat weights on test samples of each client."""
         futures = {
             client: self._submit(_evaluate, weights, client) for client in range(self.num_clients)
         }
         return {client: future.result() for client, future in futures.items()}
 
-    def accuracy(self, weights: Tensor) -> float:
+    def accuracy(self, weights: Tensor) -> float | None:
         """The accuracy of the flat weights on the samples that the server holds out."""
         return self._own.accuracy(weights)
 
@@ -337,6 +367,8 @@ def simulate(
     try:
         server = make_server(config, fleet.initial())
         server.seed = lambda: shared_seed(world)
+        asked = choose(fleet.num_clients, config.federated.fraction, config.train.seed, 1)
+        say(workload(config, len(asked), fleet.num_steps(asked), fleet.num_samples()))
         server.on_round = on_round if world.rank == 0 else (lambda done: None)
         rounds = [done.as_dict() for done in server.run(fleet)]
     finally:
