@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -54,7 +55,8 @@ def test_a_test_set_is_judged_in_parts() -> None:
     assert model.sizes == [BATCH, 9] * 2
 
 
-def test_targets_that_are_no_classes_have_no_accuracy() -> None:
+@pytest.mark.parametrize("targets", [torch.randn(5, 1), torch.zeros(5, dtype=torch.int64)])
+def test_targets_that_are_no_classes_have_no_accuracy(targets: Tensor) -> None:
     evaluator = Evaluator(nn.Linear(4, 1), 0, torch.float32)
-    test = Subset(Pairs(torch.randn(5, 4), torch.randn(5, 1)), range(5))
+    test = Subset(Pairs(torch.randn(5, 4), targets), range(5))
     assert evaluator.accuracy(evaluator.initial(), test) is None

@@ -76,10 +76,14 @@ class Evaluator:
 
 
 def are_classes(output: object, targets: object) -> bool:
-    """Whether targets [...] are numbers of the classes of an output [..., classes]."""
+    """Whether targets [...] are numbers of the classes, two or more, of an output
+    [..., classes].
+    """
     return (
         isinstance(output, Tensor)
         and isinstance(targets, Tensor)
         and not targets.is_floating_point()
         and output.shape[:-1] == targets.shape
+        and output.dim() > 0
+        and output.shape[-1] > 1
     )

@@ -138,14 +138,14 @@ def answer(
             for client, content in contents.items()
         }
     answers = {}
-    for client, content in contents.items():
-        vectors = dict(content[1])
-        task = TrainTask(int(content[0]["number"]), vectors.pop("weights"), vectors)
-        for reply in train(task, [client]):
-            try:
-                answers[client] = secure_clients.mask(client, content, reply)
-            except RunError as error:
-                tell_missing(client, error)
+    head, vectors = next(iter(contents.values()))  # the task is alike for all clients of a round
+    extra = {name: vector for name, vector in vectors.items() if name != "weights"}
+    for reply in train(TrainTask(int(head["number"]), vectors["weights"], extra), [*contents]):
+        client = reply.client
+        try:
+            answers[client] = secure_clients.mask(client, contents[client], reply)
+        except RunError as error:
+            tell_missing(client, error)
     return answers
 
 
