@@ -4,8 +4,7 @@ but updates travels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,8 @@ from plait.outer.federated.simulation import (
     make_server,
     shared_seed,
     simulate,
-    split,
 )
+from plait.outer.federated.split import split
 from plait.plan import Plan
 from plait.run import assemble, optimizers
 
@@ -64,9 +63,10 @@ def rounds_on(
     return server.weights, done
 
 
-def reference(settings: Config) -> Tensor:
+def reference(settings: Config, rates: Sequence[float] = ()) -> Tensor:
     """FedAvg in plain PyTorch: copies of one model, trained one after the other, and the mean of
-    their changes.
+    their changes. `rates`: the learning rate of each round, where they are not all that of
+    `[train]`.
     """
     keys = assemble.model_keys(settings)
     model = assemble.make_model(keys)
@@ -84,6 +84,8 @@ def reference(settings: Config) -> Tensor:
         for client, part in enumerate(parts):
             fill(params, weights)
             optimizer = optimizers.from_config(settings.train)(params)
+            for group in optimizer.param_groups if rates else ():
+                group["lr"] = rates[number - 1]
             seed = derive_seed(settings.train.seed, "client", client, number) % 2**31
             loader = datasets.Loader(Subset(dataset, part), settings.train.global_batch, seed=seed)
             for _ in range(settings.federated.local_epochs * loader.batches_per_epoch):
@@ -371,23 +373,3 @@ def test_a_run_prints_its_rounds_and_privacy(tmp_path: Path) -> None:
     assert result["epsilon"] == seen[-1].epsilon and result["epsilon"] > seen[0].epsilon  # type: ignore[operator]
     assert result["received_bytes"] == 2 * 4 * seen[0].received_bytes // 4
     assert isinstance(Server, type)
-
-
-def one_explodes(world: World) -> tuple[Any, bool]:
-    settings = config("federated.secure=true", "federated.local_epochs=1")
-    fleet = LocalFleet(settings, Plan.parse(settings.plan.text), world)
-    run = fleet.client.run
-
-    def grown(task: TrainTask, samples: Any, *given: Any) -> Reply:
-        reply = run(task, samples, *given)
-        return replace(reply, change=reply.change * 1e30) if samples.client == 2 else reply
-
-    fleet.client.run = grown  # type: ignore[method-assign]
-    server = make_server(settings, fleet.initial())
-    done = server.round(fleet, 1)
-    return done, bool(server.weights.abs().max() < 10)
-
-
-def test_a_secret_sum_leaves_out_what_has_no_sum(ranks: Run) -> None:
-    done, near = ranks(1, one_explodes)[0]
-    assert done.answered == (0, 1, 3) and near

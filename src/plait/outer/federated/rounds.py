@@ -127,7 +127,6 @@ class Server:
     weights: Tensor
     strategy: Strategy
     options: RoundOptions
-    on_round: Callable[[Round], None] = field(default=lambda done: None)
     seed: Callable[[], int] = field(
         default=lambda: secrets.randbits(63)
     )  # of draws and noise; alike on ranks of one server
@@ -136,9 +135,7 @@ class Server:
         """Run all rounds, giving what is known after each."""
         self._check()
         for number in range(1, self.options.rounds + 1):
-            done = self.round(fleet, number)
-            self.on_round(done)
-            yield done
+            yield self.round(fleet, number)
 
     def round(self, fleet: Fleet, number: int) -> Round:
         """One round. Raises `RunError` when fewer than `min_replies` clients answer; the weights

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -20,88 +20,28 @@ from torch import Tensor
 
 from plait import datasets
 from plait.comm import World
-from plait.config import Config, Federated
-from plait.datasets.sample_set import SampleSet
+from plait.config import Config
 from plait.engine.build import build, join_world
 from plait.engine.precision import MASTER_DTYPES
-from plait.errors import DataError, NonFiniteLoss, RunError
+from plait.errors import NonFiniteLoss, RunError
 from plait.launcher.agent import start_server
 from plait.launcher.main_process import say
 from plait.launcher.rank import die_with_parent
 from plait.outer.federated.client import Client, LocalOptions, get_weights
 from plait.outer.federated.evaluator import Evaluator
-from plait.outer.federated.local_rules import check_local_training
+from plait.outer.federated.local_rules import RoundRate, check_local_training
 from plait.outer.federated.messages import Reply, TrainTask, tell_missing
-from plait.outer.federated.partitions import partition
 from plait.outer.federated.progress import Progress, workload
 from plait.outer.federated.rounds import RoundOptions, Server, choose
 from plait.outer.federated.samples import Samples, Subset
 from plait.outer.federated.secret_round import Content, SecureClients, answer
+from plait.outer.federated.split import split
 from plait.outer.federated.strategies import StrategySettings, make
 from plait.plan import Plan
 from plait.run import assemble, optimizers
 from plait.values import JsonObject
 
 T = TypeVar("T")
-HELD_OUT = 0.2  # of all samples, at the server; and of each client's, for its own test
-
-
-@dataclass(frozen=True)
-class Split:
-    """Indices: the server's test samples, and each client's for training and for its own test."""
-
-    test: list[int]
-    train: list[list[int]]
-    own_test: list[list[int]]
-
-
-def split(dataset: SampleSet, section: Federated, seed: int) -> Split:
-    """Samples of every client. A pure function: every process computes an equal split."""
-    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist()
-    held = int(HELD_OUT * len(order))
-    test = sorted(order[:held])
-    rest = sorted(order[held:])
-    parts = (
-        [order] * section.clients
-        if section.partition == "own"
-        else _dealt(dataset, rest, section, seed)
-    )
-    test = sorted(order) if section.partition == "own" else test
-    train = []
-    own_tests = []
-    for client, part in enumerate(parts):
-        mixed = torch.randperm(
-            len(part), generator=torch.Generator().manual_seed(seed + 1 + client)
-        ).tolist()
-        num_own = int(HELD_OUT * len(part))
-        own_tests.append(sorted(part[k] for k in mixed[:num_own]) or part)
-        train.append(sorted(part[k] for k in mixed[num_own:]))
-    return Split(test, train, own_tests)
-
-
-def _dealt(
-    dataset: SampleSet, indices: list[int], section: Federated, seed: int
-) -> list[list[int]]:
-    skewed = section.partition in ("dirichlet", "shards")
-    labels = [_label(dataset, index) if skewed else 0 for index in indices]
-    parameter = section.shards_per_client if section.partition == "shards" else section.alpha
-    parts = partition(section.partition, labels, section.clients, seed, parameter)
-    return [[indices[k] for k in part] for part in parts]
-
-
-def _label(dataset: SampleSet, index: int) -> int:
-    """The label that a skewed partition sorts by: the target, or the last token of a text.
-
-    Raises:
-        DataError: targets that are no whole numbers.
-    """
-    target = torch.as_tensor(dataset[index][1])
-    if target.is_floating_point() or not target.numel():
-        raise DataError(
-            f"federated.partition needs labels, and the target of sample {index} is {target.dtype} "
-            f"of shape {tuple(target.shape)}; use partition 'iid' or 'quantity'"
-        )
-    return int(target.reshape(-1)[-1])
 
 
 class ServerData:
@@ -149,15 +89,16 @@ class LocalFleet:
         self.num_clients = config.federated.clients
         self._secure_clients = SecureClients(config.federated.clip)
         self._fails = fails or (lambda number, client: False)
+        rate = RoundRate(config)
         engine = build(
             assemble.make_model(assemble.model_keys(config), config.train.seed),
             plan,
             loss=assemble.make_loss(config.train, assemble.model_keys(config)),
             optimizer=optimizers.from_config(config.train),
-            options=assemble.make_options(config, plan),
+            options=replace(assemble.make_options(config, plan), learning_rate=rate),
             world=world,
         )
-        self.client = Client(engine, local_of(config))
+        self.client = Client(engine, local_of(config), rate)
 
     def initial(self) -> Tensor:
         """The flat weights (numel,) that training begins with."""
@@ -300,6 +241,7 @@ class PoolFleet:
             except NonFiniteLoss as error:  # it has nothing to send
                 tell_missing(client, error)
             except BrokenProcessPool:  # a worker died, and with it those that had not answered
+                tell_missing(client, RunError("a process of federated.workers died"))
                 broken = True
         if broken:
             self._restart()
@@ -337,7 +279,9 @@ class PoolFleet:
 
 
 def simulate(
-    config: Config, on_round: Callable[[Any], None], fails: Callable[[int, int], bool] | None = None
+    config: Config,
+    on_round: Callable[[Any], None],
+    fails: Callable[[int, int], bool] | None = None,
 ) -> JsonObject:
     """Run a config's federation on this machine, and return its numbers. Every rank of a client's
     plan calls it.
@@ -369,13 +313,21 @@ def simulate(
         server.seed = lambda: shared_seed(world)
         asked = choose(fleet.num_clients, config.federated.fraction, config.train.seed, 1)
         say(workload(config, len(asked), fleet.num_steps(asked), fleet.num_samples()))
-        server.on_round = on_round if world.rank == 0 else (lambda done: None)
-        rounds = [done.as_dict() for done in server.run(fleet)]
+        rounds: list[JsonObject] = []
+        for done in server.run(fleet):
+            rounds.append(done.as_dict())
+            if world.rank == 0:
+                on_round(done)
     finally:
         if isinstance(fleet, PoolFleet):
             fleet.close()
     world.close()
-    return {"rounds": rounds, "plan": str(plan), **totals(rounds)}
+    return numbers(rounds, plan)
+
+
+def numbers(rounds: Sequence[JsonObject], plan: Plan) -> JsonObject:
+    """What a simulation gives: its rounds, the plan of a client, and the totals."""
+    return {"rounds": [*rounds], "plan": str(plan), **totals(rounds)}
 
 
 def shared_seed(world: World) -> int:
