@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from plait.comm import World
 from plait.outer.federated.messages import Reply, TrainTask
-from plait.outer.federated.simulation import LocalFleet, make_server
+from plait.outer.federated.rounds import Round
+from plait.outer.federated.simulation import LocalFleet, make_server, simulate
 from plait.plan import Plan
 from tests.federated.test_simulation import config
 
@@ -33,3 +38,19 @@ def one_explodes(world: World) -> tuple[Any, bool]:
 def test_a_secret_sum_leaves_out_what_has_no_sum(ranks: Run) -> None:
     done, near = ranks(1, one_explodes)[0]
     assert done.answered == (0, 1, 3) and near
+
+
+def test_an_interrupted_simulation_keeps_its_rounds(tmp_path: Path) -> None:
+    out = tmp_path / "rounds.json"
+
+    def interrupt(done: Round) -> None:
+        if done.number == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(config("federated.rounds=3", plan="dp1"), interrupt, out=out)
+    kept = json.loads(out.read_text())
+    assert [done["round"] for done in kept["rounds"]] == [1, 2]
+    assert kept["accuracy"] == kept["rounds"][1]["accuracy"]
+    result = simulate(config(plan="dp1"), lambda done: None, out=out)
+    assert json.loads(out.read_text()) == result and [*tmp_path.iterdir()] == [out]

@@ -34,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=int, metavar="K", help="rounds (default: federated.rounds of the config)"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the numbers of every round there, as JSON"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write the numbers there after each round, as JSON",
     )
     parser.add_argument(
         "--deploy",
@@ -111,9 +114,12 @@ def run(arguments: argparse.Namespace) -> Answer:
         f"plait federated: {section.strategy}, {counted(section.clients, 'client')} "
         f"({section.partition}), {counted(section.rounds, 'round')}, each client {plan}"
     )
-    result = launch(simulated, config, nproc=plan.world_size)[0]
-    if arguments.out is not None and is_main_process():
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+    out: Path | None = arguments.out
+    is_device = out is not None and out.exists() and not out.is_file()
+    kept = None if out is None or is_device else out.resolve()
+    result = launch(simulated, config, kept, nproc=plan.world_size)[0]
+    if out is not None and is_device and is_main_process():
+        out.write_text(json.dumps(result, indent=2) + "\n")
     return Answer(result, view(result)) if is_main_process() else Answer(None)
 
 
@@ -143,11 +149,11 @@ def be_client(config: Config, arguments: argparse.Namespace, num_ranks: int) -> 
     return Answer(None)
 
 
-def simulated(config: Config) -> Json:
+def simulated(config: Config, out: Path | None) -> Json:
     """The entry of every rank of a client's plan."""
     from plait.outer.federated.simulation import simulate
 
-    return simulate(config, show)
+    return simulate(config, show, out=out)
 
 
 def show(done: Any) -> None:

@@ -7,18 +7,21 @@ with the clients.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from plait import datasets
+from plait.checkpoint.folder import write_text_atomic
 from plait.comm import World
 from plait.config import Config
 from plait.engine.build import build, join_world
@@ -282,9 +285,10 @@ def simulate(
     config: Config,
     on_round: Callable[[Any], None],
     fails: Callable[[int, int], bool] | None = None,
+    out: Path | None = None,
 ) -> JsonObject:
     """Run a config's federation on this machine, and return its numbers. Every rank of a client's
-    plan calls it.
+    plan calls it. After each round the file `out` holds the numbers so far.
 
     Raises:
         RunError: several workers and a plan of several ranks, or data that each client has on its
@@ -317,6 +321,8 @@ def simulate(
         for done in server.run(fleet):
             rounds.append(done.as_dict())
             if world.rank == 0:
+                if out is not None:
+                    write_text_atomic(out, json.dumps(numbers(rounds, plan), indent=2) + "\n")
                 on_round(done)
     finally:
         if isinstance(fleet, PoolFleet):
