@@ -81,7 +81,7 @@ def accuracies(overrides: Sequence[str], num_bad: int) -> list[float]:
     fleet = WithBad(config, plan, world)
     fleet.num_bad = num_bad
     server = make_server(config, fleet.initial())
-    found = [done.accuracy for done in server.run(fleet)]
+    found = [done.accuracy for done in server.run(fleet) if done.accuracy is not None]
     world.close()
     return found
 

@@ -4,7 +4,7 @@ but updates travels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ from plait.outer.federated.simulation import (
     make_server,
     shared_seed,
     simulate,
-    split,
 )
+from plait.outer.federated.split import split
 from plait.plan import Plan
 from plait.run import assemble, optimizers
 
@@ -63,9 +63,10 @@ def rounds_on(
     return server.weights, done
 
 
-def reference(settings: Config) -> Tensor:
+def reference(settings: Config, rates: Sequence[float] = ()) -> Tensor:
     """FedAvg in plain PyTorch: copies of one model, trained one after the other, and the mean of
-    their changes.
+    their changes. `rates`: the learning rate of each round, where they are not all that of
+    `[train]`.
     """
     keys = assemble.model_keys(settings)
     model = assemble.make_model(keys)
@@ -83,6 +84,8 @@ def reference(settings: Config) -> Tensor:
         for client, part in enumerate(parts):
             fill(params, weights)
             optimizer = optimizers.from_config(settings.train)(params)
+            for group in optimizer.param_groups if rates else ():
+                group["lr"] = rates[number - 1]
             seed = derive_seed(settings.train.seed, "client", client, number) % 2**31
             loader = datasets.Loader(Subset(dataset, part), settings.train.global_batch, seed=seed)
             for _ in range(settings.federated.local_epochs * loader.batches_per_epoch):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,15 @@ from plait.cli.answer import Answer, Json
 from plait.cli.parser import UsageError
 from plait.cli.recomputation import with_remat
 from plait.errors import ConfigError, PlanError
+from plait.jobs.job import counted
 from plait.launcher import joined_world, launch
 from plait.launcher.main_process import is_main_process, say
 from plait.plan import shares_text
 
 if TYPE_CHECKING:
     from plait.config import Config
+
+SHOWN = 8  # missing clients that a line names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=int, metavar="K", help="rounds (default: federated.rounds of the config)"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the numbers of every round there, as JSON"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write the numbers there after each round, as JSON",
     )
     parser.add_argument(
         "--deploy",
@@ -69,6 +76,7 @@ def run(arguments: argparse.Namespace) -> Answer:
         PlanError: a plan with shares.
     """
     from plait.config import load
+    from plait.outer.federated.local_rules import check_local_training
 
     if arguments.client is not None and arguments.serve is None:
         raise UsageError(
@@ -80,6 +88,7 @@ def run(arguments: argparse.Namespace) -> Answer:
         *([] if arguments.rounds is None else [f"federated.rounds={arguments.rounds}"]),
     ]
     config = load(arguments.config, overrides)
+    check_local_training(config)
     plan = common.plan_of(config, None)
     config = with_remat(config, plan)
     if config.plan.shares:
@@ -102,13 +111,15 @@ def run(arguments: argparse.Namespace) -> Answer:
         common.check_writable(arguments.out)
     section = config.federated
     say(
-        f"plait federated: {section.strategy}, {section.clients} clients ({section.partition}), "
-        f"{section.rounds} rounds, each "
-        f"client {plan}"
+        f"plait federated: {section.strategy}, {counted(section.clients, 'client')} "
+        f"({section.partition}), {counted(section.rounds, 'round')}, each client {plan}"
     )
-    result = launch(simulated, config, nproc=plan.world_size)[0]
-    if arguments.out is not None and is_main_process():
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+    out: Path | None = arguments.out
+    is_device = out is not None and out.exists() and not out.is_file()
+    kept = None if out is None or is_device else out.resolve()
+    result = launch(simulated, config, kept, nproc=plan.world_size)[0]
+    if out is not None and is_device and is_main_process():
+        out.write_text(json.dumps(result, indent=2) + "\n")
     return Answer(result, view(result)) if is_main_process() else Answer(None)
 
 
@@ -138,11 +149,11 @@ def be_client(config: Config, arguments: argparse.Namespace, num_ranks: int) -> 
     return Answer(None)
 
 
-def simulated(config: Config) -> Json:
+def simulated(config: Config, out: Path | None) -> Json:
     """The entry of every rank of a client's plan."""
     from plait.outer.federated.simulation import simulate
 
-    return simulate(config, show)
+    return simulate(config, show, out=out)
 
 
 def show(done: Any) -> None:
@@ -150,28 +161,47 @@ def show(done: Any) -> None:
     world = joined_world()
     if world is None or world.rank == 0:
         record = done.as_dict()
-        missing = len(record["asked"]) - len(record["answered"])
+        absent = sorted({*record["asked"]} - {*record["answered"]})
+        missing = len(absent)
         judged = record["client_accuracy"]
         spread = (
             f"clients {record['client_accuracy_worst']:.3f} to {max(judged.values()):.3f}  "
             if judged
             else ""
         )
+        loss = record["train_loss"]
+        accuracy = record["accuracy"]
         line = (
-            f"round {record['round']}  accuracy {record['accuracy']:.3f}  {spread}"
+            f"round {record['round']}  "
+            + ("" if loss is None else f"loss {loss:.4g}  ")
+            + ("" if accuracy is None else f"accuracy {accuracy:.3f}  ")
+            + f"{spread}"
             f"{record['sent_bytes'] / 1e6:.2f} MB out, {record['received_bytes'] / 1e6:.2f} MB in"
         )
-        line += f"  {missing} missing" if missing else ""
+        line += f"  {missing} missing ({some(absent)})" if missing else ""
         line += f"  epsilon {record['epsilon']:.2f}" if record["epsilon"] is not None else ""
         print(line, file=sys.stderr, flush=True)
 
 
+def some(clients: Sequence[int]) -> str:
+    """The first numbers of clients, for a line."""
+    shown = ", ".join(map(str, clients[:SHOWN]))
+    return f"{shown}, ..." if len(clients) > SHOWN else shown
+
+
 def view(result: Json) -> str:
     """The numbers for people."""
+    judged = (
+        ["accuracy      none: the targets are no numbers of classes; the loss is above"]
+        if result["accuracy"] is None
+        else [
+            f"accuracy      {result['accuracy']:.4f} on samples that the server holds out",
+            f"worst client  {result['client_accuracy_worst']:.4f} on samples of its own",
+        ]
+    )
     lines = [
         f"rounds        {len(result['rounds'])}",
-        f"accuracy      {result['accuracy']:.4f} on samples that the server holds out",
-        f"worst client  {result['client_accuracy_worst']:.4f} on samples of its own",
+        *judged,
         f"traffic       {result['sent_bytes'] / 1e6:.2f} MB to clients, "
         f"{result['received_bytes'] / 1e6:.2f} MB from them",
     ]

@@ -54,3 +54,8 @@ def test_errors() -> None:
         partition("dirichle", LABELS, 2, 0, 1.0)
     with pytest.raises(DataError, match="too few"):
         partition("iid", [0, 1], 3, 0, 1.0)
+
+
+def test_more_shards_than_samples_are_refused_with_the_numbers() -> None:
+    with pytest.raises(DataError, match="10 samples are too few for 4 clients x 3 shards = 12"):
+        partition("shards", [0] * 10, 4, 0, 3)

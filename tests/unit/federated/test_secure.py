@@ -125,3 +125,10 @@ def test_fixed_point_round_trips() -> None:
     assert torch.equal(expand(b"a", 5), expand(b"a", 5)) and not torch.equal(
         expand(b"a", 5), expand(b"b", 5)
     )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -3e11])
+def test_a_change_that_has_no_sum_is_refused(value: float) -> None:
+    with pytest.raises(RunError, match="over 4 clients sums finite values below 1"):
+        secure.check_summable(torch.tensor([1.0, value]), 4)
+    secure.check_summable(torch.tensor([1.0, -1e11]), 4)

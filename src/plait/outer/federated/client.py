@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from plait.engine.engine import Engine
 from plait.engine.seeds import derive_seed
 from plait.engine.state.shards import optimizer_shards
 from plait.mesh import Shard
+from plait.outer.federated.local_rules import RoundRate
 from plait.outer.federated.messages import Reply, TrainTask
 from plait.outer.federated.samples import Samples
 
@@ -34,6 +36,10 @@ class LocalOptions:
     mu: float = 0.0
     scaffold_lr: float | None = None
     seed: int = 0
+
+    def num_steps(self, num_samples: int) -> int:
+        """The steps of a round for a client with so many samples."""
+        return self.epochs * -(-num_samples // self.batch)
 
 
 def get_weights(engine: Engine) -> Tensor:
@@ -52,14 +58,18 @@ def get_weights(engine: Engine) -> Tensor:
 
 
 def set_weights(engine: Engine, flat: Tensor) -> None:
-    """Let every rank hold what `flat` (numel,) says, and begin with a fresh optimizer.
-    Collective.
+    """Let every rank hold what `flat` (numel,) says, and begin with a fresh optimizer: no state,
+    and the first numbers of its groups. Collective.
     """
     with torch.no_grad():
         for piece, values in zip(engine.strategy.pieces, slices(engine, flat), strict=True):
             piece.value.copy_(values)
         engine.strategy.publish()
-    engine.update.optimizer.state.clear()
+    update = engine.update
+    update.optimizer.state.clear()
+    for group in update.optimizer.param_groups:
+        for param in group["params"][:1]:
+            update.counts.take(param, {})
 
 
 def slices(engine: Engine, flat: Tensor) -> list[Tensor]:
@@ -97,29 +107,40 @@ def _shards(engine: Engine) -> list[Shard]:
 class Client:
     """Trains one engine for whichever client's samples it is given."""
 
-    def __init__(self, engine: Engine, local: LocalOptions) -> None:
+    def __init__(self, engine: Engine, local: LocalOptions, rate: RoundRate) -> None:
+        """Train `engine`, which was built with `rate` for its learning rate."""
         self.engine = engine
         self.local = local
+        self._rate = rate
         self._corrections: list[
             Tensor
         ] = []  # of each piece: added to the gradient of the mean loss
         self._anchors: list[Tensor] = []
         engine.before_update.append(self._correct)
 
-    def run(self, task: TrainTask, samples: Samples) -> Reply:
-        """One round: from the global weights to this client's change of them. Collective."""
+    def run(
+        self, task: TrainTask, samples: Samples, after_step: Callable[[], None] = lambda: None
+    ) -> Reply:
+        """One round: from the global weights to this client's change of them. Collective.
+
+        Steps are counted as if the client had taken part in all rounds and had an engine of its
+        own. So what is drawn in them, as by dropout, depends on no other client.
+        """
         engine = self.engine
         local = self.local
         began = time.perf_counter()
+        self._rate.begin(task.number)
         set_weights(engine, task.weights)
+        num_steps = local.num_steps(len(samples.train))
+        engine.resume({"step": (task.number - 1) * num_steps, **engine.scale_state()})
         self._prepare(task, samples)
         axis = engine.world.axis("dp")
         seed = derive_seed(local.seed, "client", samples.client, task.number) % 2**31
         loader = Loader(samples.train, local.batch, dp_size=axis.size, dp_rank=axis.rank, seed=seed)
-        num_steps = local.epochs * loader.batches_per_epoch
         loss = 0.0
         for _ in range(num_steps):
             loss = engine.step(next(loader), trace=False).loss
+            after_step()
         engine.driver.synchronize()
         change = get_weights(engine) - task.weights
         extra = self._move_control(task, samples, change, num_steps)
@@ -165,6 +186,7 @@ class Client:
         """
         if "control" not in task.extra or self.local.scaffold_lr is None:
             return {}
-        moved = -task.extra["control"] - change / (num_steps * self.local.scaffold_lr)
+        rate = self.local.scaffold_lr * self._rate.factor
+        moved = -task.extra["control"] - change / (num_steps * rate)
         samples.control = moved if samples.control is None else samples.control + moved
         return {"control": moved}

@@ -7,9 +7,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from plait.batch_trees import map_tensors
 from plait.engine.batch import call
 from plait.engine.state.init import Initializer, is_meta, place_holders
+from plait.models.losses import IGNORE
 from plait.outer.federated.samples import Subset
+
+BATCH = 64  # samples that are evaluated at once
 
 
 class Evaluator:
@@ -48,17 +52,38 @@ class Evaluator:
         }
 
     @torch.no_grad()
-    def accuracy(self, weights: Tensor, test: Subset) -> float:
+    def accuracy(self, weights: Tensor, test: Subset) -> float | None:
         """The share of targets that are predicted right with the flat weights, unmasked
-        ones only.
+        ones only. None where targets are no numbers of classes.
         """
         for name, value in self.named(weights).items():
             self._named[name].copy_(value)
         self._model.eval()
-        inputs, targets = test.batch(torch.arange(len(test)))
-        output = call(
-            self._model, inputs.to(self._params[0].dtype) if inputs.is_floating_point() else inputs
-        )
-        counted = targets != -100
-        right = (output.argmax(dim=-1) == targets) & counted
-        return float(right.sum() / counted.sum().clamp(min=1))
+        num_right = 0
+        num_counted = 0
+        for indices in torch.arange(len(test)).split(BATCH):
+            inputs, targets = test.batch(indices)
+            output = call(self._model, map_tensors(self._in_dtype, inputs))
+            if not are_classes(output, targets):
+                return None
+            counted = targets != IGNORE
+            num_right += int(((output.argmax(dim=-1) == targets) & counted).sum())
+            num_counted += int(counted.sum())
+        return num_right / max(1, num_counted)
+
+    def _in_dtype(self, value: Tensor) -> Tensor:
+        return value.to(self._params[0].dtype) if value.is_floating_point() else value
+
+
+def are_classes(output: object, targets: object) -> bool:
+    """Whether targets [...] are numbers of the classes, two or more, of an output
+    [..., classes].
+    """
+    return (
+        isinstance(output, Tensor)
+        and isinstance(targets, Tensor)
+        and not targets.is_floating_point()
+        and output.shape[:-1] == targets.shape
+        and output.dim() > 0
+        and output.shape[-1] > 1
+    )

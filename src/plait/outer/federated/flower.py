@@ -132,7 +132,7 @@ class NodeFleet:
         needed: int,
         patience_seconds: float,
         *,
-        accuracy: Callable[[Tensor], float],
+        accuracy: Callable[[Tensor], float | None],
     ) -> None:
         """Ask the nodes of a grid; `accuracy` is that of weights on the server's own samples."""
         self._grid = grid
@@ -186,14 +186,14 @@ class NodeFleet:
     def secret(self, phase: str, contents: Mapping[int, Content]) -> dict[int, Content]:
         return self._ask(phase, contents)
 
-    def accuracies(self, weights: Tensor) -> dict[int, float]:
+    def accuracies(self, weights: Tensor) -> dict[int, float | None]:
         """The accuracy of the flat weights on test samples of each client."""
         told = self._ask(
             EVALUATE, {client: ({}, {"weights": weights}) for client in range(self.num_clients)}
         )
-        return {client: float(head["accuracy"]) for client, (head, _) in told.items()}
+        return {client: head["accuracy"] for client, (head, _) in told.items()}
 
-    def accuracy(self, weights: Tensor) -> float:
+    def accuracy(self, weights: Tensor) -> float | None:
         """The accuracy of the flat weights on the samples that the server holds out."""
         return self._accuracy(weights)
 
@@ -274,9 +274,10 @@ def server_app(config: str | Path, out: str | Path | None = None) -> ServerApp:
         rounds = []
         for round_done in server.run(fleet):
             rounds.append(round_done.as_dict())
+            accuracy = round_done.accuracy
+            judged = "" if accuracy is None else f" accuracy {accuracy:.4f}"
             print(
-                f"plait round {round_done.number} accuracy {round_done.accuracy:.4f} answered "
-                f"{list(round_done.answered)}",
+                f"plait round {round_done.number}{judged} answered {list(round_done.answered)}",
                 flush=True,
             )
             if out is not None:

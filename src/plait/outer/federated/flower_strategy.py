@@ -83,11 +83,10 @@ class FlowerStrategy(flower_strategies.Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        accuracies = [
-            float(unpack(message.content)[0]["accuracy"])
-            for message in replies
-            if not message.has_error()
+        told = [
+            unpack(message.content)[0]["accuracy"] for message in replies if not message.has_error()
         ]
+        accuracies = [float(accuracy) for accuracy in told if accuracy is not None]
         return (
             MetricRecord({"accuracy": statistics.fmean(accuracies), "worst": min(accuracies)})
             if accuracies

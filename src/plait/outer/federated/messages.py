@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from plait.errors import RunError
+from plait.errors import PlaitError, RunError
+from plait.launcher.main_process import say
 
 METRICS = frozenset({"train_loss", "accuracy", "num_evaluated", "num_steps", "seconds"})
 
@@ -74,3 +75,8 @@ def check_reply(reply: Reply, numel: int) -> Reply:
             f"{sorted(METRICS)}"
         )
     return reply
+
+
+def tell_missing(client: int, error: PlaitError) -> None:
+    """Say on stderr why a client has nothing to send in a round."""
+    say(f"plait: client {client} has no answer: {error}")

@@ -43,10 +43,16 @@ def shards(
     labels: Sequence[int], num_clients: int, rng: np.random.Generator, per_client: float
 ) -> Parts:
     """Sorted by label and cut into `per_client` shards a client: most clients see that many
-    labels.
+    labels. Raises `DataError` for fewer samples than shards.
     """
     order = np.argsort(np.asarray(labels), kind="stable")
     count = max(1, int(per_client))
+    if len(labels) < num_clients * count:
+        raise DataError(
+            f"{len(labels)} samples are too few for {num_clients} clients x {count} shards = "
+            f"{num_clients * count} shards; use fewer clients, or federated.shards_per_client "
+            f"{max(1, len(labels) // num_clients)} or less"
+        )
     pieces = np.array_split(order, num_clients * count)
     dealt = rng.permutation(len(pieces)).reshape(num_clients, count)
     return _sorted([np.concatenate([pieces[k] for k in of_client]) for of_client in dealt])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from plait.errors import RunError
+from plait.launcher.main_process import say
 from plait.outer.federated import privacy
 from plait.outer.federated.messages import Reply, TrainTask, check_reply
 from plait.outer.federated.secret_round import Content, secret_sum
@@ -36,11 +37,13 @@ class Fleet(Protocol):
     def secret(self, phase: str, contents: Mapping[int, Content]) -> dict[int, Content]:
         """The answers of those clients that are there to one step of secure aggregation."""
 
-    def accuracies(self, weights: Tensor) -> dict[int, float]:
+    def accuracies(self, weights: Tensor) -> dict[int, float | None]:
         """The accuracy of the flat weights (numel,) on test samples of each client."""
 
-    def accuracy(self, weights: Tensor) -> float:
-        """The accuracy of the flat weights (numel,) on the samples that the server holds out."""
+    def accuracy(self, weights: Tensor) -> float | None:
+        """The accuracy of the flat weights (numel,) on the samples that the server holds out. None
+        where targets are no numbers of classes.
+        """
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Round:
     """The record of a round. `epsilon` is the privacy spent so far, None without noise."""
 
     number: int
-    accuracy: float
+    accuracy: float | None
     client_accuracy: dict[int, float]
     asked: tuple[int, ...]
     answered: tuple[int, ...]
@@ -124,7 +127,6 @@ class Server:
     weights: Tensor
     strategy: Strategy
     options: RoundOptions
-    on_round: Callable[[Round], None] = field(default=lambda done: None)
     seed: Callable[[], int] = field(
         default=lambda: secrets.randbits(63)
     )  # of draws and noise; alike on ranks of one server
@@ -133,9 +135,7 @@ class Server:
         """Run all rounds, giving what is known after each."""
         self._check()
         for number in range(1, self.options.rounds + 1):
-            done = self.round(fleet, number)
-            self.on_round(done)
-            yield done
+            yield self.round(fleet, number)
 
     def round(self, fleet: Fleet, number: int) -> Round:
         """One round. Raises `RunError` when fewer than `min_replies` clients answer; the weights
@@ -153,7 +153,7 @@ class Server:
         return Round(
             number,
             fleet.accuracy(self.weights),
-            fleet.accuracies(self.weights) if evaluates else {},
+            _known(fleet.accuracies(self.weights)) if evaluates else {},
             tuple(clients),
             received.answered,
             tuple(received.refused),
@@ -278,7 +278,12 @@ class Server:
                 good.append(check_reply(reply, self.weights.numel()))
             except RunError as error:
                 refused[reply.client] = str(error)
+                say(f"plait: round {reply.number}: {error}; its reply is left out")
         return good, refused
+
+
+def _known(accuracies: Mapping[int, float | None]) -> dict[int, float]:
+    return {client: value for client, value in accuracies.items() if value is not None}
 
 
 def choose(num_clients: int, fraction: float, seed: int, number: int) -> list[int]:

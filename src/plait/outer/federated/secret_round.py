@@ -16,7 +16,7 @@ from torch import Tensor
 
 from plait.errors import RunError
 from plait.outer.federated import privacy, secure
-from plait.outer.federated.messages import Reply, TrainTask
+from plait.outer.federated.messages import Reply, TrainTask, tell_missing
 from plait.outer.federated.secure import Ciphertext, PublicKeys, SecureClient
 from plait.values import JsonObject
 
@@ -49,7 +49,7 @@ class SecureClients:
         }, {}
 
     def mask(self, client: int, content: Content, reply: Reply) -> Content:
-        """Step 3: this round's change under masks."""
+        """Step 3: this round's change under masks. Raises `RunError` for one that has no sum."""
         if self._clip is not None:
             reply = replace(reply, change=privacy.clip(reply.change, self._clip), num_examples=1)
         received = {
@@ -59,6 +59,7 @@ class SecureClients:
         weighed = torch.cat(
             [reply.change.double() * reply.num_examples, torch.tensor([float(reply.num_examples)])]
         )
+        secure.check_summable(weighed, len(received))
         masked = self._of(client, content).mask(secure.to_fixed(weighed), received)
         return {"client": client, "metrics": dict(reply.metrics)}, {"masked": masked}
 
@@ -137,11 +138,14 @@ def answer(
             for client, content in contents.items()
         }
     answers = {}
-    for client, content in contents.items():
-        vectors = dict(content[1])
-        task = TrainTask(int(content[0]["number"]), vectors.pop("weights"), vectors)
-        for reply in train(task, [client]):
-            answers[client] = secure_clients.mask(client, content, reply)
+    head, vectors = next(iter(contents.values()))  # the task is alike for all clients of a round
+    extra = {name: vector for name, vector in vectors.items() if name != "weights"}
+    for reply in train(TrainTask(int(head["number"]), vectors["weights"], extra), [*contents]):
+        client = reply.client
+        try:
+            answers[client] = secure_clients.mask(client, contents[client], reply)
+        except RunError as error:
+            tell_missing(client, error)
     return answers
 
 

@@ -121,6 +121,17 @@ def to_fixed(values: Tensor) -> Tensor:
     return (values.double() * 2**FRACTION_BITS).round().to(torch.int64)
 
 
+def check_summable(values: Tensor, num_clients: int) -> None:
+    """Raise `RunError` for values [...] of which a sum over clients could leave 64 bits."""
+    limit = 2.0 ** (63 - FRACTION_BITS) / num_clients
+    largest = float(values.abs().max())
+    if not largest < limit:  # also where it is no number
+        raise RunError(
+            f"a change times its examples has the value {largest:g}, and secure aggregation over "
+            f"{num_clients} clients sums finite values below {limit:.3g}; lower train.lr"
+        )
+
+
 def from_fixed(values: Tensor) -> Tensor:
     """The real values [...] (float64) of fixed-point numbers."""
     return values.double() / 2**FRACTION_BITS

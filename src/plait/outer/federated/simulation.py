@@ -7,88 +7,44 @@ with the clients.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from plait import datasets
+from plait.checkpoint.folder import write_text_atomic
 from plait.comm import World
-from plait.config import Config, Federated
-from plait.datasets.sample_set import SampleSet
+from plait.config import Config
 from plait.engine.build import build, join_world
 from plait.engine.precision import MASTER_DTYPES
 from plait.errors import NonFiniteLoss, RunError
 from plait.launcher.agent import start_server
+from plait.launcher.main_process import say
 from plait.launcher.rank import die_with_parent
 from plait.outer.federated.client import Client, LocalOptions, get_weights
 from plait.outer.federated.evaluator import Evaluator
-from plait.outer.federated.messages import Reply, TrainTask
-from plait.outer.federated.partitions import partition
-from plait.outer.federated.rounds import RoundOptions, Server
+from plait.outer.federated.local_rules import RoundRate, check_local_training
+from plait.outer.federated.messages import Reply, TrainTask, tell_missing
+from plait.outer.federated.progress import Progress, workload
+from plait.outer.federated.rounds import RoundOptions, Server, choose
 from plait.outer.federated.samples import Samples, Subset
 from plait.outer.federated.secret_round import Content, SecureClients, answer
+from plait.outer.federated.split import split
 from plait.outer.federated.strategies import StrategySettings, make
 from plait.plan import Plan
 from plait.run import assemble, optimizers
 from plait.values import JsonObject
 
 T = TypeVar("T")
-HELD_OUT = 0.2  # of all samples, at the server; and of each client's, for its own test
-
-
-@dataclass(frozen=True)
-class Split:
-    """Indices: the server's test samples, and each client's for training and for its own test."""
-
-    test: list[int]
-    train: list[list[int]]
-    own_test: list[list[int]]
-
-
-def split(dataset: SampleSet, section: Federated, seed: int) -> Split:
-    """Samples of every client. A pure function: every process computes an equal split."""
-    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist()
-    held = int(HELD_OUT * len(order))
-    test = sorted(order[:held])
-    rest = sorted(order[held:])
-    parts = (
-        [order] * section.clients
-        if section.partition == "own"
-        else _dealt(dataset, rest, section, seed)
-    )
-    test = sorted(order) if section.partition == "own" else test
-    train = []
-    own_tests = []
-    for client, part in enumerate(parts):
-        mixed = torch.randperm(
-            len(part), generator=torch.Generator().manual_seed(seed + 1 + client)
-        ).tolist()
-        num_own = int(HELD_OUT * len(part))
-        own_tests.append(sorted(part[k] for k in mixed[:num_own]) or part)
-        train.append(sorted(part[k] for k in mixed[num_own:]))
-    return Split(test, train, own_tests)
-
-
-def _dealt(
-    dataset: SampleSet, indices: list[int], section: Federated, seed: int
-) -> list[list[int]]:
-    labels = [_label(dataset, index) for index in indices]
-    parameter = section.shards_per_client if section.partition == "shards" else section.alpha
-    parts = partition(section.partition, labels, section.clients, seed, parameter)
-    return [[indices[k] for k in part] for part in parts]
-
-
-def _label(dataset: SampleSet, index: int) -> int:
-    """The label that a skewed partition sorts by: the target, or the last token of a text."""
-    return int(dataset[index][1].reshape(-1)[-1])
 
 
 class ServerData:
@@ -112,7 +68,7 @@ class ServerData:
             MASTER_DTYPES[Plan.parse(config.plan.text).precision],
         )
 
-    def accuracy(self, weights: Tensor) -> float:
+    def accuracy(self, weights: Tensor) -> float | None:
         """The accuracy of the flat weights on the samples that the server holds out."""
         return self.evaluator.accuracy(weights, self._test)
 
@@ -136,15 +92,16 @@ class LocalFleet:
         self.num_clients = config.federated.clients
         self._secure_clients = SecureClients(config.federated.clip)
         self._fails = fails or (lambda number, client: False)
+        rate = RoundRate(config)
         engine = build(
             assemble.make_model(assemble.model_keys(config), config.train.seed),
             plan,
             loss=assemble.make_loss(config.train, assemble.model_keys(config)),
             optimizer=optimizers.from_config(config.train),
-            options=assemble.make_options(config, plan),
+            options=replace(assemble.make_options(config, plan), learning_rate=rate),
             world=world,
         )
-        self.client = Client(engine, local_of(config))
+        self.client = Client(engine, local_of(config), rate)
 
     def initial(self) -> Tensor:
         """The flat weights (numel,) that training begins with."""
@@ -152,16 +109,28 @@ class LocalFleet:
 
     def train(self, task: TrainTask, clients: Sequence[int]) -> list[Reply]:
         replies = []
+        progress = Progress(task.number, self.num_steps(clients))
         for client in clients:
             if not self._fails(task.number, client):
-                with suppress(NonFiniteLoss):  # it has nothing to send: a client that is missing
-                    replies.append(self.client.run(task, self.samples[client]))
+                try:
+                    replies.append(self.client.run(task, self.samples[client], progress.advance))
+                except NonFiniteLoss as error:  # it has nothing to send
+                    tell_missing(client, error)
         return replies
+
+    def num_steps(self, clients: Sequence[int]) -> int:
+        """The steps of a round of these clients, together."""
+        local = self.client.local
+        return sum(local.num_steps(len(self.samples[client].train)) for client in clients)
+
+    def num_samples(self) -> int:
+        """The samples of all clients that they train on."""
+        return sum(len(samples.train) for samples in self.samples)
 
     def secret(self, phase: str, contents: Mapping[int, Content]) -> dict[int, Content]:
         return answer(self._secure_clients, phase, contents, self.train)
 
-    def accuracies(self, weights: Tensor) -> dict[int, float]:
+    def accuracies(self, weights: Tensor) -> dict[int, float | None]:
         """The accuracy of the flat weights on test samples of each client."""
         return {
             samples.client: self.evaluator.accuracy(weights, samples.test)
@@ -171,6 +140,7 @@ class LocalFleet:
 
 def local_of(config: Config) -> LocalOptions:
     """How clients train, from `[federated]` and `[train]`."""
+    check_local_training(config)
     section = config.federated
     train = config.train
     return LocalOptions(
@@ -229,7 +199,7 @@ def _train(task: TrainTask, client: int, control: Tensor | None) -> tuple[Reply,
     return _FLEET.client.run(task, _FLEET.samples[client]), _FLEET.samples[client].control
 
 
-def _evaluate(weights: Tensor, client: int) -> float:
+def _evaluate(weights: Tensor, client: int) -> float | None:
     assert _FLEET is not None
     return _FLEET.evaluator.accuracy(weights, _FLEET.samples[client].test)
 
@@ -244,6 +214,8 @@ class PoolFleet:
             config, plan, world
         )  # evaluates the global model, and says where training begins
         self.num_clients = self._own.num_clients
+        self.num_steps = self._own.num_steps
+        self.num_samples = self._own.num_samples
         self._controls: dict[int, Tensor | None] = {}
         self._secure_clients = SecureClients(config.federated.clip)
         context = multiprocessing.get_context(start_server())
@@ -262,14 +234,17 @@ class PoolFleet:
             for client in clients
         }
         replies = []
+        progress = Progress(task.number, self.num_steps(clients))
         broken = False
         for client, future in futures.items():
             try:
                 reply, self._controls[client] = future.result()
                 replies.append(reply)
-            except NonFiniteLoss:  # it has nothing to send
-                continue
+                progress.advance(self.num_steps([client]))
+            except NonFiniteLoss as error:  # it has nothing to send
+                tell_missing(client, error)
             except BrokenProcessPool:  # a worker died, and with it those that had not answered
+                tell_missing(client, RunError("a process of federated.workers died"))
                 broken = True
         if broken:
             self._restart()
@@ -290,14 +265,14 @@ class PoolFleet:
         """The clients' secrets are kept here, since any worker may train any client."""
         return answer(self._secure_clients, phase, contents, self.train)
 
-    def accuracies(self, weights: Tensor) -> dict[int, float]:
+    def accuracies(self, weights: Tensor) -> dict[int, float | None]:
         """The accuracy of the flat weights on test samples of each client."""
         futures = {
             client: self._submit(_evaluate, weights, client) for client in range(self.num_clients)
         }
         return {client: future.result() for client, future in futures.items()}
 
-    def accuracy(self, weights: Tensor) -> float:
+    def accuracy(self, weights: Tensor) -> float | None:
         """The accuracy of the flat weights on the samples that the server holds out."""
         return self._own.accuracy(weights)
 
@@ -307,10 +282,13 @@ class PoolFleet:
 
 
 def simulate(
-    config: Config, on_round: Callable[[Any], None], fails: Callable[[int, int], bool] | None = None
+    config: Config,
+    on_round: Callable[[Any], None],
+    fails: Callable[[int, int], bool] | None = None,
+    out: Path | None = None,
 ) -> JsonObject:
     """Run a config's federation on this machine, and return its numbers. Every rank of a client's
-    plan calls it.
+    plan calls it. After each round the file `out` holds the numbers so far.
 
     Raises:
         RunError: several workers and a plan of several ranks, or data that each client has on its
@@ -337,13 +315,25 @@ def simulate(
     try:
         server = make_server(config, fleet.initial())
         server.seed = lambda: shared_seed(world)
-        server.on_round = on_round if world.rank == 0 else (lambda done: None)
-        rounds = [done.as_dict() for done in server.run(fleet)]
+        asked = choose(fleet.num_clients, config.federated.fraction, config.train.seed, 1)
+        say(workload(config, len(asked), fleet.num_steps(asked), fleet.num_samples()))
+        rounds: list[JsonObject] = []
+        for done in server.run(fleet):
+            rounds.append(done.as_dict())
+            if world.rank == 0:
+                if out is not None:
+                    write_text_atomic(out, json.dumps(numbers(rounds, plan), indent=2) + "\n")
+                on_round(done)
     finally:
         if isinstance(fleet, PoolFleet):
             fleet.close()
     world.close()
-    return {"rounds": rounds, "plan": str(plan), **totals(rounds)}
+    return numbers(rounds, plan)
+
+
+def numbers(rounds: Sequence[JsonObject], plan: Plan) -> JsonObject:
+    """What a simulation gives: its rounds, the plan of a client, and the totals."""
+    return {"rounds": [*rounds], "plan": str(plan), **totals(rounds)}
 
 
 def shared_seed(world: World) -> int:
