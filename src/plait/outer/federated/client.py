@@ -46,6 +46,7 @@ def get_weights(engine: Engine) -> Tensor:
     """All trainable parameters, end to end in the order of their names, flat (numel,) and whole on
     every rank. Collective.
     """
+    engine.show_evaluated_weights()
     places, numel = layout(engine)
     shards = [(shard.name, shard.index(), shard.values) for shard in _shards(engine)]
     axis = engine.world.axis("world")
