@@ -59,8 +59,9 @@ def get_weights(engine: Engine) -> Tensor:
 
 
 def set_weights(engine: Engine, flat: Tensor) -> None:
-    """Let every rank hold what `flat` (numel,) says, and begin with a fresh optimizer: no state,
-    and the first numbers of its groups. Collective.
+    """Let every rank hold what `flat` (numel,) says, and begin with a fresh optimizer. Collective.
+
+    It has no state, and its groups have their first numbers.
     """
     with torch.no_grad():
         for piece, values in zip(engine.strategy.pieces, slices(engine, flat), strict=True):

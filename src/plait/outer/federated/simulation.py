@@ -332,7 +332,7 @@ def simulate(
 
 
 def numbers(rounds: Sequence[JsonObject], plan: Plan) -> JsonObject:
-    """What a simulation gives: its rounds, the plan of a client, and the totals."""
+    """The numbers of a simulation: its rounds, the plan of a client, and the totals."""
     return {"rounds": [*rounds], "plan": str(plan), **totals(rounds)}
 
 

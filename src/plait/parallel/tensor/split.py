@@ -158,8 +158,8 @@ class TensorSplit:
             )
 
     def explain(self, model: nn.Module, error: Exception) -> ModelError | None:
-        """An error for a gradient of a gradient, or for a misfit of shapes inside the split model,
-        with its module and roles. None for any other.
+        """An error for a gradient of a gradient, or for a misfit of shapes with its module and
+        roles. None for any other.
         """
         if "marked with @once_differentiable" in str(error):
             return ModelError(
