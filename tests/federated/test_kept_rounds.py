@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from plait.comm import World
 from plait.outer.federated.messages import Reply, TrainTask
 from plait.outer.federated.rounds import Round
-from plait.outer.federated.simulation import LocalFleet, make_server, simulate
+from plait.outer.federated.simulation import LocalFleet, ServerData, make_server, simulate
 from plait.plan import Plan
 from tests.federated.test_simulation import config
 
@@ -54,3 +56,15 @@ def test_an_interrupted_simulation_keeps_its_rounds(tmp_path: Path) -> None:
     assert kept["accuracy"] == kept["rounds"][1]["accuracy"]
     result = simulate(config(plan="dp1"), lambda done: None, out=out)
     assert json.loads(out.read_text()) == result and [*tmp_path.iterdir()] == [out]
+
+
+def test_the_weights_of_a_simulation_have_its_accuracy(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    settings = config(plan="dp1")
+    result = simulate(settings, lambda done: None, weights=path)
+    values = load_file(path)
+    flat = torch.cat([values[name].reshape(-1) for name in sorted(values)])
+    server = ServerData(settings)
+    assert [*server.evaluator.named(flat)] == sorted(values)
+    assert server.accuracy(flat) == result["accuracy"]
+    assert server.accuracy(server.evaluator.initial()) != result["accuracy"]

@@ -40,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the numbers there after each round, as JSON",
     )
     parser.add_argument(
+        "--weights",
+        type=Path,
+        metavar="FILE",
+        help="write the newest weights there after each round, as safetensors",
+    )
+    parser.add_argument(
         "--deploy",
         type=Path,
         metavar="DIR",
@@ -107,8 +113,9 @@ def run(arguments: argparse.Namespace) -> Answer:
 
         written = write(config, arguments.deploy, arguments.host, arguments.port)
         return Answer(written, Text(written["text"], no_wrap=True, overflow="ignore"))
-    if arguments.out is not None and is_main_process():
-        common.check_writable(arguments.out)
+    for path in (arguments.out, arguments.weights):
+        if path is not None and is_main_process():
+            common.check_writable(path)
     section = config.federated
     say(
         f"plait federated: {section.strategy}, {counted(section.clients, 'client')} "
@@ -117,7 +124,8 @@ def run(arguments: argparse.Namespace) -> Answer:
     out: Path | None = arguments.out
     is_device = out is not None and out.exists() and not out.is_file()
     kept = None if out is None or is_device else out.resolve()
-    result = launch(simulated, config, kept, nproc=plan.world_size)[0]
+    weights: Path | None = arguments.weights and arguments.weights.resolve()
+    result = launch(simulated, config, kept, weights, nproc=plan.world_size)[0]
     if out is not None and is_device and is_main_process():
         out.write_text(json.dumps(result, indent=2) + "\n")
     return Answer(result, view(result)) if is_main_process() else Answer(None)
@@ -149,11 +157,11 @@ def be_client(config: Config, arguments: argparse.Namespace, num_ranks: int) -> 
     return Answer(None)
 
 
-def simulated(config: Config, out: Path | None) -> Json:
+def simulated(config: Config, out: Path | None, weights: Path | None) -> Json:
     """The entry of every rank of a client's plan."""
     from plait.outer.federated.simulation import simulate
 
-    return simulate(config, show, out=out)
+    return simulate(config, show, out=out, weights=weights)
 
 
 def show(done: Any) -> None:

@@ -254,10 +254,9 @@ def server_app(config: str | Path, out: str | Path | None = None) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        from safetensors.torch import save_file
-
         from plait.config import load
         from plait.outer.federated.simulation import ServerData, make_server, totals
+        from plait.outer.federated.weights_file import write_weights
 
         settings = load(config)
         section = settings.federated
@@ -281,13 +280,11 @@ def server_app(config: str | Path, out: str | Path | None = None) -> ServerApp:
                 flush=True,
             )
             if out is not None:
-                new = Path(out).with_name("weights.new")
-                save_file(
+                write_weights(
+                    Path(out).with_name("weights.safetensors"),
                     server_data.evaluator.named(server.weights),
-                    new,
-                    {"round": str(round_done.number)},
+                    round_done.number,
                 )
-                new.replace(new.with_suffix(".safetensors"))
                 new = Path(out).with_suffix(".new")
                 new.write_text(json.dumps({"rounds": rounds, **totals(rounds)}, indent=2) + "\n")
                 new.replace(out)

@@ -40,6 +40,7 @@ from plait.outer.federated.samples import Samples, Subset
 from plait.outer.federated.secret_round import Content, SecureClients, answer
 from plait.outer.federated.split import split
 from plait.outer.federated.strategies import StrategySettings, make
+from plait.outer.federated.weights_file import write_weights
 from plait.plan import Plan
 from plait.run import assemble, optimizers
 from plait.values import JsonObject
@@ -122,6 +123,10 @@ class LocalFleet:
         """The steps of a round of these clients, together."""
         local = self.client.local
         return sum(local.num_steps(len(self.samples[client].train)) for client in clients)
+
+    def named(self, weights: Tensor) -> dict[str, Tensor]:
+        """The flat weights (numel,) as parameters [...], by name."""
+        return self.evaluator.named(weights)
 
     def num_samples(self) -> int:
         """The samples of all clients that they train on."""
@@ -216,6 +221,7 @@ class PoolFleet:
         self.num_clients = self._own.num_clients
         self.num_steps = self._own.num_steps
         self.num_samples = self._own.num_samples
+        self.named = self._own.named
         self._controls: dict[int, Tensor | None] = {}
         self._secure_clients = SecureClients(config.federated.clip)
         context = multiprocessing.get_context(start_server())
@@ -286,9 +292,12 @@ def simulate(
     on_round: Callable[[Any], None],
     fails: Callable[[int, int], bool] | None = None,
     out: Path | None = None,
+    weights: Path | None = None,
 ) -> JsonObject:
     """Run a config's federation on this machine, and return its numbers. Every rank of a client's
-    plan calls it. After each round the file `out` holds the numbers so far.
+    plan calls it.
+
+    After each round the file `out` holds the numbers so far, and `weights` the newest weights.
 
     Raises:
         RunError: several workers and a plan of several ranks, or data that each client has on its
@@ -323,6 +332,8 @@ def simulate(
             if world.rank == 0:
                 if out is not None:
                     write_text_atomic(out, json.dumps(numbers(rounds, plan), indent=2) + "\n")
+                if weights is not None:
+                    write_weights(weights, fleet.named(server.weights), done.number)
                 on_round(done)
     finally:
         if isinstance(fleet, PoolFleet):
