@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 from collections import UserDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from itertools import chain
 from types import SimpleNamespace
 
 import torch
@@ -217,6 +218,28 @@ def cut_samples(
         return leaf
 
     return map_held(part, batch)
+
+
+def joined(shares: Sequence[PyTree]) -> PyTree:
+    """The batch of several shares, in their order.
+
+    Tensors (samples, ...), each `SampleList` and lists of as many texts are joined. All else is the
+    first share's, and shares without samples add none.
+    """
+    kept = [share for share in shares if num_rows(share)] or shares[:1]
+    rows = [num_rows(share) for share in kept]
+
+    def whole(parts: Sequence[PyTree], held: bool) -> PyTree:
+        first = parts[0]
+        sizes = [len(one) if is_per_sample(one) else None for one in parts]
+        if isinstance(first, Tensor) and first.dim():
+            stays = held and [one.size(0) for one in parts] != rows
+            return first if stays else torch.cat(list(parts))
+        return type(first)(chain(*parts)) if sizes == rows and rows != [None] else first
+
+    columns = zip(*map(leaves_of, kept), strict=True)
+    held = [is_held for _, is_held in held_leaves(kept[0])]
+    return filled(kept[0], map(whole, columns, held))
 
 
 def refuse_undivided(leaf: PyTree, num_samples: int) -> None:

@@ -101,6 +101,19 @@ def test_a_loss_of_each_ranks_own_part_is_not_compared(ranks) -> None:
     assert report.as_dict()["loss_error"] == 0.0
 
 
+@pytest.mark.parametrize("text", ["lists.py", "lists.py:train", "texts.py", "texts.py:train"])
+def test_samples_in_lists_are_counted_and_found(ranks, text: str) -> None:
+    report = report_of(ranks, text)
+    assert report.ok, report.text()
+    assert report.error("grad") < 1e-13 and report.num_steps == 3
+    assert not any("every rank computed on" in note for note in report.notes)
+
+
+def test_samples_in_lists_that_no_rank_saw_are_named(ranks) -> None:
+    report = report_of(ranks, "lists.py:equal_data")
+    assert "no rank computed on sample 1, 3, 5, 7 of" in report.text()
+
+
 def test_a_step_without_an_update_is_refused(ranks) -> None:
     with pytest.raises(AssertionError, match="no torch optimizer made an update in step 0"):
         report_of(ranks, "ddp.py:no_update")

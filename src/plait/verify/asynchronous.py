@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
-import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
+from plait.batch_trees import joined
 from plait.engine.engine import Engine
 from plait.errors import PlanError
 from plait.mesh import Mesh, Shard
@@ -26,8 +25,9 @@ from plait.values import PyTree
 from plait.verify.problem import Problem
 from plait.verify.record.observation import Observation, Record
 from plait.verify.record.observe import RankRecord, RankStep, join, parameters_of
+from plait.verify.reference.batches import Batch
 from plait.verify.reference.delayed import run_delayed
-from plait.verify.reference.one_device import Batch, Slice
+from plait.verify.reference.one_device import Slice
 
 SKIPPED = {
     "clipping": "its stages update by themselves, so there is no global norm",
@@ -114,19 +114,5 @@ def _micro_batches(parts: Sequence[Slice]) -> list[Batch]:
     found: list[Batch] = []
     for number in sorted({part.micro_batch for part in parts}):
         shares = [part.batch for part in parts if part.micro_batch == number]
-        found.append(_together(shares))
-    return found
-
-
-def _together(shares: Sequence[Batch]) -> Batch:
-    others = [iter(_leaves(share)) for share in shares]
-    joined: Batch = tree_map_only(
-        Tensor, lambda _: torch.cat([next(leaves) for leaves in others]), shares[0]
-    )
-    return joined
-
-
-def _leaves(share: Batch) -> list[Tensor]:
-    found: list[Tensor] = []
-    tree_map_only(Tensor, found.append, share)
+        found.append(joined(shares))
     return found

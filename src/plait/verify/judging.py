@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
+from plait.batch_trees import leaves_of
 from plait.mesh import Mesh
 from plait.plan import Plan
 from plait.verify.asynchronous import join_stream, reference_stream
@@ -28,15 +28,10 @@ from plait.verify.problem import Problem, plan_dtype, reference_dtype
 from plait.verify.record.compare import TOLERANCE, Key
 from plait.verify.record.observation import Record
 from plait.verify.record.observe import RankRecord, join
+from plait.verify.record.samples import samples_of
 from plait.verify.reference import lowered, rounding
-from plait.verify.reference.one_device import (
-    Batch,
-    Slice,
-    num_samples,
-    pooled_losses,
-    run_reference,
-    slicing_reasons,
-)
+from plait.verify.reference.batches import Batch, num_samples
+from plait.verify.reference.one_device import Slice, pooled_losses, run_reference, slicing_reasons
 from plait.verify.reference.recipe import Recipe
 from plait.verify.report import Report
 
@@ -177,8 +172,9 @@ def _not_clipped(reference: Record, clip: float | None) -> list[str]:
 
 def same_data(parts: Sequence[Slice]) -> list[str]:
     """Ranks that see equal data agree whatever is reduced between them."""
-    full = [leaf for part in parts if len(leaf := tree_leaves(part.batch)[0])]
-    if len(full) > 1 and all(torch.equal(leaf, full[0]) for leaf in full[1:]):
+    first = [leaves_of(part.batch)[0] for part in parts if num_samples(part.batch)]
+    marks = [found for leaf in first if (found := samples_of((leaf, leaf)))]
+    if len(marks) > 1 and all(one == marks[0] for one in marks[1:]):
         return [
             "every slice of the batch holds the same data, so a missing reduction would not show"
         ]

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from plait import models
 from plait.origin import ONE_VALUE
 from plait.plan import Plan
 from plait.values import JsonMapping
 from plait.verify.problem import Problem, with_keys
+from plait.verify.reference.batches import taken
 from plait.verify.reference.one_device import call
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -82,8 +82,8 @@ def _no_mask(problem: Problem) -> str | None:
     if problem.train.loss is not None:
         model = problem.make_whole_model(torch.float32)
         with torch.no_grad():
-            two = tree_map_only(Tensor, lambda leaf: leaf[:2], inputs)
-            if not isinstance(problem.loss(call(model, two), targets[:2]), tuple):
+            two = taken((inputs, targets), range(2))
+            if not isinstance(problem.loss(call(model, two[0]), two[1]), tuple):
                 return (
                     "its loss returns a mean over samples; one that returns (sum, count) may mask "
                     "targets"
@@ -148,10 +148,10 @@ def _needs_two(problem: Problem) -> bool:
     model = problem.make_whole_model(torch.float32)
     if not any(isinstance(module, BATCH_NORMS) for module in model.modules()):
         return False
-    inputs, _ = next(problem.loader())
+    one = taken(next(problem.loader()), range(1))
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            call(model, tree_map_only(Tensor, lambda leaf: leaf[:1], inputs))
+            call(model, one[0])
     except ValueError as error:
         return str(error).startswith(ONE_VALUE)
     return False

@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
-from torch.utils.data import Subset
 
 from plait import datasets, models
+from plait.batch_trees import map_tensors
 from plait.config import Data, PlanSection, Train
 from plait.datasets import Loader, Masked
+from plait.datasets.collate import collate
+from plait.datasets.sample_set import SampleSet
 from plait.engine.build import Options
 from plait.engine.loss import LossFunction
 from plait.engine.precision import DTYPES, MASTER_DTYPES
@@ -32,15 +33,34 @@ from plait.models import losses
 from plait.plan import Plan
 from plait.products import MEASURED
 from plait.run import assemble, optimizers
-from plait.values import JsonMapping
+from plait.values import JsonMapping, PyTree
+from plait.verify.reference.batches import Batch, num_samples, taken
 from plait.verify.reference.coded import round_base
 from plait.verify.reference.copied import in_precision
-from plait.verify.reference.one_device import Batch, Slice, num_samples
+from plait.verify.reference.one_device import Slice
 from plait.verify.reference.plain.data import plain_batches
 from plait.verify.reference.plain.layers import plain_layers
 from plait.verify.reference.plain.training import plain_loss, plain_optimizer, plain_rate
 from plait.verify.reference.recipe import Recipe
 from plait.verify.reference.start import plain_start, start_by_name
+
+
+@dataclass(frozen=True)
+class FirstSamples:
+    """The first `size` samples of a data set, stacked as that set stacks them."""
+
+    dataset: SampleSet
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> PyTree:
+        return self.dataset[range(self.size)[index]]
+
+    def batch(self, indices: Tensor) -> Batch:
+        """Samples [B] by their numbers."""
+        return collate(self.dataset, indices)
 
 
 @dataclass(frozen=True)
@@ -123,7 +143,7 @@ class Problem:
             self.data, self.model, self.train.seed, self.train.global_batch
         )
         if self.num_samples is not None:
-            dataset = Subset(dataset, range(min(self.num_samples, len(dataset))))
+            dataset = FirstSamples(dataset, min(self.num_samples, len(dataset)))
         return Masked(dataset, seed=self.train.seed) if self.masked else dataset
 
     def batches(self, steps: int, dtype: torch.dtype) -> list[Batch]:
@@ -197,12 +217,13 @@ class Problem:
 
         def cut(step: int, batch: Batch) -> list[Slice]:
             cut_slices = []
-            for rank, share in enumerate(_loader_shares(batch, plan.dp.size, self.plan.shares)):
-                for index, part in enumerate(_even_parts(share, plan.micro_batches)):
+            shares = _loader_shares(num_samples(batch), plan.dp.size, self.plan.shares)
+            for rank, share in enumerate(shares):
+                for index, rows in enumerate(_even_parts(share, plan.micro_batches)):
                     seed = derive_seed(
                         self.train.seed, "step", step, rank * plan.micro_batches + index
                     )
-                    cut_slices.append(Slice(rank, index, part, seed))
+                    cut_slices.append(Slice(rank, index, taken(batch, rows), seed))
             return cut_slices
 
         return cut
@@ -225,33 +246,27 @@ def with_keys(section: Train, **keys: object) -> Train:
 
 def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
     """Floating tensors in the precision of the run."""
-    cast: Batch = tree_map_only(
-        Tensor, lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, batch
+    cast: Batch = map_tensors(
+        lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, batch
     )
     return cast
 
 
-def _loader_shares(batch: Batch, size: int, shares: Sequence[float] | None = None) -> list[Batch]:
+def _loader_shares(total: int, size: int, shares: Sequence[float] | None = None) -> list[range]:
     """Data rank r gets the samples from n r / size to n (r + 1) / size, rounded down.
 
     With shares, r / size is the part of all ranks before r.
     """
-    total = num_samples(batch)
     parts = [Fraction(1)] * size
     if shares and len(shares) == size:
         parts = [Fraction(str(share)) for share in shares]
     ends = [Fraction(0), *accumulate(parts)]
     edges = [int(total * end / ends[-1]) for end in ends]
-    return [_cut(batch, start, stop) for start, stop in pairwise(edges)]
+    return [range(start, stop) for start, stop in pairwise(edges)]
 
 
-def _even_parts(batch: Batch, count: int) -> list[Batch]:
+def _even_parts(share: range, count: int) -> list[range]:
     """Parts that differ by one sample at most, the longer ones first."""
-    size, longer = divmod(num_samples(batch), count)
+    size, longer = divmod(len(share), count)
     edges = [index * size + min(index, longer) for index in range(count + 1)]
-    return [_cut(batch, start, stop) for start, stop in pairwise(edges)]
-
-
-def _cut(batch: Batch, start: int, stop: int) -> Batch:
-    part: Batch = tree_map_only(Tensor, lambda leaf: leaf[start:stop], batch)
-    return part
+    return [share[start:stop] for start, stop in pairwise(edges)]

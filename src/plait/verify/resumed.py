@@ -29,7 +29,8 @@ from plait.verify.record.compare import Difference, differences
 from plait.verify.record.gathered import on_first_rank
 from plait.verify.record.observation import Record
 from plait.verify.record.observe import RankRecord, join, record_rank
-from plait.verify.reference.one_device import Batch, Slice
+from plait.verify.reference.batches import Batch
+from plait.verify.reference.one_device import Slice
 from plait.verify.report import Report
 
 

@@ -28,8 +28,9 @@ from plait.verify.record.compare import Difference, differences
 from plait.verify.record.gathered import on_first_rank
 from plait.verify.record.observation import Record
 from plait.verify.record.observe import RankRecord, join, record_rank
+from plait.verify.reference.batches import Batch
 from plait.verify.reference.lowered import LowPrecision
-from plait.verify.reference.one_device import Batch, pooled_losses, run_reference, slicing_reasons
+from plait.verify.reference.one_device import pooled_losses, run_reference, slicing_reasons
 from plait.verify.reference.recipe import Recipe
 from plait.verify.reference.rounding import (
     RUNS,

@@ -23,16 +23,9 @@ from plait.verify.diagnosis.finding import Finding, list_names
 from plait.verify.problem import Problem, reference_dtype
 from plait.verify.ranks import make_engine
 from plait.verify.record.compare import Difference
+from plait.verify.reference.batches import Batch, num_samples
 from plait.verify.reference.drawn import random_from
-from plait.verify.reference.one_device import (
-    Batch,
-    Slice,
-    call,
-    loss_sum,
-    num_samples,
-    pooled_losses,
-    run_reference,
-)
+from plait.verify.reference.one_device import Slice, call, loss_sum, pooled_losses, run_reference
 
 SAME = 1e-8  # relative; rounding of float64 is far below, a wrong output far above
 

@@ -10,8 +10,9 @@ from torch import nn
 from plait.verify.diagnosis.finding import Finding
 from plait.verify.record.compare import largest, relative_error
 from plait.verify.record.observation import Gradients, Record
+from plait.verify.reference.batches import Batch
 from plait.verify.reference.copied import copied
-from plait.verify.reference.one_device import Batch, Slice, run_reference
+from plait.verify.reference.one_device import Slice, run_reference
 from plait.verify.reference.recipe import Recipe
 
 Slices = Callable[[int, Batch], Sequence[Slice]]

@@ -21,8 +21,9 @@ from plait.values import PyTree
 from plait.verify.diagnosis.finding import Finding, list_names
 from plait.verify.problem import Problem, reference_dtype
 from plait.verify.ranks import make_engine
+from plait.verify.reference.batches import num_samples
 from plait.verify.reference.drawn import random_from
-from plait.verify.reference.one_device import call, num_samples
+from plait.verify.reference.one_device import call
 
 SAME = 1e-8  # relative; rounding of float64 in one forward is far below, a wrong role far above
 IN_A_STREAM = (

@@ -24,7 +24,8 @@ from plait.verify.outside.task import DTYPES, Trial
 from plait.verify.record.compare import TOLERANCE
 from plait.verify.record.observation import Record
 from plait.verify.reference import lowered
-from plait.verify.reference.one_device import Batch, Slice, run_reference, slicing_reasons
+from plait.verify.reference.batches import Batch
+from plait.verify.reference.one_device import Slice, run_reference, slicing_reasons
 from plait.verify.reference.recipe import Recipe
 from plait.verify.reference.rounding import Rerun, RoundingBounds, bounds, halves, scales
 from plait.verify.reference.signs import beyond_the_ends

@@ -29,11 +29,12 @@ from plait.verify.outside.modules import (
 )
 from plait.verify.outside.norms import norm_of_a_part
 from plait.verify.outside.optimizer import factors, maker
-from plait.verify.outside.rows import Reading, Rows, numbers, reading, taken
+from plait.verify.outside.rows import Reading, Rows, numbers, reading
 from plait.verify.outside.task import Made, Trial
 from plait.verify.outside.watch import ObservedUpdate, Settings
 from plait.verify.record.observation import Observation, Record, Tensors, merge
-from plait.verify.reference.one_device import Batch, call, loss_sum, num_samples, run_reference
+from plait.verify.reference.batches import Batch, num_samples, taken
+from plait.verify.reference.one_device import call, loss_sum, run_reference
 from plait.verify.reference.recipe import Loss, Recipe
 from plait.verify.report import Report
 
@@ -195,7 +196,7 @@ def _in_loop(ranks: Sequence[RankSteps], made: Made) -> Data:
         place = {index: number for number, index in enumerate(seen)}
         local = [tuple(tuple(place[one] for one in call) for call in calls) for calls in rows]
         first = first or local
-        batches.append(taken(made.together, seen))
+        batches.append(taken(made.together, list(seen)))
         readings.append(reading(local, len(seen)))
     return batches, readings, first
 

@@ -12,11 +12,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
+from plait.batch_trees import map_tensors
 from plait.values import PyTree
+from plait.verify.reference.batches import Batch, num_samples, taken
 from plait.verify.reference.copied import copied, in_precision
-from plait.verify.reference.one_device import Batch, call, num_samples
+from plait.verify.reference.one_device import call
 from plait.verify.reference.recipe import Loss
 
 IGNORED = -100
@@ -34,7 +36,10 @@ def summed(model: nn.Module, batch: Batch, loss: Loss) -> tuple[Loss, bool]:
     if isinstance(value, tuple):
         return loss, True
     samples = num_samples(batch)
-    halves = [_cut(batch, 0, samples // 2), _cut(batch, samples // 2, samples)]
+    halves = [
+        taken(batch, range(samples // 2)),
+        taken(batch, range(samples // 2, samples)),
+    ]
     for count in (_targets, _shifted, _samples):
         as_sum = _with(loss, count)
         if samples > 1 and _adds_up(model, as_sum, batch, halves):
@@ -49,7 +54,7 @@ def _separable(model: nn.Module, batch: Batch) -> tuple[nn.Module, Batch]:
     for module in norms:
         module.eval()
     if norms:
-        return in_precision(model, torch.float64), tree_map_only(Tensor, _widened, batch)
+        return in_precision(model, torch.float64), map_tensors(_widened, batch)
     return model, batch
 
 
@@ -101,8 +106,3 @@ def of_output(output: PyTree, targets: PyTree) -> Tensor:
     """The loss (0-dim) that a model computes itself, as Hugging Face models do: `output.loss`."""
     value: Tensor = output["loss"] if isinstance(output, dict) else output.loss
     return value
-
-
-def _cut(batch: Batch, start: int, stop: int) -> Batch:
-    part: Batch = tree_map_only(Tensor, lambda leaf: leaf[start:stop], batch)
-    return part

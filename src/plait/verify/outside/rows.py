@@ -6,17 +6,19 @@ batch. So samples that no rank sees, and samples that two data ranks see, are fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
+from plait.batch_trees import SampleList, is_per_sample, leaves_of
 from plait.values import PyTree
 from plait.verify.diagnosis.finding import Facts, Finding
-from plait.verify.reference.one_device import Batch, Slice
+from plait.verify.reference.batches import Batch, taken
+from plait.verify.reference.one_device import Slice
 
 Rows = tuple[tuple[int, ...], ...]
 """The samples of each call of the model, in order of the calls."""
@@ -104,10 +106,12 @@ class Reading:
 
 
 def rows_of(inputs: PyTree, keys: Mapping[bytes, int]) -> tuple[int, ...]:
-    """The numbers of the samples in the first tensor of these inputs; empty where one is
+    """The numbers of the samples in the first tensor or list of these inputs; empty where one is
     unknown.
     """
-    for leaf in tree_leaves(inputs):
+    for leaf in tree_leaves(inputs, is_leaf=lambda node: _are_keyed(node, keys)):
+        if _are_keyed(leaf, keys):
+            return tuple(keys[_key(one)] for one in leaf)
         if isinstance(leaf, Tensor) and leaf.dim() and type(leaf) is Tensor:
             found = [keys.get(_key(row)) for row in leaf]
             if any(index is None for index in found):
@@ -115,6 +119,12 @@ def rows_of(inputs: PyTree, keys: Mapping[bytes, int]) -> tuple[int, ...]:
             if found:
                 return tuple(index for index in found if index is not None)
     return ()
+
+
+def _are_keyed(node: PyTree, keys: Mapping[bytes, int]) -> bool:
+    """Whether a node is a list of samples that are known, one for each entry."""
+    is_list = isinstance(node, list) or is_per_sample(node)
+    return is_list and len(node) > 0 and all(_key(one) in keys for one in node)
 
 
 def _packed(leaf: Tensor, keys: Mapping[bytes, int]) -> list[int | None]:
@@ -136,8 +146,13 @@ def samples_in_a_row(inputs: PyTree, rows: Sequence[int]) -> int:
 
 
 def keys_of(batch: Batch) -> dict[bytes, int]:
-    """The number of each sample of a global batch, by its bytes; empty where two are alike."""
-    first = next(leaf for leaf in tree_leaves(batch[0]) if isinstance(leaf, Tensor))
+    """The number of each sample of a global batch, by its bytes; empty where two are alike.
+
+    It is empty too where the inputs have neither a tensor nor a list of samples.
+    """
+    leaves = leaves_of(batch[0])
+    counted = [leaf for leaf in leaves if isinstance(leaf, Tensor | SampleList)]
+    first: PyTree = next(iter([*counted, *filter(is_per_sample, leaves)]), ())
     keys = {_key(row): index for index, row in enumerate(first)}
     return keys if len(keys) == len(first) else {}
 
@@ -152,16 +167,13 @@ def reading(ranks: Sequence[Rows], num_samples: int) -> Reading:
     return Reading(num_samples, lines)
 
 
-def _key(row: Tensor) -> bytes:
-    value = row.detach().cpu().contiguous()
-    return value.reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def taken(batch: Batch, rows: Iterable[int]) -> Batch:
-    """Samples of a batch, by their numbers."""
-    index = list(rows)
-    part: Batch = tree_map_only(Tensor, lambda leaf: leaf[index], batch)
-    return part
+def _key(row: PyTree) -> bytes:
+    """The bytes of a sample: of a row of a tensor, or of the tensors and texts of an entry."""
+    if isinstance(row, Tensor):
+        value = row.detach().cpu().contiguous()
+        return value.reshape(-1).view(torch.uint8).numpy().tobytes()
+    parts = leaves_of(row)
+    return b"".join(_key(one) if isinstance(one, Tensor) else repr(one).encode() for one in parts)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

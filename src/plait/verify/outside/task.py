@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch import nn
 
+from plait.batch_trees import joined
 from plait.values import PyTree
 from plait.verify.outside.loss import of_output
 from plait.verify.outside.source import FunctionSource
-from plait.verify.reference.one_device import Batch
+from plait.verify.reference.batches import Batch
 from plait.verify.reference.recipe import Loss
 
 DTYPES = {
@@ -50,10 +50,7 @@ class Made:
     @property
     def together(self) -> Batch:
         """All batches as one."""
-        whole: Batch = tree_map(
-            lambda *leaves: torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0],
-            *self.batches,
-        )
+        whole: Batch = joined(self.batches)
         return whole
 
     @property

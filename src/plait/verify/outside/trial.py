@@ -15,9 +15,9 @@ from itertools import islice
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from plait import comm
+from plait.batch_trees import map_tensors
 from plait.comm import World
 from plait.errors import ConfigError, PlaitError, RankFailed, RunError, WorldSizeError
 from plait.launcher import joined_world, launch
@@ -210,9 +210,7 @@ def _made(functions: Functions, dtype: torch.dtype, steps: int) -> Made:
 
 
 def _cast(batch: PyTree, dtype: torch.dtype) -> PyTree:
-    return tree_map_only(
-        Tensor, lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, batch
-    )
+    return map_tensors(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, batch)
 
 
 def _without_dropout(model: nn.Module) -> tuple[str, ...]:

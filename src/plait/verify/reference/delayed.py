@@ -20,8 +20,9 @@ from plait import torch_internals
 from plait.models.parameters import Parameters
 from plait.parallel.pipeline.weights import StageWeights
 from plait.verify.record.observation import Tensors
+from plait.verify.reference.batches import Batch, num_samples
 from plait.verify.reference.copied import copied
-from plait.verify.reference.one_device import Batch, call, loss_sum, num_samples
+from plait.verify.reference.one_device import call, loss_sum
 from plait.verify.reference.recipe import Recipe
 
 

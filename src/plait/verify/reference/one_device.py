@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map, tree_map_only
 
 from plait import torch_internals
+from plait.batch_trees import is_per_sample, joined, tensors_of
 from plait.errors import ModelError
 from plait.models.parameters import Parameters
 from plait.values import PyTree
@@ -26,13 +26,12 @@ from plait.verify.record.observation import Contribution, Observation, Record, T
 from plait.verify.record.samples import samples_of
 from plait.verify.reference.apart import BuffersApart, persistent_buffers
 from plait.verify.reference.auxiliary import Auxiliary, Pool
+from plait.verify.reference.batches import Batch, num_samples, taken_of
 from plait.verify.reference.copied import copied
 from plait.verify.reference.drawn import random_from
 from plait.verify.reference.lowered import LowPrecision
 from plait.verify.reference.recipe import Loss, Recipe
-from plait.verify.reference.tensors import tensors_in
 
-Batch = tuple[PyTree, PyTree]
 SURELY = 1e-8  # outputs of float64 that lie no further apart are equal but for rounding
 CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ divides by the norm and this
 
@@ -150,10 +149,14 @@ def _stale_gradients(
 
 
 def call(model: nn.Module, inputs: PyTree) -> PyTree:
-    """Run the model: a mapping is its keywords, a tuple or list its arguments."""
+    """Run the model: a mapping is its keywords, a tuple or list its arguments.
+
+    A list of one entry for each sample is one argument.
+    """
     if isinstance(inputs, Mapping):
         return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+    several = isinstance(inputs, tuple | list) and not is_per_sample(inputs)
+    return model(*inputs) if several else model(inputs)
 
 
 def _values(named: dict[str, nn.Parameter]) -> Tensors:
@@ -164,7 +167,7 @@ def loss_sum(loss: Loss, output: PyTree, batch: Batch) -> tuple[Tensor, float]:
     """(sum (0-dim), count) of one part: a loss that is one number is a mean over its samples."""
     result = loss(output, batch[1])
     if isinstance(result, Tensor):
-        samples = len(next(iter(tensors_in(batch[0]))))
+        samples = num_samples(batch)
         return result * samples, float(samples)
     total, count = result
     return total, float(count)
@@ -264,12 +267,8 @@ def _by_micro_batch(parts: Sequence[Slice]) -> list[Slice]:
     """The slices with the same micro-batch put together again, in the order of the ranks."""
     joined_slices = []
     for group in _groups(parts):
-        batches = [part.batch for part in group]
-        joined = tree_map(
-            lambda *leaves: torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0],
-            *batches,
-        )
-        joined_slices.append(Slice(0, group[0].micro_batch, joined))
+        batch = joined([part.batch for part in group])
+        joined_slices.append(Slice(0, group[0].micro_batch, batch))
     return joined_slices
 
 
@@ -279,11 +278,6 @@ def _after_update(model: nn.Module) -> None:
         act = getattr(module, "after_update", None)
         if act is not None:
             act()
-
-
-def num_samples(batch: Batch) -> int:
-    """The number of samples of a batch."""
-    return next((len(leaf) for leaf in tensors_in(batch[0])), 0)
 
 
 def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
@@ -301,7 +295,7 @@ def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
         first = _output(trial, batch[0])
         # What adapters drop is multiplied by zeros at first, and draws all the same.
         draws = not torch.equal(drawn, torch.get_rng_state()) or pythons != random.getstate()
-        part = _output(trial, _head(batch[0], half))
+        part = _output(trial, taken_of(batch[0], range(half), samples))
         moved = any(
             not torch.equal(buffer, before[name])
             for name, buffer in persistent_buffers(trial).items()
@@ -360,15 +354,11 @@ def pooled_losses(model: nn.Module) -> list[str]:
 
 def _output(model: nn.Module, inputs: PyTree) -> Tensor:
     output = call(model, inputs)
-    found = next(tensors_in(output), None)
+    found = next(iter(tensors_of(output)), None)
     if found is None:
         what = f"the model returned a {type(output).__name__}, in which no tensor is found"
         raise ModelError(f"{what}; return tensors, or dicts or dataclasses of them")
     return found
-
-
-def _head(inputs: PyTree, count: int) -> PyTree:
-    return tree_map_only(Tensor, lambda leaf: leaf[:count], inputs)
 
 
 def _slack(model: nn.Module, inputs: PyTree, dtype: torch.dtype) -> float:

@@ -17,14 +17,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
+from plait.batch_trees import map_tensors
 from plait.values import JsonObject, PyTree
 from plait.verify.record.compare import EVERY_GRADIENT, Difference, Key, differences
 from plait.verify.record.observation import Record
+from plait.verify.reference.batches import Batch, num_samples, taken
 from plait.verify.reference.copied import copied
 from plait.verify.reference.lowered import LowPrecision
-from plait.verify.reference.one_device import Batch, Slice, num_samples
+from plait.verify.reference.one_device import Slice
 from plait.verify.reference.recipe import Recipe
 from plait.verify.reference.underflow import Place, Underflow, at_the_end
 
@@ -256,8 +257,7 @@ def moved_model(model: nn.Module, generator: torch.Generator) -> nn.Module:
 
 def moved(batch: PyTree, generator: torch.Generator) -> PyTree:
     """A batch whose floating inputs and targets have moved as well."""
-    found: PyTree = tree_map_only(Tensor, lambda leaf: _moved(leaf, generator), batch)
-    return found
+    return map_tensors(lambda leaf: _moved(leaf, generator), batch)
 
 
 def _moved(value: Tensor, generator: torch.Generator) -> Tensor:
@@ -269,10 +269,6 @@ def _moved(value: Tensor, generator: torch.Generator) -> Tensor:
 
 def halves(step: int, batch: Batch) -> list[Slice]:
     """A batch in two slices."""
-    middle = num_samples(batch) // 2
-
-    def cut(start: int, stop: int) -> Batch:
-        part: Batch = tree_map_only(Tensor, lambda leaf: leaf[start:stop], batch)
-        return part
-
-    return [Slice(0, 0, cut(0, middle)), Slice(0, 1, cut(middle, num_samples(batch)))]
+    samples = num_samples(batch)
+    parts = (range(samples // 2), range(samples // 2, samples))
+    return [Slice(0, number, taken(batch, rows)) for number, rows in enumerate(parts)]

@@ -11,7 +11,7 @@ from plait.datasets.collate import collate
 from plait.datasets.hashing import seed_of
 from plait.datasets.order import Shuffled, order_of
 from plait.datasets.sample_set import SampleSet
-from plait.verify.reference.one_device import Batch
+from plait.verify.reference.batches import Batch
 
 
 def plain_batches(dataset: SampleSet, global_batch: int, seed: int) -> Iterator[Batch]:
