@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from plait.cluster import Cluster
     from plait.comm.world import World
     from plait.datasets.loader import Loader
+    from plait.engine.averaged_weights import AveragedWeights
     from plait.engine.build import Options, build
     from plait.engine.engine import Engine
     from plait.engine.script import prepare
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from plait.run.loop import fit
 
 __all__ = [
+    "AveragedWeights",
     "Cluster",
     "Cutting",
     "Engine",
@@ -53,6 +55,7 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "AveragedWeights": "plait.engine.averaged_weights",
     "Cluster": "plait.cluster",
     "Cutting": "plait.engine.stages.cut",
     "Engine": "plait.engine.engine",

@@ -14,6 +14,7 @@ from plait.parallel.context import halo
 from tests.architecture.source import files, module
 
 DOOR = [
+    "AveragedWeights",
     "Cluster",
     "Cutting",
     "Engine",

@@ -1,0 +1,152 @@
+"""A moving average of the weights under every plan equals that of torch on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import plait
+from plait.comm import World
+from plait.engine.build import build
+from plait.engine.engine import Engine
+from plait.engine.options import Options
+from plait.errors import OptimizerError
+from plait.models import losses
+from plait.plan import Plan
+from tests.parity.families import SPLIT_FAMILIES
+from tests.parity.harness import SEED, TOLERANCE, _copies, join, whole_model
+
+Run = Callable[..., list[Any]]
+EVEN = SPLIT_FAMILIES["gpt"]
+DECAY = 0.8
+QUICK = ["dp1", "dp2:zero1", "tp2 dp2:zero3"]
+OTHERS = [
+    *("mb2", "dp2", "dp2:ring", "dp2:server", "dp2:zero2", "dp2:zero3 mb2", "dp3:zero1"),
+    *("tp2:1d,sp", "tp4:2d", "cp2", "pp2:1f1b mb2", "pp2:zbv mb4", "pp2 dp2:zero1"),
+]
+
+
+def adamw(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    # An eps above rounding: gradients of key biases are zero but for the order of sums.
+    return torch.optim.AdamW(params, lr=0.02, eps=1e-5, weight_decay=0.1)
+
+
+def made(world: World, plan: str) -> Engine:
+    return build(
+        EVEN.model(),
+        Plan.parse(f"{plan} precision:float64"),
+        loss=losses.cross_entropy,
+        optimizer=plait.AveragedWeights(adamw, decay=DECAY),
+        options=Options(seed=SEED),
+        world=world,
+    )
+
+
+def share(world: World, batch: Any) -> Any:
+    axis = world.axis("dp")
+    return tuple(one.tensor_split(axis.size)[axis.rank] for one in batch)
+
+
+def trained(world: World, plan: str) -> Any:
+    """Losses of steps and of their averages, and the averaged parameters."""
+    engine = made(world, plan)
+    told = []
+    for batch in EVEN.batches(8):
+        told.append(engine.step(share(world, batch), trace=False).loss)
+        told.append(engine.evaluate(share(world, batch)))
+    return told, _copies(engine.local_parameters())
+
+
+def plainly() -> tuple[list[float], nn.Module]:
+    model = whole_model(EVEN)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+    optimizer = adamw(model.parameters())
+    told = []
+    for inputs, targets in EVEN.batches(8):
+        loss = F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        average.update_parameters(model)
+        with torch.no_grad():
+            outputs = average(inputs)
+        averaged = F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+        told += [loss.item(), averaged.item()]
+    return told, average.module
+
+
+def check(found: dict[str, Any], model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        expected = parameter.detach()
+        scale = max(float(expected.abs().max()), 1e-2)
+        error = float((found[name].view_as(expected) - expected).abs().max()) / scale
+        assert error <= TOLERANCE, (name, error)
+
+
+@pytest.mark.parametrize(
+    "plan", [*QUICK, *(pytest.param(one, marks=pytest.mark.long) for one in OTHERS)]
+)
+def test_steps_and_averages_equal_one_device(ranks: Run, plan: str) -> None:
+    results = ranks(Plan.parse(plan).world_size, trained, plan, plan=plan)
+    expected, model = plainly()
+    assert all(told == pytest.approx(expected, rel=TOLERANCE) for told, _ in results)
+    check(join([params for _, params in results]), model)
+
+
+def halves(world: World, plan: str, folder: Path, first: bool) -> Any:
+    """Some of the steps, saved; or the others of them, from what was saved."""
+    engine = made(world, plan)
+    batches = EVEN.batches(8)
+    if not first:
+        engine.load(folder)
+    for batch in batches[:2] if first else batches[2:]:
+        engine.step(share(world, batch), trace=False)
+    if first:
+        engine.save(folder)
+    engine.evaluate(share(world, batches[0]))
+    return _copies(engine.local_parameters())
+
+
+@pytest.mark.parametrize("after", ["dp1", "dp2:zero3", "tp2", "pp2:1f1b mb2"])
+def test_a_checkpoint_goes_on_under_another_plan(ranks: Run, tmp_path: Path, after: str) -> None:
+    ranks(2, halves, "dp2:zero1", tmp_path / "saved", True, plan="dp2")
+    size = Plan.parse(after).world_size
+    results = ranks(size, halves, after, tmp_path / "saved", False, plan=after)
+    check(join(results), plainly()[1])
+
+
+def test_a_parameter_that_is_used_later_is_averaged_as_torch_does() -> None:
+    first = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    later = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    ours = plait.AveragedWeights(lambda params: torch.optim.AdamW(params, lr=0.1), decay=DECAY)
+    optimizer = ours([first, later])
+    plain = nn.ParameterList([first.detach().clone(), later.detach().clone()])
+    others = torch.optim.AdamW(plain.parameters(), lr=0.1)
+    average = AveragedModel(plain, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+    for step in range(4):
+        for params in ([first, later], [*plain]):
+            params[0].grad = torch.full_like(params[0], 1.0 + step)
+            params[1].grad = torch.full_like(params[1], 2.0) if step > 1 else None
+        optimizer.step()
+        others.step()
+        average.update_parameters(plain)
+    optimizer.eval()  # type: ignore[attr-defined]
+    torch.testing.assert_close([first.detach(), later.detach()], [*average.module])
+    optimizer.train()  # type: ignore[attr-defined]
+    torch.testing.assert_close([first.detach(), later.detach()], [one.detach() for one in plain])
+
+
+def test_what_is_no_average_is_refused() -> None:
+    with pytest.raises(OptimizerError, match=r"decay = 1\.0 .* from 0 to below 1"):
+        plait.AveragedWeights(adamw, decay=1.0)
+    with pytest.raises(OptimizerError, match=r"plait\.WholeTensors has whole tensors"):
+        plait.AveragedWeights(plait.WholeTensors(adamw))
+    with pytest.raises(OptimizerError, match=r"must return a .*returned a list"):
+        plait.AveragedWeights(list)([])  # type: ignore[arg-type]
