@@ -86,7 +86,7 @@ class GroupCounts:
             if value != built.get(name) or (name == RATE and FIRST_RATE in group)
         }
         if self.has_schedule:
-            kept = {name: value for name, value in kept.items() if name not in RATES}
+            kept = _without_rates(kept)
         kept.update({name: group[name] for name in self.names if name in group})
         return dict(sorted(kept.items()))
 
@@ -105,6 +105,8 @@ class GroupCounts:
         settings = {name: float(value) for name, value in saved.items() if name in SETTINGS}
         if FIRST_RATE in settings or FIRST_RATE not in group:
             settings = {**self._built[index], **settings}
+        if self.has_schedule:
+            settings = _without_rates(settings)
         _set(group, settings)
         group.update({name: value for name, value in saved.items() if name not in SETTINGS})
 
@@ -119,6 +121,11 @@ def _settings(group: Mapping[str, Any]) -> dict[str, float]:
     known = {name: value for name, value in group.items() if name in SETTINGS}
     known.update(zip(BETAS, group.get("betas") or (), strict=False))
     return {name: float(value) for name, value in known.items() if _is_one(value)}
+
+
+def _without_rates(settings: Mapping[str, Number]) -> dict[str, Number]:
+    """The settings of a group but for its rates, which plait writes itself."""
+    return {name: value for name, value in settings.items() if name not in RATES}
 
 
 def _is_one(value: object) -> bool:
