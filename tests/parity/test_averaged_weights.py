@@ -150,3 +150,18 @@ def test_what_is_no_average_is_refused() -> None:
         plait.AveragedWeights(plait.WholeTensors(adamw))
     with pytest.raises(OptimizerError, match=r"must return a .*returned a list"):
         plait.AveragedWeights(list)([])  # type: ignore[arg-type]
+
+
+def test_a_scheduler_reaches_the_optimizer_inside() -> None:
+    params = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))]
+    rates = [{"params": params[:1], "lr": 0.1}, {"params": params[1:], "lr": 0.2}]
+    optimizer = plait.AveragedWeights(lambda _: torch.optim.SGD(rates))(params)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    for rate in (1.0, 0.5):
+        before = [param.detach().clone() for param in params]
+        for param in params:
+            param.grad = torch.ones_like(param)
+        optimizer.step()
+        scheduler.step()
+        moved = [(one - param).max().item() for one, param in zip(before, params, strict=True)]
+        assert moved == pytest.approx([0.1 * rate, 0.2 * rate])
