@@ -13,24 +13,13 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import plait
-from plait.comm import World
-from plait.engine.build import build
-from plait.engine.engine import Engine
-from plait.engine.options import Options
 from plait.errors import OptimizerError
-from plait.models import losses
 from plait.plan import Plan
-from tests.parity.families import SPLIT_FAMILIES
-from tests.parity.harness import SEED, TOLERANCE, _copies, join, whole_model
+from tests.parity.harness import TOLERANCE, join, whole_model
+from tests.parity.two_sets import EVEN, PLANS, check, first_steps, other_steps, trained
 
 Run = Callable[..., list[Any]]
-EVEN = SPLIT_FAMILIES["gpt"]
 DECAY = 0.8
-QUICK = ["dp1", "dp2:zero1", "tp2 dp2:zero3"]
-OTHERS = [
-    *("mb2", "dp2", "dp2:ring", "dp2:server", "dp2:zero2", "dp2:zero3 mb2", "dp3:zero1"),
-    *("tp2:1d,sp", "tp4:2d", "cp2", "pp2:1f1b mb2", "pp2:zbv mb4", "pp2 dp2:zero1"),
-]
 
 
 def adamw(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -38,30 +27,7 @@ def adamw(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=0.02, eps=1e-5, weight_decay=0.1)
 
 
-def made(world: World, plan: str) -> Engine:
-    return build(
-        EVEN.model(),
-        Plan.parse(f"{plan} precision:float64"),
-        loss=losses.cross_entropy,
-        optimizer=plait.AveragedWeights(adamw, decay=DECAY),
-        options=Options(seed=SEED),
-        world=world,
-    )
-
-
-def share(world: World, batch: Any) -> Any:
-    axis = world.axis("dp")
-    return tuple(one.tensor_split(axis.size)[axis.rank] for one in batch)
-
-
-def trained(world: World, plan: str) -> Any:
-    """Losses of steps and of their averages, and the averaged parameters."""
-    engine = made(world, plan)
-    told = []
-    for batch in EVEN.batches(8):
-        told.append(engine.step(share(world, batch), trace=False).loss)
-        told.append(engine.evaluate(share(world, batch)))
-    return told, _copies(engine.local_parameters())
+AVERAGED = plait.AveragedWeights(adamw, decay=DECAY)
 
 
 def plainly() -> tuple[list[float], nn.Module]:
@@ -82,43 +48,20 @@ def plainly() -> tuple[list[float], nn.Module]:
     return told, average.module
 
 
-def check(found: dict[str, Any], model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        expected = parameter.detach()
-        scale = max(float(expected.abs().max()), 1e-2)
-        error = float((found[name].view_as(expected) - expected).abs().max()) / scale
-        assert error <= TOLERANCE, (name, error)
-
-
-@pytest.mark.parametrize(
-    "plan", [*QUICK, *(pytest.param(one, marks=pytest.mark.long) for one in OTHERS)]
-)
+@pytest.mark.parametrize("plan", PLANS)
 def test_steps_and_averages_equal_one_device(ranks: Run, plan: str) -> None:
-    results = ranks(Plan.parse(plan).world_size, trained, plan, plan=plan)
+    size = Plan.parse(plan).world_size
+    results = ranks(size, trained, plan, AVERAGED, plan=plan)
     expected, model = plainly()
     assert all(told == pytest.approx(expected, rel=TOLERANCE) for told, _ in results)
     check(join([params for _, params in results]), model)
 
 
-def halves(world: World, plan: str, folder: Path, first: bool) -> Any:
-    """Some of the steps, saved; or the others of them, from what was saved."""
-    engine = made(world, plan)
-    batches = EVEN.batches(8)
-    if not first:
-        engine.load(folder)
-    for batch in batches[:2] if first else batches[2:]:
-        engine.step(share(world, batch), trace=False)
-    if first:
-        engine.save(folder)
-    engine.evaluate(share(world, batches[0]))
-    return _copies(engine.local_parameters())
-
-
 @pytest.mark.parametrize("after", ["dp1", "dp2:zero3", "tp2", "pp2:1f1b mb2"])
 def test_a_checkpoint_goes_on_under_another_plan(ranks: Run, tmp_path: Path, after: str) -> None:
-    ranks(2, halves, "dp2:zero1", tmp_path / "saved", True, plan="dp2")
+    ranks(2, first_steps, "dp2:zero1", AVERAGED, tmp_path / "saved", plan="dp2")
     size = Plan.parse(after).world_size
-    results = ranks(size, halves, after, tmp_path / "saved", False, plan=after)
+    results = ranks(size, other_steps, after, AVERAGED, tmp_path / "saved", plan=after)
     check(join(results), plainly()[1])
 
 

@@ -12,24 +12,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from plait.comm import World
 from plait.engine.build import build
-from plait.engine.engine import Engine
-from plait.engine.options import Options
 from plait.engine.weight_modes import check_modes
 from plait.errors import OptimizerError
 from plait.models import losses
 from plait.plan import Plan
-from tests.parity.families import SPLIT_FAMILIES, Family
-from tests.parity.harness import SEED, TOLERANCE, _copies, join, whole_model
+from tests.parity.harness import TOLERANCE, join, whole_model
+from tests.parity.two_sets import EVEN, PLANS, check, first_steps, other_steps, trained
 
 Run = Callable[..., list[Any]]
-EVEN = SPLIT_FAMILIES["gpt"]
-QUICK = ["dp1", "dp2:zero1", "tp2 dp2:zero3"]
-OTHERS = [
-    *("mb2", "dp2", "dp2:ring", "dp2:server", "dp2:zero2", "dp2:zero3 mb2", "dp3:zero1"),
-    *("tp2:1d,sp", "tp4:2d", "cp2", "pp2:1f1b mb2", "pp2:zbv mb4", "pp2 dp2:zero1"),
-]
 
 
 def schedule_free(params: Iterable[nn.Parameter]) -> Any:
@@ -39,88 +30,38 @@ def schedule_free(params: Iterable[nn.Parameter]) -> Any:
     )
 
 
-def made(world: World, plan: str, family: Family = EVEN) -> Engine:
-    return build(
-        family.model(),
-        Plan.parse(f"{plan} precision:float64"),
-        loss=losses.cross_entropy,
-        optimizer=schedule_free,
-        options=Options(seed=SEED),
-        world=world,
-    )
-
-
-def share(world: World, batch: Any) -> Any:
-    axis = world.axis("dp")
-    return tuple(one.tensor_split(axis.size)[axis.rank] for one in batch)
-
-
-def trained(world: World, plan: str) -> Any:
-    """The evaluated loss after each step but the first, and the evaluated parameters."""
-    engine = made(world, plan)
-    evaluated = []
-    for number, batch in enumerate(EVEN.batches(8)):
-        engine.step(share(world, batch), trace=False)
-        if number:
-            evaluated.append(engine.evaluate(share(world, batch)))
-    return evaluated, _copies(engine.local_parameters())
-
-
 def plainly() -> tuple[list[float], nn.Module]:
     model = whole_model(EVEN)
     optimizer = schedule_free(model.parameters())
-    evaluated = []
-    for number, (inputs, targets) in enumerate(EVEN.batches(8)):
+    told: list[float] = []
+    for inputs, targets in EVEN.batches(8):
         optimizer.train()
         loss = F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if number:
-            optimizer.eval()
-            with torch.no_grad():
-                outputs = model(inputs)
-            evaluated.append(float(F.cross_entropy(outputs.flatten(0, -2), targets.flatten())))
-    return evaluated, model
+        optimizer.eval()
+        with torch.no_grad():
+            outputs = model(inputs)
+        evaluated = F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+        told += [loss.item(), evaluated.item()]
+    return told, model
 
 
-def check(found: dict[str, Any], model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        expected = parameter.detach()
-        scale = max(float(expected.abs().max()), 1e-2)
-        error = float((found[name].view_as(expected) - expected).abs().max()) / scale
-        assert error <= TOLERANCE, (name, error)
-
-
-@pytest.mark.parametrize(
-    "plan", [*QUICK, *(pytest.param(one, marks=pytest.mark.long) for one in OTHERS)]
-)
+@pytest.mark.parametrize("plan", PLANS)
 def test_both_sets_of_weights_equal_one_device(ranks: Run, plan: str) -> None:
-    results = ranks(Plan.parse(plan).world_size, trained, plan, plan=plan)
+    size = Plan.parse(plan).world_size
+    results = ranks(size, trained, plan, schedule_free, plan=plan)
     expected, model = plainly()
-    assert all(one == pytest.approx(expected, rel=TOLERANCE) for one, _ in results)
+    assert all(told == pytest.approx(expected, rel=TOLERANCE) for told, _ in results)
     check(join([params for _, params in results]), model)
-
-
-def halves(world: World, plan: str, folder: Path, first: bool) -> Any:
-    """Half of the steps, saved; or the other half of them, from what was saved."""
-    engine = made(world, plan)
-    batches = EVEN.batches(8)
-    if not first:
-        engine.load(folder)
-    for batch in batches[:2] if first else batches[2:]:
-        engine.step(share(world, batch), trace=False)
-    if first:
-        engine.save(folder)
-    engine.evaluate(share(world, batches[0]))
-    return _copies(engine.local_parameters())
 
 
 @pytest.mark.parametrize("after", ["dp1", "dp2:zero3", "tp2", "pp2:1f1b mb2"])
 def test_a_checkpoint_goes_on_under_another_plan(ranks: Run, tmp_path: Path, after: str) -> None:
-    ranks(2, halves, "dp2:zero1", tmp_path / "saved", True, plan="dp2")
+    ranks(2, first_steps, "dp2:zero1", schedule_free, tmp_path / "saved", plan="dp2")
     size = Plan.parse(after).world_size
-    results = ranks(size, halves, after, tmp_path / "saved", False, plan=after)
+    results = ranks(size, other_steps, after, schedule_free, tmp_path / "saved", plan=after)
     check(join(results), plainly()[1])
 
 
