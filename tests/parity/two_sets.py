@@ -68,8 +68,9 @@ def first_steps(world: World, plan: str, optimizer: MakeOptimizer, folder: Path)
 def other_steps(world: World, plan: str, optimizer: MakeOptimizer, folder: Path) -> Any:
     """All steps but two, from what was saved after these; the evaluated parameters."""
     engine = made(world, plan, optimizer)
-    engine.load(folder)
     batches = EVEN.batches(8)
+    engine.step(share(world, batches[2]), trace=False)  # what is loaded says its own mode
+    engine.load(folder)
     for batch in batches[2:]:
         engine.step(share(world, batch), trace=False)
     engine.evaluate(share(world, batches[0]))
