@@ -76,8 +76,11 @@ def add(folder: Path, finding: RunFinding) -> None:
 
 
 def report(folder: Path, finding: RunFinding) -> None:
-    """Leave a finding, and say it on stderr."""
-    add(folder, finding)
+    """Leave a finding, and say it on stderr, also where the disk takes no line."""
+    try:
+        add(folder, finding)
+    except OSError as error:
+        say(f"{folder / FILE} takes no finding: {error.strerror}")
     say(finding.text())
 
 

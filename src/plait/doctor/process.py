@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,13 +50,8 @@ def usage(pid: int) -> Usage:
 
 def delay_seconds(pid: int) -> float:
     """How long the threads of a process were ready to run and had no processor, in all."""
-    total = 0
-    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        try:
-            total += int(path.read_text().split()[1])
-        except (OSError, IndexError, ValueError):
-            continue
-    return total / 1e9
+    fields = [text.split() for text in _of_threads(pid, "schedstat")]
+    return sum(int(each[1]) for each in fields if len(each) > 1) / 1e9
 
 
 def children(pid: int) -> list[int]:
@@ -65,14 +61,25 @@ def children(pid: int) -> list[int]:
     while wave:
         following: list[int] = []
         for parent in wave:
-            for path in Path(f"/proc/{parent}/task").glob("*/children"):
-                try:
-                    following += [int(word) for word in path.read_text().split()]
-                except OSError:
-                    continue
+            for text in _of_threads(parent, "children"):
+                following += [int(word) for word in text.split()]
         descendants += following
         wave = following
     return descendants
+
+
+def _of_threads(pid: int, name: str) -> list[str]:
+    """The files of a name of all threads of a process; those that end meanwhile are left out."""
+    folder = Path(f"/proc/{pid}/task")
+    try:
+        threads = list(folder.iterdir())
+    except OSError:
+        return []
+    texts = []
+    for thread in threads:
+        with contextlib.suppress(OSError):
+            texts.append((thread / name).read_text())
+    return texts
 
 
 def _io_bytes(pid: int) -> int:

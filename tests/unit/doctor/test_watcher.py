@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from plait.doctor.findings import RunFinding
+from plait.doctor.findings import RunFinding, report
 from plait.doctor.flight import FlightRecorder
-from plait.doctor.process import Usage
+from plait.doctor.process import Usage, usage
 from plait.doctor.record import Records, now
 from plait.doctor.watcher import HangLimits, Watcher, is_starved
 
@@ -57,3 +60,19 @@ def test_ranks_between_two_worlds_are_not_judged(tmp_path: Path) -> None:
     (view,) = Records(tmp_path).views().values()
     assert not view.waits
     assert view.doing() == "meeting the other ranks anew"
+
+
+def test_a_finding_is_said_where_no_file_takes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "findings.jsonl").mkdir()
+    report(tmp_path, RunFinding("hang", 1, 4, "its actions", "stopped process"))
+    told = capsys.readouterr().err
+    assert "findings.jsonl takes no finding" in told and "hang: rank 1 in step 4" in told
+
+
+def test_a_process_that_has_gone_has_used_nothing() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert usage(gone.pid) == Usage(0.0, 0, 0, 0.0)
+    assert usage(os.getpid()).cpu_seconds > 0
