@@ -63,6 +63,7 @@ def test_the_run_has_a_line_for_each_evaluation(folder: Path) -> None:
     assert summary["eval"]["loss"] == rows[-1]["loss"]
 
 
+@pytest.mark.long
 def test_every_plan_gives_the_answer_of_the_run(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

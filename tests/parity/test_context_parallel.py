@@ -50,14 +50,14 @@ def test_shards_over_data_and_context(ranks: Run, plan: str) -> None:
     assert outcome.largest <= TOLERANCE, outcome
 
 
-@pytest.mark.parametrize("family", ["hf-gpt2", "hf-bert"])
+@pytest.mark.parametrize("family", ["hf-gpt2", pytest.param("hf-bert", marks=pytest.mark.long)])
 @pytest.mark.parametrize("plan", ["cp2:ring", "cp2:ulysses mb2"])
 def test_hugging_face_models_equal_one_device(ranks: Run, plan: str, family: str) -> None:
     outcome = check(ranks, f"{plan} precision:float64", family, 5)
     assert outcome.largest <= TOLERANCE, outcome
 
 
-@pytest.mark.parametrize("plan", ["dp2 ep2", "cp2:ring ep2"])
+@pytest.mark.parametrize("plan", [pytest.param("dp2 ep2", marks=pytest.mark.long), "cp2:ring ep2"])
 def test_packed_experts_of_hugging_face_equal_one_device(ranks: Run, plan: str) -> None:
     keys = {**GROUPED, "head_dim": 4, "pad_token_id": 0, "num_local_experts": 4}
     family = causal(model_type="gpt_oss", num_experts_per_tok=2, sliding_window=4, **keys)
@@ -65,7 +65,7 @@ def test_packed_experts_of_hugging_face_equal_one_device(ranks: Run, plan: str) 
     assert outcome.largest <= TOLERANCE, outcome
 
 
-@pytest.mark.parametrize("family", ["long-llama", "long-gpt"])
+@pytest.mark.parametrize("family", [pytest.param("long-llama", marks=pytest.mark.long), "long-gpt"])
 @pytest.mark.parametrize(
     "plan",
     [

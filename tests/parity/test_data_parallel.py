@@ -27,7 +27,7 @@ STRATEGIES = {
 
 
 def is_short(strategy: str, family: str) -> bool:
-    return family != "resnet" or strategy in ("allreduce", "zero3")
+    return family in ("mlp", "gpt") or strategy in ("allreduce", "zero3")
 
 
 ROWS = [

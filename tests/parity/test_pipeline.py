@@ -24,11 +24,11 @@ from tests.parity.harness import TOLERANCE, check
 
 Run = Callable[..., list[Any]]
 SYNCHRONOUS = [name for name, family in SCHEDULES.items() if not family.facts.asynchronous]
-USUAL = ("1f1b", "interleaved", "zbv")
+USUAL = ("1f1b", "interleaved", "zb-h1", "zbv")
 
 
 def is_short(schedule: str, family: str) -> bool:
-    return family == "gpt-deep" or (schedule in USUAL and family != "llama-deep")
+    return schedule in USUAL if family == "gpt-deep" else schedule == "1f1b" and family == "resnet"
 
 
 ROWS = [
@@ -74,7 +74,7 @@ def test_equals_one_device(ranks: Run, schedule: str, family: str, size: int) ->
         "pp2:1f1b dp4:zero3,replicate2 mb2",
     ],
 )
-@pytest.mark.parametrize("family", ["gpt-deep", "resnet"])
+@pytest.mark.parametrize("family", ["gpt-deep", pytest.param("resnet", marks=pytest.mark.long)])
 def test_composes_with_the_data_axis(ranks: Run, plan: str, family: str) -> None:
     outcome = check(ranks, f"{plan} precision:float64", family)
     assert outcome.largest <= TOLERANCE, outcome
