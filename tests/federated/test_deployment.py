@@ -22,17 +22,11 @@ import pytest
 from plait.config import load
 from plait.outer.federated import deploy
 from tests.federated.machines import Machines
+from tests.federated.tables import DIGITS
 
 NEEDED = ("openssl", "ssh-keygen")
 CONFIG: dict[str, Any] = {
-    "model": {
-        "name": "mlp",
-        "in_features": 64,
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "out_features": 10,
-    },
-    "data": {"name": "digits"},
+    **DIGITS,
     "train": {"global_batch": 64, "optimizer": "sgd", "lr": 0.2},
     "plan": {"text": "dp1"},
     "federated": {

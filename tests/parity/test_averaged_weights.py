@@ -14,9 +14,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import plait
 from plait.errors import OptimizerError
-from plait.plan import Plan
-from tests.parity.harness import TOLERANCE, join, whole_model
-from tests.parity.two_sets import EVEN, PLANS, check, first_steps, other_steps, trained
+from tests.parity.harness import whole_model
+from tests.parity.two_sets import AFTER, EVEN, PLANS, equals_one_device, goes_on
 
 Run = Callable[..., list[Any]]
 DECAY = 0.8
@@ -50,19 +49,12 @@ def plainly() -> tuple[list[float], nn.Module]:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_steps_and_averages_equal_one_device(ranks: Run, plan: str) -> None:
-    size = Plan.parse(plan).world_size
-    results = ranks(size, trained, plan, AVERAGED, plan=plan)
-    expected, model = plainly()
-    assert all(told == pytest.approx(expected, rel=TOLERANCE) for told, _ in results)
-    check(join([params for _, params in results]), model)
+    equals_one_device(ranks, plan, AVERAGED, plainly)
 
 
-@pytest.mark.parametrize("after", ["dp1", "dp2:zero3", "tp2", "pp2:1f1b mb2"])
+@pytest.mark.parametrize("after", AFTER)
 def test_a_checkpoint_goes_on_under_another_plan(ranks: Run, tmp_path: Path, after: str) -> None:
-    ranks(2, first_steps, "dp2:zero1", AVERAGED, tmp_path / "saved", plan="dp2")
-    size = Plan.parse(after).world_size
-    results = ranks(size, other_steps, after, AVERAGED, tmp_path / "saved", plan=after)
-    check(join(results), plainly()[1])
+    goes_on(ranks, tmp_path / "saved", after, AVERAGED, plainly)
 
 
 def test_a_parameter_that_is_used_later_is_averaged_as_torch_does() -> None:

@@ -17,9 +17,12 @@ from plait.engine.options import Options
 from plait.models import losses
 from plait.plan import Plan
 from tests.parity.families import SPLIT_FAMILIES
-from tests.parity.harness import SEED, TOLERANCE, _copies
+from tests.parity.harness import SEED, TOLERANCE, _copies, join
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+Plainly = Callable[[], tuple[list[float], nn.Module]]
+"""The losses of steps and evaluations on one device, and the model that is evaluated."""
+AFTER = ["dp1", "dp2:zero3", "tp2", "pp2:1f1b mb2"]
 EVEN = SPLIT_FAMILIES["gpt"]  # its sizes are what every tensor mode divides
 _LONG = [
     *("mb2", "dp2", "dp2:ring", "dp2:server", "dp2:zero2", "dp2:zero3 mb2", "dp3:zero1"),
@@ -75,6 +78,28 @@ def other_steps(world: World, plan: str, optimizer: MakeOptimizer, folder: Path)
         engine.step(share(world, batch), trace=False)
     engine.evaluate(share(world, batches[0]))
     return _copies(engine.local_parameters())
+
+
+def equals_one_device(
+    ranks: Callable[..., list[Any]], plan: str, optimizer: MakeOptimizer, plainly: Plainly
+) -> None:
+    results = ranks(Plan.parse(plan).world_size, trained, plan, optimizer, plan=plan)
+    expected, model = plainly()
+    assert all(told == pytest.approx(expected, rel=TOLERANCE) for told, _ in results)
+    check(join([params for _, params in results]), model)
+
+
+def goes_on(
+    ranks: Callable[..., list[Any]],
+    folder: Path,
+    after: str,
+    optimizer: MakeOptimizer,
+    plainly: Plainly,
+) -> None:
+    """A checkpoint of dp2:zero1 goes on under the plan `after` as one device does."""
+    ranks(2, first_steps, "dp2:zero1", optimizer, folder, plan="dp2")
+    size = Plan.parse(after).world_size
+    check(join(ranks(size, other_steps, after, optimizer, folder, plan=after)), plainly()[1])
 
 
 def check(found: dict[str, Any], model: nn.Module) -> None:

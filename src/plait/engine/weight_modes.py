@@ -2,7 +2,7 @@
 
 Schedule-free optimizers keep one set in place and exchange it: `optimizer.train()` comes before a
 step, `optimizer.eval()` before an evaluation or a save. Every rank exchanges its own parts, which
-all ranks then see. Source: Defazio et al. 2024 (arXiv 2405.15682), section 2, equations 3 to 5.
+all ranks then see. Source: Defazio et al. 2024 (arXiv 2405.15682), section 2.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from plait.plan.facts import SCHEDULES, STRATEGIES
 
 
 class WeightModes:
-    """Which set of weights of an optimizer is in place; all have one, where it has no modes."""
+    """The set of weights that is in place, of an optimizer that has two.
+
+    Nothing is exchanged for an optimizer with one set.
+    """
 
     def __init__(
         self,

@@ -12,16 +12,10 @@ import pytest
 from plait.config import load
 from plait.errors import ConfigError, RunError
 from plait.outer.federated import deploy
+from tests.federated.tables import DIGITS
 
 CONFIG = {
-    "model": {
-        "name": "mlp",
-        "in_features": 64,
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "out_features": 10,
-    },
-    "data": {"name": "digits"},
+    **DIGITS,
     "federated": {"clients": 2},
 }
 

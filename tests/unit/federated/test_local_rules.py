@@ -19,20 +19,14 @@ from plait.outer.federated.local_rules import RoundRate, check_local_training
 from plait.outer.federated.messages import TrainTask
 from plait.outer.federated.simulation import LocalFleet
 from plait.plan import Plan
+from tests.federated.tables import DIGITS
 
 COUNTING = "tests.unit.federated.test_local_rules:counting"
 
 
 def tables(**train: Any) -> dict[str, Any]:
     return {
-        "model": {
-            "name": "mlp",
-            "in_features": 64,
-            "hidden_size": 8,
-            "num_hidden_layers": 1,
-            "out_features": 10,
-        },
-        "data": {"name": "digits"},
+        **DIGITS,
         "train": {"optimizer": "sgd", "lr": 0.1, "global_batch": 256, **train},
         "federated": {"clients": 2},
     }

@@ -48,8 +48,10 @@ def check_local_training(config: Config) -> None:
     if config.federated.strategy != "scaffold":
         return
     found = None
-    if train.optimizer != "sgd" or train.momentum:
-        found = f"optimizer '{train.optimizer}' with momentum {train.momentum:g}"
+    if train.optimizer != "sgd":
+        found = f"optimizer '{train.optimizer}'"
+    elif train.momentum:
+        found = f"momentum {train.momentum:g}"
     elif train.clip_grad_norm is not None:
         found = f"clip_grad_norm {train.clip_grad_norm:g}"
     elif any(group.lr not in (None, train.lr) for group in train.groups):
