@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from plait.datasets import Loader
-from plait.engine import loss, training_step, update
+from plait.engine import loss, step_update, training_step, update
 from plait.engine.state import init
 from plait.parallel.data import gradients, replicated, server, shards, strategy
 
@@ -124,6 +124,10 @@ def scaled_by_rank() -> list[Any]:
 # ------------------------------------------------------------------------------------------------
 
 
+def _num_micro_batches(update: Any) -> int:
+    return len(update._pipeline._step.micro_batches)
+
+
 def mean_of_micro_batches() -> list[Any]:
     def make(original: Any) -> Any:
         def add(self: Any, value: Any, num_samples: int, tokens_per_sample: int = 1) -> Any:
@@ -132,16 +136,16 @@ def mean_of_micro_batches() -> list[Any]:
         return add
 
     def divisor(self: Any, totals: Any = None) -> float:
-        return float(self._splitter.num_micro_batches)
+        return float(_num_micro_batches(self))
 
-    step = training_step.TrainingStep
+    step = step_update.StepUpdate
     return [wrap(loss.LossSum, "add", make), patch.object(step, "divisor", divisor)]
 
 
 def mean_of_ranks() -> list[Any]:
     return [
         wrap(
-            training_step.TrainingStep,
+            step_update.StepUpdate,
             "__init__",
             after(lambda self: setattr(self, "_mean_of_workers", True)),
         )
@@ -151,7 +155,9 @@ def mean_of_ranks() -> list[Any]:
 def local_divisor() -> list[Any]:
     return [
         patch.object(
-            training_step.TrainingStep, "divisor", lambda self, totals=None: float(self.loss.count)
+            step_update.StepUpdate,
+            "divisor",
+            lambda self, totals=None: float(self._pipeline.loss.count),
         )
     ]
 
@@ -159,9 +165,9 @@ def local_divisor() -> list[Any]:
 def micro_batches_too_large() -> list[Any]:
     return [
         patch.object(
-            training_step.TrainingStep,
+            step_update.StepUpdate,
             "divisor",
-            lambda self, totals=None: self.totals.count / self._splitter.num_micro_batches,
+            lambda self, totals=None: self.totals.count / _num_micro_batches(self),
         )
     ]
 

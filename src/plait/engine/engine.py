@@ -138,12 +138,12 @@ class Engine:
         timeline = Timeline(world.rank, enabled=trace)
         world.begin_timeline(timeline)
         earlier = world.ledger.copy()
-        if not training_step.may_defer:
-            training_step.read_pending()
+        if not training_step.update.may_defer:
+            training_step.update.read_pending()
         if self.guard.rolls_back and not rolled_back:
             return void_result(timeline, time.perf_counter() - began)
         step, actions = training_step.begin(batch, may_defer=True)
-        reported_scale = training_step.scale.reported
+        reported_scale = training_step.update.scale.reported
         training_step.execute(actions, timeline, step)
         outcome = training_step.end(step, actions)
         if trace:
@@ -182,7 +182,7 @@ class Engine:
         Whatever reads or writes the state through the engine does it. Errors: those of `step`.
         """
         if self.is_cut:
-            self._training_step.read_pending()
+            self._training_step.update.read_pending()
 
     @torch.no_grad()
     def evaluate(self, batch: object) -> float:
@@ -202,7 +202,7 @@ class Engine:
         does. It sees whole outputs (samples, ...). Nothing is updated. Collective.
         """
         training_step = self.training_step(batch)
-        training_step.read_pending()
+        training_step.update.read_pending()
         return training_step.measure(batch, [self._measured(one) for one in functions])
 
     def save(self, path: str | Path, **meta: object) -> None:
@@ -264,7 +264,7 @@ class Engine:
 
     def scale_state(self) -> dict[str, list[float]]:
         """The dynamic scale of the loss, for the meta data of a checkpoint; empty without one."""
-        return self._training_step.scale.meta()
+        return self._training_step.update.scale.meta()
 
     def resume(self, meta: JsonMapping) -> None:
         """Go on from the step, and the scale of the loss, that a checkpoint's meta data has."""
@@ -274,7 +274,7 @@ class Engine:
     @property
     def may_defer(self) -> bool:
         """Whether the device may decide on the next step, so that its results are read later."""
-        return self.is_cut and self._training_step.may_defer
+        return self.is_cut and self._training_step.update.may_defer
 
     @property
     def is_cut(self) -> bool:
@@ -289,12 +289,12 @@ class Engine:
     @property
     def gradient_divisor(self) -> float:
         """The divisor of gradients in `before_update`: the global count, times float16's scale."""
-        return self._training_step.divisor()
+        return self._training_step.update.divisor()
 
     @property
     def grad_norm(self) -> float:
         """The global norm of the last step's gradient, before clipping."""
-        return self._training_step.grad_norm()
+        return self._training_step.update.grad_norm()
 
     def _observe(self) -> None:
         for observe in self.before_update:

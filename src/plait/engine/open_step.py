@@ -87,7 +87,7 @@ class OpenStep:
         self._calls += 1
         self._is_summed = not more
         if self._is_summed:
-            training_step.sum_gradients()
+            training_step.update.sum_gradients()
         return measured
 
     def _belongs(self, action: Action, *, more: bool) -> bool:
@@ -108,7 +108,7 @@ class OpenStep:
         """The global norm of the gradient of the mean loss; 0 before it is known."""
         if self._step is None or not self._is_summed:
             return 0.0
-        return self._step.grad_norm()
+        return self._step.update.grad_norm()
 
     def update(self, factor: float = 1.0) -> bool:
         """One update by the gradient times `factor`; whether it was made.
@@ -121,7 +121,7 @@ class OpenStep:
                 "optimizer.step() came before the last backward of its step: gradients still "
                 "accumulate"
             )
-        self._step.update(factor)
+        self._step.update.decide(self._step.index, factor)
         skipped = self._step.finish()
         self.drop()
         return not skipped
