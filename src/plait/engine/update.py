@@ -8,7 +8,8 @@ is no pass where the optimizer's fused kernel takes a scale.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -78,7 +79,6 @@ class Update:
         self._learning_rate = learning_rate
         self._sent: tuple[list[float], Tensor] | None = None
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
-        self._rate = 1.0
         self._one_pass = OnePass.of(optimizer, strategy)
         self._takes_scale = takes_gradient_scale(optimizer) and all(
             piece.value.dtype == torch.float32 for piece in strategy.pieces
@@ -157,15 +157,39 @@ class Update:
 
     def make(self, change: Change) -> None:
         """One step of the optimizer over this rank's pieces."""
-        factor = change.factor
-        if change.on_device is None and not factor:
+        if change.on_device is None and not change.factor:
             return
-        if self._learning_rate is not None or change.rate != self._rate:
-            self._rate = change.rate
-            self.counts.note_schedule()
-            scheduled = self.rate(change.step)
-            for group, base in zip(self.optimizer.param_groups, self._base, strict=True):
-                group["lr"] = base * scheduled * change.rate
+        if self._learning_rate is None:
+            with self._rates_times(change.rate):
+                self._step(change)
+            return
+        self.counts.note_schedule()
+        scheduled = self.rate(change.step)
+        for group, base in zip(self.optimizer.param_groups, self._base, strict=True):
+            group["lr"] = base * scheduled * change.rate
+        self._step(change)
+
+    @contextmanager
+    def _rates_times(self, factor: float) -> Iterator[None]:
+        """Have a factor on the learning rates of one step.
+
+        They are the caller's, and a scheduler goes on from them.
+        """
+        if factor == 1.0:
+            yield
+            return
+        groups = self.optimizer.param_groups
+        before = [group["lr"] for group in groups]
+        for group, rate in zip(groups, before, strict=True):
+            group["lr"] = rate * factor
+        try:
+            yield
+        finally:
+            for group, rate in zip(groups, before, strict=True):
+                group["lr"] = rate
+
+    def _step(self, change: Change) -> None:
+        factor = change.factor
         if self._one_pass is not None and self._one_pass.step(change):
             return
         optimizer: Any = self.optimizer
