@@ -16,5 +16,6 @@ class Uncopied:
             "what talks to other ranks cannot be copied or pickled; if this is the model of an "
             "engine, whose modules hold parts of it: copy it before plait.build, or read what is "
             "trained by engine.save(path), engine.save_pretrained(path) or, on each rank for its "
-            "own parts, engine.local_parameters()"
+            "own parts, engine.local_parameters(); an average of the weights is "
+            "optimizer=plait.AveragedWeights(make_optimizer)"
         )

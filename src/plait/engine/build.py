@@ -45,6 +45,7 @@ from plait.engine.splitting import (
 )
 from plait.engine.stages.assemble import make_pipeline, make_timing, schedule_of
 from plait.engine.stages.cut import cut_stages, needs_example
+from plait.engine.stages.loading import guard_loading
 from plait.engine.stages.make_stages import (
     layer_products,
     local_holding,
@@ -61,6 +62,7 @@ from plait.engine.strategies import (
     has_one_backward,
     strategy_maker,
 )
+from plait.engine.synced_norms import refuse_synced_norms
 from plait.engine.unchanged import Unchanged
 from plait.engine.update import Update, partial_sums
 from plait.engine.weight_modes import check_modes
@@ -141,6 +143,7 @@ def build(
     if world.membership is not None:
         check_restarts(plan, options.num_servers)
     own_modules(model)
+    refuse_synced_norms(model, plan, world.device.type)
     warn_of_lost_digits(model, plan_as_given)
     if plan.tp.size == 1:  # a tensor axis refuses them
         warn_of_parameter_hooks(model)
@@ -214,6 +217,7 @@ def compose(
     if plan.compile:
         compiling.leave_out(model, blocks)
     values.fill(strategies, holding, coded)
+    guard_loading(model, plan)
 
     strategy = as_one(strategies)
     matrices = whole_matrices(plan, world, [one for _, one in optimizer_shards(strategy, holding)])

@@ -41,15 +41,28 @@ def guard_parts(model: nn.Module, plan: str) -> None:
     model.register_state_dict_pre_hook(LayerPartsGuard(plan).before_state_dict)
 
 
-def refuse_parts(model: nn.Module) -> None:
-    """Raise `ModelError` for a model whose layers an earlier engine has split."""
+def has_parts(model: nn.Module) -> bool:
+    """Whether this rank has parts of the layers of a model."""
+    return _plan_of(model) is not None
+
+
+def _plan_of(model: nn.Module) -> str | None:
+    """The plan by which an engine has split the layers of a model."""
     for module in model.modules():
         for hook in module._state_dict_pre_hooks.values():
             owner = getattr(hook, "__self__", None)
             if isinstance(owner, LayerPartsGuard):
-                raise ModelError(
-                    f"the layers of this {type(model).__name__} were split by an engine that was "
-                    f"built of it before ('{owner.plan}'), and this rank has parts of them alone; "
-                    "make the model once more, build an engine of it, and engine.load(path) what "
-                    "engine.save(path) of the first has written"
-                )
+                return owner.plan
+    return None
+
+
+def refuse_parts(model: nn.Module) -> None:
+    """Raise `ModelError` for a model whose layers an earlier engine has split."""
+    plan = _plan_of(model)
+    if plan is not None:
+        raise ModelError(
+            f"the layers of this {type(model).__name__} were split by an engine that was built of "
+            f"it before ('{plan}'), and this rank has parts of them alone; make the model once "
+            "more, build an engine of it, and engine.load(path) what engine.save(path) of the "
+            "first has written"
+        )
