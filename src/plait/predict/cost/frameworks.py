@@ -319,6 +319,8 @@ def framework_of(name: Framework | str) -> Framework:
     """
     if isinstance(name, Framework):
         return name
+    if not isinstance(name, str):
+        raise ConfigError(f"framework is a name, as 'plait', not {name!r}")
     word = name.strip().lower().replace("_", "-")
     word = ALIASES.get(word, word)
     if word not in FRAMEWORKS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,9 +59,21 @@ class Choice:
 
 
 def check_top(top: int) -> None:
-    """Raises `ConfigError` for a list of no plans."""
+    """Raises `ConfigError` for a list of no plans, and for what is no whole number."""
+    if isinstance(top, bool) or not isinstance(top, numbers.Integral):
+        raise ConfigError(f"top is a whole number, as 10, not {top!r}")
     if top < 1:
         raise ConfigError(f"top = {top}: a list has one plan or more")
+
+
+def check_risk(risk: float | None) -> None:
+    """Raises `ConfigError` for a risk that is no probability between 0 and 1."""
+    if risk is None:
+        return
+    if isinstance(risk, bool) or not isinstance(risk, numbers.Real):
+        raise ConfigError(f"risk is a probability, as 0.05, not {risk!r}")
+    if not 0 < risk < 1:
+        raise ConfigError(f"risk = {risk:g}: a probability lies between 0 and 1, as 0.05")
 
 
 def decide(
@@ -79,10 +92,10 @@ def decide(
         NothingFits: no plan fits.
         ConfigError: a risk that is no probability, or an unknown objective.
     """
-    if risk is not None and not 0 < risk < 1:
-        raise ConfigError(f"risk = {risk:g}: a probability lies between 0 and 1, as 0.05")
+    check_risk(risk)
     if objective not in OBJECTIVES:
-        raise ConfigError(f"objective {objective!r} is unknown; {nearest(objective, OBJECTIVES)}")
+        word = str(objective)
+        raise ConfigError(f"objective {objective!r} is unknown; {nearest(word, OBJECTIVES)}")
     tables = config_tables(config)
     runs = framework_of(framework)
     machines = cluster_of(tables, cluster)

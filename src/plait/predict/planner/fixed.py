@@ -64,6 +64,8 @@ class Fixed:
     @staticmethod
     def parse(text: str) -> Fixed:
         """The decisions of a text. Raises `PlanError` for a word that decides nothing, or twice."""
+        if not isinstance(text, str):
+            raise PlanError(f"fix is text such as 'tp8 1f1b', not {text!r}")
         decided: dict[tuple[str, str], Any] = {}
         for word in text.split():
             for axis, name, value in _decisions(word):

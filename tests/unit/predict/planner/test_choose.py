@@ -3,7 +3,7 @@
 import pytest
 
 import plait
-from plait.errors import ConfigError, PlanError
+from plait.errors import ConfigError, PlaitError, PlanError
 from plait.plan import PipelineAxis, Plan
 from plait.plan.axes import REMATS
 from plait.predict.cost import rough
@@ -161,3 +161,20 @@ def test_torchtitan_is_offered_data_axes(cluster: str, data_ranks: int) -> None:
         assert plan.dp.strategy in ("allreduce", "zero3")
         if plan.dp.strategy == "allreduce" and plan.dp.size > 1:
             assert plan.dp.size == plan.world_size
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"risk": "0.05"}, "risk is a probability, as 0.05, not '0.05'"),
+        ({"risk": [0.05]}, "risk is a probability"),
+        ({"top": "3"}, "top is a whole number, as 10, not '3'"),
+        ({"top": 1.5}, "top is a whole number"),
+        ({"objective": None}, "objective None is unknown; known: cost, memory, time"),
+        ({"framework": 3}, "framework is a name, as 'plait', not 3"),
+        ({"fix": 3}, "fix is text such as 'tp8 1f1b', not 3"),
+    ],
+)
+def test_a_wish_of_another_type_is_told_with_its_cure(wrong, said):
+    with pytest.raises(PlaitError, match=said):
+        plait.choose(config(GPT), "h100x8", **wrong)
