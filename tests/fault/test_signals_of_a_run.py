@@ -105,6 +105,26 @@ def test_the_command_to_go_on_with_is_of_the_same_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("every", [1, pytest.param(10**6, marks=pytest.mark.long)])
+def test_an_evaluation_does_not_delay_the_end(every: int, tmp_path: Path) -> None:
+    """A whole one would take hours. One that was due is made when the run goes on."""
+    endless = "eval.data={name='random', num_samples=100000000}"
+    run = begun(tmp_path, "--set", f"eval.every={every}", endless)
+    run.send_signal(signal.SIGTERM)
+    _, err = run.communicate(timeout=LIMIT_SECONDS)
+    assert run.returncode == 143, err
+    (saved,) = (tmp_path / "run" / "checkpoints").glob("step-*")
+    steps = int(saved.name.removeprefix("step-"))
+    short = "eval.data={name='random', num_samples=8}"
+    more = ("--resume", "auto", "--steps", str(steps + 1), "--set", f"eval.every={every}", short)
+    done = plait("train", "tiny.toml", "--out", "run", *more, cwd=tmp_path)
+    assert done.code == 0, done.err
+    rows = (tmp_path / "run" / "eval.jsonl").read_text().splitlines()
+    due = [steps, steps + 1] if every == 1 else [steps + 1]
+    assert [json.loads(row)["step"] for row in rows] == due
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("timeout") is None, reason="needs coreutils")
 def test_a_run_whose_time_is_over_saves(tmp_path: Path) -> None:
     """`timeout` sends SIGTERM to the launcher and then to all processes, so twice to that one.

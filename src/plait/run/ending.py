@@ -44,6 +44,17 @@ class Ending(Protocol):
     def signal(self) -> int:
         """The signal that asks for the end; 0 for none."""
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether this rank knows of a signal; others may not yet."""
+
+
+def one_is_asked(ending: Ending, world: World) -> bool:
+    """Whether any rank knows of a signal, so that all leave off alike. Collective."""
+    asked = torch.full((1,), float(ending.is_asked), device=world.device)
+    world.axis("world").all_reduce(asked, control=True).wait()
+    return bool(asked.item())
+
 
 class EndByPeers:
     """The ending of a rank that torchrun has started. The second signal ends the rank at once.
@@ -72,6 +83,11 @@ class EndByPeers:
         self._pages = HostPages(world.device)
         return self
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether this rank knows of a signal."""
+        return self.signal != 0
+
     def ends_before(self, step: int, leave: Callable[[], None]) -> bool:
         assert self._world is not None
         later = self._reads_later
@@ -79,7 +95,7 @@ class EndByPeers:
             later = self._world.device.type != "cpu"
         newest = self._ask()
         total, self._earlier = (self._earlier, newest) if later else (newest, None)
-        return total is not None and self._is_asked(total)
+        return total is not None and self._hears(total)
 
     def _ask(self) -> Callable[[], list[float]]:
         """The sum [1] of the signals of all ranks, on its way to the host. Collective."""
@@ -88,7 +104,7 @@ class EndByPeers:
         self._world.axis("world").all_reduce(asked, control=True).wait()
         return self._pages.send(asked)
 
-    def _is_asked(self, total: Callable[[], list[float]]) -> bool:
+    def _hears(self, total: Callable[[], list[float]]) -> bool:
         """Whether any rank has a signal, by a sum [1]. The time to save begins on this rank too."""
         is_asked = any(total())
         if is_asked and not self.signal:
@@ -101,7 +117,7 @@ class EndByPeers:
         A machine has come meanwhile. An agent whose ranks ended well would wait five minutes for
         one that starts its own again. On one machine no other can come.
         """
-        return not on_one_machine(os.environ) and self._is_asked(self._ask())
+        return not on_one_machine(os.environ) and self._hears(self._ask())
 
     def linger(self) -> None:
         """Wait a moment for this rank's signal, where a peer's has ended the run.
@@ -177,6 +193,11 @@ class EndOfMembers:
     def signal(self) -> int:
         """The signal that asks for the end; 0 for none."""
         return self._board.signal
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether this rank knows of a signal."""
+        return self.signal != 0
 
     def ends_before(self, step: int, leave: Callable[[], None]) -> bool:
         """Whether all ranks that are there end before this step, counted from 0."""

@@ -45,6 +45,7 @@ def run(job: EvaluateJob) -> JsonObject:
     if world.rank == 0:
         tell = EvaluatedLines(batches.num_samples, terminal_of(sys.stderr))
     evaluation = evaluate(training.engine, batches, tell)
+    assert evaluation is not None  # nothing tells it to leave off
     result = {
         **evaluation.as_dict(),
         "step": training.engine.step_index,

@@ -47,16 +47,22 @@ class Evaluation:
 
 
 def evaluate(
-    engine: Engine, batches: InOrder, tell: Callable[[int, float], None] = lambda num, loss: None
-) -> Evaluation:
+    engine: Engine,
+    batches: InOrder,
+    tell: Callable[[int, float], None] = lambda num, loss: None,
+    leaves_off: Callable[[], bool] = lambda: False,
+) -> Evaluation | None:
     """Evaluate an engine's model on a data set. Collective; nothing is updated.
 
-    `tell` hears after each batch how many samples are done, and their loss.
+    `tell` hears after each batch how many samples are done, and their loss. There is no answer
+    where `leaves_off` says, alike on every rank, that the next batch is not to be evaluated.
     """
     has_labels, has_tokens = _kind_of(batches.dataset)
     functions = [correct_classes] if has_labels else []
     sums: list[MetricSum] | None = None
     for number, batch in enumerate(batches, 1):
+        if leaves_off():
+            return None
         measured = engine.measure(batch, functions)
         before = sums or [MetricSum(0.0, 0.0)] * len(measured)
         sums = [one + other for one, other in zip(before, measured, strict=True)]
@@ -86,11 +92,13 @@ def _kind_of(dataset: SampleSet) -> tuple[bool, bool]:
 class Evaluations(Hook):
     """`[eval]`: evaluate every `every` steps, keep the best weights, end when they get no better.
 
-    All ranks call it. Rank 0 writes a line of `eval.jsonl` for each evaluation.
+    All ranks call it. Rank 0 writes a line of `eval.jsonl` for each evaluation. One that a signal
+    cuts short is left off, and made when the run goes on.
 
     Attributes:
         ends: whether `patience` evaluations in a row were no better than the best.
         last: the newest evaluation.
+        is_left_off: whether a signal came before the newest was whole.
     """
 
     def __init__(
@@ -101,6 +109,7 @@ class Evaluations(Hook):
         *,
         keep_best: bool = False,
         patience: int | None = None,
+        leaves_off: Callable[[], bool] = lambda: False,
     ) -> None:
         self.batches = batches
         self.every = every
@@ -109,6 +118,8 @@ class Evaluations(Hook):
         self.patience = patience
         self.ends = False
         self.last: Evaluation | None = None
+        self.is_left_off = False
+        self._leaves_off = leaves_off
         self._best = math.inf
         self._worse = 0
 
@@ -117,9 +128,14 @@ class Evaluations(Hook):
         return None if self.last is None else (self._evaluated, self.last.as_dict())
 
     def on_start(self, start: RunStart) -> None:
-        """Learn what is evaluated, and what a run that is continued has reached."""
+        """Learn what is evaluated, and what a run that is continued has reached.
+
+        Its last step is evaluated here, where that was due and a signal came before.
+        """
         self._start = start
         self._go_on_after(start.first_step - 1)
+        if self._step and self._is_due(self._step):
+            self._evaluate()
 
     def on_rollback(self, step: int) -> None:
         """Forget the evaluations of steps that are done again."""
@@ -130,7 +146,6 @@ class Evaluations(Hook):
         """Take up the evaluations until a step. Collective."""
         start = self._start
         self._step = step
-        self._evaluated = step
         self._best = math.inf
         self._worse = 0
         world = start.engine.world
@@ -138,8 +153,11 @@ class Evaluations(Hook):
         if self.folder is not None and world.rank == 0:
             rows = [row for row in read_rows(self.folder) if row["step"] <= self._step]
             write_rows(self.folder, rows)
-        for row in world.axis("world").gather_objects(rows)[0]:
+        rows = world.axis("world").gather_objects(rows)[0]
+        for row in rows:
             self._judge(row["loss"])
+        told = [int(row["step"]) for row in rows]
+        self._evaluated = step if self.folder is None else max(told, default=0)
 
     def needs_state(self, step: int) -> bool:
         return self.every > 0 and step % self.every == 0
@@ -147,17 +165,24 @@ class Evaluations(Hook):
     def on_step(self, done: StepDone) -> None:
         """Evaluate when it is time to."""
         self._step = done.step
-        if self.every and done.step % self.every == 0:
+        if self._is_due(done.step):
             self._evaluate()
 
     def on_end(self) -> None:
-        """Evaluate the last step unless that has just happened."""
-        if self._step > self._evaluated:
+        """Evaluate the last step unless that has just happened, or a signal ends the run."""
+        if self._step > self._evaluated and self._step == self._start.last_step:
             self._evaluate()
+
+    def _is_due(self, step: int) -> bool:
+        return self.every > 0 and step % self.every == 0 and step > self._evaluated
 
     def _evaluate(self) -> None:
         engine = self._start.engine
-        self.last = evaluate(engine, self.batches)
+        evaluation = evaluate(engine, self.batches, leaves_off=self._leaves_off)
+        self.is_left_off = evaluation is None
+        if evaluation is None:
+            return
+        self.last = evaluation
         self._evaluated = self._step
         is_best = self._judge(self.last.loss)
         if self.folder is None:

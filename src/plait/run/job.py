@@ -157,11 +157,11 @@ def _trained(
     again = _begun(folder if world.rank == 0 else None, job, table, taken)
     watch = Watch(_warn if world.rank == 0 else _be_silent)
     steps = job.config.train.steps
-    observers = Observers.of(job.config, job.plan, world, folder)
-    beside = _hooks(job, world, folder, training, place, table=table)
-    hooks = [tally, watch, *beside, *observers.hooks()]
     progress = [] if place is None else [place.hook(job.config.recovery)]
     ending = next(iter(progress), ending)
+    observers = Observers.of(job.config, job.plan, world, folder, ending)
+    beside = _hooks(job, world, folder, training, place, table=table)
+    hooks = [tally, watch, *beside, *observers.hooks()]
     rollback = Rollback(job.folder, place, memory)
     hooks += [*progress, *again, rollback, *filter(None, [memory])]
 
@@ -178,7 +178,8 @@ def _trained(
         rollback=rollback,
         rate=rate_of_step(job.config.train),
     )
-    if ending is not None and training.engine.step_index < steps and not observers.ends:
+    is_short = training.engine.step_index < steps and not observers.ends
+    if ending is not None and (is_short or observers.is_left_off):
         observers.finish()
         world.close()
         return {"stopped": training.engine.step_index, "signal": ending.signal}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.errors import PlaitError
 from plait.run.assemble import make_eval_batches
+from plait.run.ending import Ending, one_is_asked
 from plait.run.evaluation import Evaluations
 from plait.run.hooks import Hook
 from plait.run.rundir import RunFolder
@@ -28,8 +30,14 @@ class Observers:
     folder: RunFolder | None
 
     @staticmethod
-    def of(config: Config, plan: str, world: World, folder: RunFolder | None) -> Observers:
-        """The observers that a config names."""
+    def of(
+        config: Config,
+        plan: str,
+        world: World,
+        folder: RunFolder | None,
+        ending: Ending | None,
+    ) -> Observers:
+        """The observers that a config names; a signal that `ending` knows of ends evaluations."""
         evaluations = None
         evaluation = config.eval
         if evaluation.every:
@@ -39,6 +47,7 @@ class Observers:
                 folder,
                 keep_best=evaluation.keep_best,
                 patience=evaluation.patience,
+                leaves_off=_never if ending is None else partial(one_is_asked, ending, world),
             )
         trackers = None
         if config.log.to and folder is not None and world.rank == 0:
@@ -55,6 +64,11 @@ class Observers:
     def ends(self) -> bool:
         """Whether evaluations have become no better for as long as `[eval] patience` says."""
         return self.evaluations is not None and self.evaluations.ends
+
+    @property
+    def is_left_off(self) -> bool:
+        """Whether the evaluation of the last step was left off, for a signal."""
+        return self.evaluations is not None and self.evaluations.is_left_off
 
     def numbers(self) -> JsonObject:
         """The newest evaluation, for the summary."""
@@ -80,3 +94,7 @@ class Observers:
         except (PlaitError, OSError):
             return None
         return page
+
+
+def _never() -> bool:
+    return False

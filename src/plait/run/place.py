@@ -163,6 +163,11 @@ class RankProgress(Hook):
         self._wait_for_copy()
         raise RankFailed(RANKS_ARE_BACK)
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether this rank knows of a signal."""
+        return self._seat.board.signal != 0
+
     def starts_again(self) -> bool:
         """Always false: the launcher knows which ranks are done."""
         return False
