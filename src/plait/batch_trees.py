@@ -198,6 +198,23 @@ def num_rows(*trees: PyTree) -> int | None:
     return next(iter([*sizes_of(leaves), *map(len, lists_of_texts)]), None)
 
 
+def kept_whole(tensor: Tensor) -> Tensor:
+    """A view of a tensor [...] without samples, which no later cut of its batch divides.
+
+    A part of a batch may have just as many samples as the tensor has rows.
+    """
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return tensor
+    view = tensor.view_as(tensor)
+    setattr(view, WHOLE, True)
+    return view
+
+
+def is_whole(leaf: PyTree) -> bool:
+    """Whether a leaf is a view that `kept_whole` has made."""
+    return hasattr(leaf, WHOLE)
+
+
 def cut_samples(
     batch: PyTree, part_of: Callable[[Tensor], Tensor], place: Callable[[int], slice]
 ) -> PyTree:
@@ -205,14 +222,15 @@ def cut_samples(
     texts, and each `SampleList`, are cut.
 
     Lists are never empty: one entry stands in where there is no sample. Tensors [] stay, as do
-    tensors of other sizes in a dataclass or a namespace.
+    tensors of other sizes in a dataclass or a namespace. A later cut of the part keeps these too.
     """
     sizes = set(sizes_of(held_leaves(batch)))
 
     def part(leaf: PyTree, held: bool) -> PyTree:
         if isinstance(leaf, Tensor):
-            stays = leaf.dim() == 0 or (held and sizes != {leaf.size(0)})
-            return leaf if stays else part_of(leaf)
+            if leaf.dim() == 0 or is_whole(leaf) or (held and len(sizes) > 1):
+                return leaf
+            return kept_whole(leaf) if held and sizes != {leaf.size(0)} else part_of(leaf)
         if is_per_sample(leaf) and sizes == {len(leaf)}:
             return entries_at(leaf, range(len(leaf))[place(len(leaf))])
         return leaf
@@ -266,6 +284,9 @@ def refuse_undivided(leaf: PyTree, num_samples: int) -> None:
             "the class with torch.utils._pytree.register_pytree_node"
         )
 
+
+WHOLE = "plait_is_whole"
+"""The attribute of a tensor that no cut divides."""
 
 PLAIN = (int, float, bool, str, bytes, type(None), Tensor, list, tuple, dict)
 """Types that PyTorch knows, or that hold nothing."""

@@ -24,6 +24,8 @@ from plait.batch_trees import (
     held_leaves,
     is_per_sample,
     is_texts,
+    is_whole,
+    kept_whole,
     leaves_of,
     map_tensors,
     refuse_undivided,
@@ -148,8 +150,10 @@ class BatchSplitter:
         """The micro-batches' parts of a leaf; one that has no samples is whole in each."""
         if self.num_micro_batches > 1:
             refuse_undivided(leaf, num_samples)
-            if isinstance(leaf, Tensor) and leaf.dim() and leaf.size(0) == num_samples:
-                return leaf.tensor_split(self.num_micro_batches)
+            if isinstance(leaf, Tensor) and leaf.dim() and not is_whole(leaf):
+                if leaf.size(0) == num_samples:
+                    return leaf.tensor_split(self.num_micro_batches)
+                return [kept_whole(leaf)] * self.num_micro_batches
         if is_per_sample(leaf) and len(leaf) == num_samples:
             places = torch.arange(num_samples).tensor_split(self.num_micro_batches)
             return [entries_at(leaf, part.tolist()) for part in places]
@@ -159,7 +163,8 @@ class BatchSplitter:
         if isinstance(leaf, SampleList):
             return map_tensors(self._placed, leaf)
         if isinstance(leaf, Tensor):
-            return self._placed(leaf)
+            placed = self._placed(leaf)
+            return kept_whole(placed) if is_whole(leaf) else placed
         if not held:
             _refuse_array(leaf)
         return leaf

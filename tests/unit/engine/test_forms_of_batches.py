@@ -238,6 +238,37 @@ def test_a_loader_keeps_the_constants_of_a_dataclass() -> None:
             assert len(classes.weights) == 4
 
 
+def summed(output: Tensor, classes: Classes) -> Tensor:
+    """The mean of losses [B] of labels, times the sum of all weights."""
+    return F.cross_entropy(output, classes.labels) * classes.weights.sum()
+
+
+def losses_with_weights(world: World | None, plan: str, num_weights: int) -> list[float]:
+    torch.manual_seed(0)
+    batch = (torch.randn(8, 4), Classes(torch.arange(8) % 4, torch.arange(1.0, num_weights + 1)))
+    engine = plait.build(
+        nn.Sequential(nn.Linear(4, 4)).double(),
+        f"{plan} precision:float64",
+        loss=summed,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.01),
+        world=world,
+    )
+    return [engine.step(one).loss for one in engine.prepare([batch] * 2)]
+
+
+@pytest.mark.parametrize(("plan", "num_weights"), [("dp2 mb2", 4), ("dp2 mb3", 4), ("dp2 mb2", 2)])
+def test_constants_as_long_as_a_share_stay_whole(ranks: Any, plan: str, num_weights: int) -> None:
+    expected = losses_with_weights(None, "dp1", num_weights)
+    for losses in ranks(2, losses_with_weights, plan, num_weights, plan=plan):
+        assert losses == pytest.approx(expected, rel=1e-12)
+
+
+def test_constants_as_long_as_a_micro_batch_stay_whole_in_a_grid(ranks: Any) -> None:
+    expected = losses_with_weights(None, "dp1", 2)
+    for losses in ranks(4, losses_with_weights, "tp4:2d mb4", 2, plan="tp4:2d mb4"):
+        assert losses == pytest.approx(expected, rel=1e-12)
+
+
 def test_a_forward_that_is_wrapped_after_the_build_gets_the_same_keys() -> None:
     model = Looks().double()
     engine = plait.build(model, "precision:float64", loss=loss, optimizer=torch.optim.SGD)

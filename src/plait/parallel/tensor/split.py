@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from plait.batch_trees import (
     entries_at,
     is_per_sample,
+    is_whole,
     map_leaves,
     num_rows,
     refuse_undivided,
@@ -278,6 +279,8 @@ def _part(leaf: PyTree, rows: int, start: int, length: int) -> PyTree:
 
     Copies of the first row stand where it has no more.
     """
+    if is_whole(leaf):
+        return leaf
     refuse_undivided(leaf, rows)
     if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == rows:
         part = leaf[start : start + length]
