@@ -154,7 +154,35 @@ class Nothing(Scanner):
         return Hidden(super().forward(ids).logits)
 
 
+class Synced(nn.Module):
+    """Batch norms over all ranks, between layers whose outputs are scores of classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.norms = nn.ModuleList(nn.SyncBatchNorm(WIDTH) for _ in range(3))
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + torch.tanh(norm(layer(x)))
+        return self.head(x)
+
+
+def points() -> list[tuple[Tensor, Tensor]]:
+    """Points and their classes."""
+    generator = torch.Generator().manual_seed(7)
+    drawn = torch.randn(48, WIDTH, generator=generator)
+    return [(point, (point[:4]).argmax()) for point in drawn]
+
+
+def classes_loss(output: Tensor, targets: Tensor) -> Tensor:
+    """The mean over all points."""
+    return F.cross_entropy(output, targets)
+
+
 KINDS = {
+    "Synced": ("points", "classes_loss"),
     "Nothing": ("lines", "answer_loss"),
     "Language": ("samples", "mean_loss"),
     "Scanner": ("lines", "answer_loss"),

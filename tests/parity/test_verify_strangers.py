@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from plait.config import load
+from plait.plan import Plan
 from plait.verify import Report
 from plait.verify.run import VerifyTask, in_world, problem_of
 from tests.parity.strangers import config
@@ -44,6 +45,17 @@ def test_scans_objects_and_turns_pass(ranks: Any, kind: str, plan: str) -> None:
     task = VerifyTask(problem, f"{plan} precision:float64", 2, None, ("sgd",))
     report = ranks(2, run_task, task, plan=plan)[0]
     assert report.ok, report.text()
+
+
+@pytest.mark.parametrize("plan", ["dp2:zero3", "dp2 mb2", "pp2:1f1b dp2 mb2"])
+def test_synchronised_batch_norms_pass(ranks: Any, plan: str) -> None:
+    probes = ("sgd", "adamw", "accumulation", "last-batch")
+    task = VerifyTask(
+        problem_of(load(config("Synced"))), f"{plan} precision:float64", 3, None, probes
+    )
+    report = ranks(Plan.parse(plan).world_size, run_task, task, plan=plan)[0]
+    assert report.ok, report.text()
+    assert {part.title for part in report.parts} == set(probes)
 
 
 def test_a_failure_on_one_device_is_told_by_every_rank(ranks: Any) -> None:

@@ -14,8 +14,14 @@ from plait.engine.loss import LossFunction
 from plait.engine.options import Options
 from plait.engine.precision import Precision
 from plait.engine.splitting import SplitModel
-from plait.engine.stages.contexts import MicroBatchContext, TensorContext, share_of
+from plait.engine.stages.contexts import (
+    MicroBatchContext,
+    NormContext,
+    TensorContext,
+    share_of,
+)
 from plait.engine.with_experts import make_placer
+from plait.parallel.data.synced_norms import SyncedNorms
 from plait.plan import Plan
 from plait.products import Products
 
@@ -36,13 +42,18 @@ def make_balance(
     return Balance(model, axes, split.sequence, loss, settings)
 
 
-def contexts_of(split: SplitModel, balance: Balance | None) -> list[MicroBatchContext]:
+def contexts_of(
+    split: SplitModel, balance: Balance | None, norms: SyncedNorms, world: World
+) -> list[MicroBatchContext]:
     """The modules that must know which micro-batch is under way."""
     contexts: list[MicroBatchContext] = []
     if split.layers is not None:
         contexts.append(TensorContext(split.layers))
     if balance is not None:
         contexts.append(balance)
+    if norms:
+        norms.connect(world.axis("dp"))
+        contexts.append(NormContext(norms))
     return contexts
 
 

@@ -62,7 +62,6 @@ from plait.engine.strategies import (
     has_one_backward,
     strategy_maker,
 )
-from plait.engine.synced_norms import refuse_synced_norms
 from plait.engine.unchanged import Unchanged
 from plait.engine.update import Update, partial_sums
 from plait.engine.weight_modes import check_modes
@@ -76,6 +75,7 @@ from plait.models.losses import compiled
 from plait.models.parameters import Parameters
 from plait.outer import make_driver
 from plait.parallel import data
+from plait.parallel.data.synced_norms import SyncedNorms
 from plait.plan import Plan, check_kept, check_restarts, check_runnable, kept_blocks
 from plait.plan.fit import check_fixed_order, check_messages, check_offload
 from plait.values import PyTree
@@ -121,6 +121,7 @@ def build(
     plan = _checked(plan)
     check_arguments(model, loss, optimizer)
     refuse_parameters(model)
+    norms = SyncedNorms(model, plan)
     refuse_whole_batch(model, plan)
     recompute.check_chosen(plan, options.remat)
     check_offload(plan, offloads=options.offload_activations)
@@ -143,11 +144,19 @@ def build(
     if world.membership is not None:
         check_restarts(plan, options.num_servers)
     own_modules(model)
-    refuse_synced_norms(model, plan, world.device.type)
     warn_of_lost_digits(model, plan_as_given)
     if plan.tp.size == 1:  # a tensor axis refuses them
         warn_of_parameter_hooks(model)
-    make = partial(compose, model, plan, loss=loss, optimizer=optimizer, world=world, guard=guard)
+    make = partial(
+        compose,
+        model,
+        plan,
+        norms=norms,
+        loss=loss,
+        optimizer=optimizer,
+        world=world,
+        guard=guard,
+    )
     cuts_by_example = plan.pp.size > 1 and needs_example(model, options.cutting)
     if cuts_by_example or cuts_unknown_inputs(model, plan, options):
         return Engine(
@@ -165,6 +174,7 @@ def compose(
     plan: Plan,
     options: Options,
     *,
+    norms: SyncedNorms,
     loss: LossFunction,
     optimizer: Callable[[Parameters], torch.optim.Optimizer],
     world: World,
@@ -233,7 +243,7 @@ def compose(
     )
     driver = make_driver(plan.dp.strategy, strategy, updater.make, asynchrony_of(plan, options))
     world.at_close(driver.leave, driver.close)
-    contexts = contexts_of(split, balance)
+    contexts = contexts_of(split, balance, norms, world)
     absent = absent_parameters(dict(originals), plan, cut.params[-1], split.placements)
     own_loss = split.loss(watched(loss, model, originals, absent, world))
     num_parts = plan.dp.size * plan.micro_batches

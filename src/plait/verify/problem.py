@@ -43,6 +43,7 @@ from plait.verify.reference.plain.layers import plain_layers
 from plait.verify.reference.plain.training import plain_loss, plain_optimizer, plain_rate
 from plait.verify.reference.recipe import Recipe
 from plait.verify.reference.start import plain_start, start_by_name
+from plait.verify.reference.synced_norms import on_one_device
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,9 @@ class Problem:
 
     def make_whole_model(self, dtype: torch.dtype) -> nn.Module:
         """With its values, on the host, made without the engine where plain PyTorch has a start."""
-        return plain_layers(round_base(self._with_values(dtype)), self.model)
+        model = plain_layers(round_base(self._with_values(dtype)), self.model)
+        on_one_device(model)
+        return model
 
     def _with_values(self, dtype: torch.dtype) -> nn.Module:
         seed = self.train.seed

@@ -15,7 +15,6 @@ import plait
 from plait.comm import World
 from plait.errors import ModelError
 from plait.outer import Change
-from plait.plan import Plan
 from tests.helpers.threaded import threaded
 
 
@@ -69,19 +68,6 @@ def loaded_whole(world: World, plan: str) -> bool:
 
 def test_a_load_into_whole_parameters_works() -> None:
     assert threaded(2, loaded_whole, "dp2", plan="dp2") == [True, True]
-
-
-def synced(world: World, plan: str) -> None:
-    model = filled(nn.Linear(4, 8), nn.SyncBatchNorm(8), nn.Linear(8, 2))
-    with pytest.raises(ModelError, match=r"'1' \(SyncBatchNorm\).*take GroupNorm"):
-        built(model, plan, world)
-    model[1].eval()
-    built(model, plan, world)
-
-
-@pytest.mark.parametrize("plan", ["dp2", "dp2:zero3"])
-def test_a_batch_norm_over_processes_is_refused_on_processors(plan: str) -> None:
-    threaded(Plan.parse(plan).world_size, synced, plan, plan=plan)
 
 
 def copied(world: World) -> None:

@@ -1,7 +1,8 @@
 """Modules that are not functions of their inputs alone, and the micro-batch that they need.
 
 A router weighs auxiliary losses by the samples of a micro-batch. A tensor-parallel layer must know
-the rows of all its ranks' batch. Both learn it before each forward, and before each backward, which
+the rows of all its ranks' batch. A synchronised batch norm must know whether a micro-batch has
+samples at all. They learn it before each forward, and before each backward, which
 may run parts of the forward again.
 """
 
@@ -13,6 +14,7 @@ from dataclasses import replace
 
 from plait.engine.batch import MicroBatch
 from plait.engine.loss import LossSum
+from plait.parallel.data.synced_norms import SyncedNorms
 from plait.parallel.tensor import TensorSplit
 
 
@@ -43,6 +45,22 @@ class TensorContext(MicroBatchContext):
 
     def enter(self, index: int, micro_batch: MicroBatch, *, recording: bool) -> None:
         self._split.enter(micro_batch.num_rows)
+
+    def after_forward(self, losses: LossSum, loss: object) -> None:
+        pass
+
+
+class NormContext(MicroBatchContext):
+    """Batch norms whose statistics are of all data ranks."""
+
+    def __init__(self, norms: SyncedNorms) -> None:
+        self._norms = norms
+
+    def begin_step(self, micro_batches: Sequence[MicroBatch], loss_scale: float) -> None:
+        pass
+
+    def enter(self, index: int, micro_batch: MicroBatch, *, recording: bool) -> None:
+        self._norms.enter(micro_batch.num_samples)
 
     def after_forward(self, losses: LossSum, loss: object) -> None:
         pass

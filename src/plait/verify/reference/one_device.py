@@ -31,6 +31,7 @@ from plait.verify.reference.copied import copied
 from plait.verify.reference.drawn import random_from
 from plait.verify.reference.lowered import LowPrecision
 from plait.verify.reference.recipe import Loss, Recipe
+from plait.verify.reference.synced_norms import are_synced
 
 SURELY = 1e-8  # outputs of float64 that lie no further apart are equal but for rounding
 CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ divides by the norm and this
@@ -282,7 +283,7 @@ def _after_update(model: nn.Module) -> None:
 
 def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
     """Why a global batch at once has no meaning for this model, found by trying it; empty when it
-    has.
+    has. Errors: `ModelError` for synchronised batch norms beside dropout.
     """
     trial = copied(model)
     samples = num_samples(batch)
@@ -302,18 +303,24 @@ def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
         )
         by_sample = first.shape[:1] == (samples,)
         apart = by_sample and not _is_head(trial, batch[0], part, first)
+        synced = are_synced(trial)
+        if draws and synced:
+            raise ModelError(
+                "one device draws random numbers (dropout) for each rank's part of a micro-batch, "
+                "and SyncBatchNorm takes all parts at once; verify the model with its dropout 0"
+            )
         if draws or ((apart or not by_sample) and _differs_from_itself(trial, batch[0], first)):
             return [
                 "its output is random (dropout), so the reference runs the same slices with the "
                 "same seeds"
             ]
-        if samples > 1 and apart:
+        if samples > 1 and apart and not synced:
             return [
                 "a sample's output depends on the others in its slice (batch-norm): "
                 "the reference runs the same slices, statistics are those of a micro-batch on a "
                 "rank"
             ]
-        if moved:
+        if moved and not synced:
             return [
                 "its buffers change with every forward, so the reference runs the same slices, "
                 "each rank's with its own"
@@ -337,9 +344,15 @@ def _differs_from_itself(model: nn.Module, inputs: PyTree, first: Tensor) -> boo
 
 
 def pooled_losses(model: nn.Module) -> list[str]:
-    """The reason why slices of a micro-batch belong together: a loss of all their tokens by
-    definition. Empty if there is none.
+    """The reason why slices of a micro-batch belong together; empty if there is none.
+
+    It is a loss of all their tokens by definition, or statistics of all their samples.
     """
+    if are_synced(model):
+        return [
+            "its SyncBatchNorm takes statistics over a micro-batch of all ranks, so the reference "
+            "runs micro-batch by micro-batch"
+        ]
     pooled = any(
         getattr(getattr(module, "settings", None), "balance_coef", 0.0)
         for module in model.modules()
