@@ -25,17 +25,22 @@ STEPS = 3
 TOLERANCE = 1e-10
 PLANS = [
     "dp2",
-    "dp2 mb2",
     "dp4:ring mb2",
-    "dp2:server",
-    "dp2:zero1 mb2",
-    "dp2:zero2 mb3",
     "dp2:zero3 mb2",
-    "dp2:zero3,replicate2 mb2",
     "dp2 mb2 remat:full",
-    "pp2:1f1b dp2 mb2",
     "pp2:zb-h1 dp2:zero1 mb3",
-    "pp2:zbv dp2 mb4",
+    *[
+        pytest.param(plan, marks=pytest.mark.long)
+        for plan in (
+            "dp2 mb2",
+            "dp2:server",
+            "dp2:zero1 mb2",
+            "dp2:zero2 mb3",
+            "dp2:zero3,replicate2 mb2",
+            "pp2:1f1b dp2 mb2",
+            "pp2:zbv dp2 mb4",
+        )
+    ],
 ]
 
 

@@ -10,9 +10,9 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 def on_one_device(model: nn.Module) -> None:
     """Let each `nn.SyncBatchNorm` compute as a plain one: torch's own would look for processes."""
-    for module in model.modules():
-        if isinstance(module, nn.SyncBatchNorm):
-            module.forward = MethodType(_BatchNorm.forward, module)
+    norms: list[nn.Module] = [one for one in model.modules() if isinstance(one, nn.SyncBatchNorm)]
+    for norm in norms:
+        norm.forward = MethodType(_BatchNorm.forward, norm)
 
 
 def are_synced(model: nn.Module) -> bool:
