@@ -156,6 +156,9 @@ def _completion(words: list[str]) -> Answer:
 
 
 def _print(answer: Answer, json_to: TextIO | None) -> None:
+    world = _told_world()
+    if world is not None and world.rank != 0:  # each rank of torchrun has the same answer
+        return
     if json_to is not None:
         if answer.data is not None:
             say(f"{to_json(answer.data)}\n", json_to)

@@ -257,3 +257,11 @@ def test_of_ranks_that_refuse_the_main_process_prints_the_object(rank: str, obje
     out, err = _ended(f"{world} $P estimate no-such-file --json")
     assert len(out.splitlines()) == objects
     assert f"(rank {rank})" in err
+
+
+@pytest.mark.parametrize("words", ["schedule 1f1b", "schedule 1f1b --json"])
+def test_of_ranks_with_the_same_answer_the_main_process_prints_it(words: str) -> None:
+    world = "WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=1"
+    spoken = _ended(f"RANK=0 {world} $P {words}")
+    assert spoken == _ended(f"$P {words}")
+    assert _ended(f"RANK=2 {world} $P {words}; echo $?") == ("0", "")
