@@ -156,8 +156,8 @@ def _completion(words: list[str]) -> Answer:
 
 
 def _print(answer: Answer, json_to: TextIO | None) -> None:
-    world = _told_world()
-    if world is not None and world.rank != 0:  # each rank of torchrun has the same answer
+    world = _told_world() if "TORCHELASTIC_RUN_ID" in os.environ else None
+    if world is not None and world.rank != 0:  # the ranks of torchrun have the same answer
         return
     if json_to is not None:
         if answer.data is not None:

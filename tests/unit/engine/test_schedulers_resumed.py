@@ -181,10 +181,10 @@ def test_a_resumed_scheduler_is_that_of_one_device(
         assert losses == pytest.approx(alone, rel=1e-10)
 
 
-def test_a_rate_that_plait_writes_stays_at_a_load(tmp_path: Path) -> None:
+def test_the_factor_of_one_update_is_in_no_checkpoint(tmp_path: Path) -> None:
     engine = OfEngine(sgd).engine
     for folder in (tmp_path / "first", tmp_path / "second"):
         engine.update.make(Change(0, 1.0, rate=0.5))  # a server's, for a part of its workers
-        assert [group["lr"] for group in engine.update.optimizer.param_groups] == [0.025, 0.01]
         engine.save(folder)
         engine.load(folder)
+        assert [group["lr"] for group in engine.update.optimizer.param_groups] == [0.05, 0.02]
