@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -103,7 +104,7 @@ class BatchSplitter:
         self._device = device
         self._cut = cut
         self._share = share
-        self._accepts = _accepted_keys(model)
+        self._forward = _Forward.of(model)
         self._model = model
 
     def split(self, batch: PyTree) -> list[MicroBatch]:
@@ -117,9 +118,9 @@ class BatchSplitter:
         """
         inputs, targets = inputs_and_targets(batch)
         if isinstance(batch, Mapping):
-            names = inputs.keys() if self._accepts is None else inputs.keys() & self._accepts
-            inputs = {name: inputs[name] for name in sorted(names)}
+            inputs = self._forward.taken(inputs)
         else:
+            self._forward.check(inputs)
             inputs = _named_texts(self._model, inputs)
         whole = (inputs, targets)
         input_leaves, target_leaves = self._cut((leaves_of(inputs), leaves_of(targets)))
@@ -190,12 +191,12 @@ def inputs_and_targets(batch: PyTree) -> tuple[PyTree, PyTree]:
 def accepted(model: nn.Module, inputs: PyTree) -> PyTree:
     """The entries of a mapping that the model's forward takes; anything else as it is.
 
-    Texts of a tuple have names where the forward takes more than one.
+    Texts of a tuple have names where the forward takes more than one. Errors: `DataError` for a
+    mapping without an argument that the forward needs.
     """
-    names = _accepted_keys(model)
-    if names is None or not isinstance(inputs, Mapping):
-        return _named_texts(model, inputs)
-    return {name: inputs[name] for name in sorted(inputs.keys() & names)}
+    if isinstance(inputs, Mapping):
+        return _Forward.of(model).taken(inputs)
+    return _named_texts(model, inputs)
 
 
 def call(model: nn.Module, inputs: PyTree) -> PyTree:
@@ -213,12 +214,60 @@ def arguments(inputs: PyTree) -> tuple[Sequence[PyTree], JsonMapping]:
     return (inputs,), {}
 
 
-def _accepted_keys(model: nn.Module) -> set[str] | None:
-    """The names that the model's forward takes; None when it takes any."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return {parameter.name for parameter in parameters}
+@dataclass(frozen=True)
+class _Forward:
+    """A model's forward, by its arguments.
+
+    Attributes:
+        name: of its class and itself.
+        accepted: the names that it takes; None when it takes any.
+        required: the names of those that have no default.
+    """
+
+    name: str
+    accepted: frozenset[str] | None
+    required: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> _Forward:
+        """The forward that a model has now."""
+        parameters = inspect.signature(model.forward).parameters.values()
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        several = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        return cls(
+            f"{type(model).__name__}.forward",
+            None if takes_any else frozenset(one.name for one in parameters),
+            tuple(
+                one.name
+                for one in parameters
+                if one.default is one.empty and one.kind not in several
+            ),
+        )
+
+    def taken(self, inputs: JsonMapping) -> JsonMapping:
+        """The entries of a batch that is a mapping which the forward takes."""
+        names = inputs.keys() if self.accepted is None else inputs.keys() & self.accepted
+        missing = [name for name in self.required if name not in names]
+        if missing:
+            self._refuse(inputs, f"needs {', '.join(missing)} too")
+        return {name: inputs[name] for name in sorted(names)}
+
+    def check(self, inputs: PyTree) -> None:
+        """Raise `DataError` for inputs that are a mapping with other names than the arguments."""
+        if not isinstance(inputs, Mapping):
+            return
+        self.taken(inputs)
+        unknown = [str(name) for name in inputs if name not in (self.accepted or inputs)]
+        if unknown:
+            self._refuse(inputs, f"takes no {', '.join(unknown)}")
+
+    def _refuse(self, inputs: JsonMapping, reason: str) -> NoReturn:
+        names = ", ".join(map(str, inputs)) or "no entry"
+        raise DataError(
+            f"a batch has a mapping of {names}, which are arguments by name, and {self.name} "
+            f"{reason}; a mapping that is one argument itself stands in a tuple, as "
+            "((mapping,), targets)"
+        )
 
 
 def _named_texts(model: nn.Module, texts: PyTree) -> PyTree:

@@ -163,6 +163,37 @@ def test_a_batch_of_another_form_is_named_before_a_model_is_cut() -> None:
         example_of(Pictures(PIXELS))
 
 
+def stepped(batch: PyTree, plan: str) -> float:
+    """The loss of a model whose only argument may be a mapping."""
+
+    class OneArgument(Looks):
+        def forward(self, pictures: PyTree) -> Tensor:  # type: ignore[override]
+            return super().forward(pictures)
+
+    engine = plait.build(
+        OneArgument().double(),
+        f"{plan} precision:float64",
+        loss=loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.5),
+    )
+    return engine.step(batch).loss
+
+
+@pytest.mark.parametrize("plan", ["dp1", "mb2"])
+@pytest.mark.parametrize("batch", [(HELD, CLASSES), {**HELD, "labels": CLASSES}])
+def test_a_mapping_that_is_one_argument_stands_in_a_tuple(batch: PyTree, plan: str) -> None:
+    said = r"mapping of pixels, mask.*forward needs pictures too.*\(\(mapping,\), targets\)"
+    with pytest.raises(DataError, match=said):
+        stepped(batch, plan)
+    assert stepped(((HELD,), CLASSES), plan) > 0
+
+
+def test_a_mapping_with_a_name_that_is_no_argument_is_named() -> None:
+    batch = ({"pictures": HELD, "size": torch.ones(5)}, CLASSES)
+    with pytest.raises(DataError, match=r"OneArgument.forward takes no size;"):
+        stepped(batch, "dp1")
+
+
 class Waves(nn.Linear):
     """Classes of complex numbers [B, 2]."""
 
