@@ -79,7 +79,8 @@ def check_objects(flow: Flow, stage_of: Sequence[int]) -> None:
             if result.leaf == UNRETURNED:
                 raise ModelError(
                     f"'{flow.calls[result.call]}' leaves a tensor outside its result, such as in a "
-                    "list that it got, by a hook or in a buffer that it writes into, and a later "
-                    "stage of the pipeline reads it there; return the tensor, keep it in an "
-                    "attribute of the module, or cut elsewhere (counts, splits)"
+                    "list that it got, by a hook, in a buffer that it writes into or in an "
+                    "attribute with values that are no tensors, and a later stage of the pipeline "
+                    "reads it there; return the tensor, keep it in an attribute of the module that "
+                    "holds tensors alone, or cut elsewhere (counts, splits)"
                 )

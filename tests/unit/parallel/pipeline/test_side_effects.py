@@ -208,6 +208,13 @@ class Adding(Routed):
         return x
 
 
+class InMixedDictionary(Routed):
+    def forward(self, x: Tensor) -> Tensor:
+        x, aux = self.routed(x)
+        self.losses: dict[str, Any] = {"twice": [2 * aux], "layers": 3}
+        return x
+
+
 class Collecting(nn.Module):
     """A model whose blocks write into something that they get."""
 
@@ -244,6 +251,12 @@ class Returning(Collecting):
 def test_what_blocks_write_elsewhere_is_refused_where_a_later_stage_reads_it(kind: Any) -> None:
     with pytest.raises(ModelError, match=r"'blocks\.[01]' leaves a tensor outside its result"):
         trained(kind, "pp2 mb1")
+
+
+def test_an_attribute_with_more_than_tensors_is_named() -> None:
+    said = r"attribute with values that are no tensors.*attribute of the module that holds tensors"
+    with pytest.raises(ModelError, match=said):
+        trained(lambda: Summing(InMixedDictionary), "pp2 mb1")
 
 
 def test_a_build_leaves_the_attributes_of_modules_as_they_were() -> None:
