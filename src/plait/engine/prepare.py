@@ -42,6 +42,8 @@ def example_of(batch: PyTree) -> PyTree:
 
 
 def _first_sample(tensor: Tensor) -> Tensor:
+    if tensor.layout is torch.jagged and tensor.size(0):
+        return torch.nested.as_nested_tensor([tensor[0]], layout=tensor.layout)
     refuse_undivided(tensor, 0)
     if tensor.shape[0] == 0:
         return tensor.new_zeros((1, *tensor.shape[1:]))

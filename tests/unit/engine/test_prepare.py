@@ -196,3 +196,43 @@ def test_an_optimizer_that_cannot_be_made_anew_is_refused() -> None:
     used.step()
     with pytest.raises(OptimizerError, match="has made steps already"):
         like(used, model)
+
+
+class OfSequences(nn.Module):
+    """Numbers of the tokens of sequences (samples, tokens, 4) of unequal lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, sequences: Tensor) -> Tensor:
+        tokens = sequences.values()
+        for block in self.blocks:
+            tokens = torch.tanh(block(tokens))
+        return tokens
+
+
+def of_nested(world: World | None, plan: str) -> list[float]:
+    torch.manual_seed(0)
+    lengths = [3, 2]
+    inputs, targets = (
+        torch.nested.as_nested_tensor([torch.randn(one, 4) for one in lengths], layout=torch.jagged)
+        for _ in range(2)
+    )
+    engine = plait.build(
+        OfSequences(),
+        plan,
+        loss=lambda output, wanted: F.mse_loss(output, wanted.values()),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        world=world,
+    )
+    return [engine.step(batch).loss for batch in engine.prepare([(inputs, targets)] * 2)]
+
+
+@pytest.mark.parametrize("plan", ["tp2", "pp2 mb1"])
+def test_a_nested_tensor_shows_how_to_cut_a_model_where_no_sample_is_divided(
+    ranks: Any, plan: str
+) -> None:
+    expected = of_nested(None, "dp1")
+    for losses in ranks(2, of_nested, plan, plan=plan):
+        assert losses == pytest.approx(expected, rel=1e-5)
