@@ -10,7 +10,7 @@ rate from it. A checkpoint holds these settings too, as torch's `state_dict` of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Final, TypeAlias
 
@@ -90,6 +90,23 @@ class GroupCounts:
         kept.update({name: group[name] for name in self.names if name in group})
         return dict(sorted(kept.items()))
 
+    def told(self) -> list[dict[str, float] | None]:
+        """The settings of each group; None for one of which this rank has no elements."""
+        groups = self._optimizer.param_groups
+        return [_settings(group) if _has_elements(group) else None for group in groups]
+
+    def take_of_others(self, told: Sequence[Sequence[Mapping[str, float] | None]]) -> None:
+        """Set the groups of which this rank has no elements, by what the ranks have `told`.
+
+        Ranks with another number of groups have groups of another kind.
+        """
+        own = self.told()
+        alike = [others for others in told if len(others) == len(own)]
+        for index, group in enumerate(self._optimizer.param_groups):
+            known = next((others[index] for others in alike if others[index] is not None), None)
+            if own[index] is None and known is not None:
+                _set(group, _without_rates(known) if self.has_schedule else known)
+
     def take(self, param: Tensor, saved: Mapping[str, Number]) -> None:
         """Set the numbers of the group of a parameter [...]; those that are not saved
         begin again.
@@ -114,6 +131,11 @@ class GroupCounts:
 def numbers_of(group: Mapping[str, object]) -> dict[str, Number]:
     """The numbers of a group, which a step may change."""
     return {name: value for name, value in group.items() if isinstance(value, (int, float))}
+
+
+def _has_elements(group: Mapping[str, Any]) -> bool:
+    """Whether this rank has a part of a parameter of a group."""
+    return any(param.numel() for param in group["params"])
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 
 import plait
+from plait.comm import World
 from plait.outer import Change
 
 STEPS = 8
@@ -181,7 +182,41 @@ def test_a_resumed_scheduler_is_that_of_one_device(
         assert losses == pytest.approx(alone, rel=1e-10)
 
 
+<<<<<<< HEAD
 def test_the_factor_of_one_update_is_in_no_checkpoint(tmp_path: Path) -> None:
+=======
+def rates_resumed(world: World | None, plan: str, folder: Path) -> list[float]:
+    """The rates of a run of one weight, that goes on by `last_epoch`."""
+    rates = []
+    for is_resumed in (False, True):
+        engine = plait.build(
+            nn.Linear(1, 1, bias=False),
+            plan,
+            loss=F.mse_loss,
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+            world=world,
+        )
+        if is_resumed:
+            engine.load(folder / "first")
+        scheduler = schedulers.StepLR(
+            engine.update.optimizer, 1, gamma=0.5, last_epoch=0 if is_resumed else -1
+        )
+        engine.step((torch.ones(4, 1), torch.ones(4, 1)))
+        scheduler.step()
+        if not is_resumed:
+            engine.save(folder / "first")
+        rates.append(engine.update.optimizer.param_groups[0]["lr"])
+    return rates
+
+
+def test_a_rank_without_parameters_goes_on_too(ranks: Any, tmp_path: Path) -> None:
+    expected = rates_resumed(None, "dp1", tmp_path / "alone")
+    for rates in ranks(2, rates_resumed, "dp2:zero1", tmp_path, plan="dp2:zero1"):
+        assert rates == expected
+
+
+def test_a_rate_that_plait_writes_stays_at_a_load(tmp_path: Path) -> None:
+>>>>>>> ca3ee62d (A rank without parameters gets the settings of its groups from the others)
     engine = OfEngine(sgd).engine
     for folder in (tmp_path / "first", tmp_path / "second"):
         engine.update.make(Change(0, 1.0, rate=0.5))  # a server's, for a part of its workers

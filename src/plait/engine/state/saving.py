@@ -153,6 +153,9 @@ def load_from(state: TrainingState, checkpoint: Checkpoint) -> JsonObject:
             _fill(checkpoint, shard)
         for shard in buffer_shards(state.holding):
             _fill(checkpoint, shard)
+        if state.world.membership is None:
+            told = state.world.axis("world").gather_objects(state.update.counts.told())
+            state.update.counts.take_of_others(told)
         state.strategy.publish()
         state.driver.restart()
     state.resume(checkpoint.meta)
