@@ -13,11 +13,13 @@ from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
+from plait.checkpoint.folder import read_index
 from plait.datasets.loader import InOrder
 from plait.datasets.sample_set import SampleSet
+from plait.doctor.findings import say
 from plait.engine.engine import Engine
 from plait.engine.loss import MetricSum
-from plait.errors import RunError
+from plait.errors import CheckpointError, RunError
 from plait.models.losses import correct_classes
 from plait.run.hooks import Hook, RunStart, StepDone
 from plait.run.json_lines import rows_of
@@ -121,6 +123,7 @@ class Evaluations(Hook):
         self.is_left_off = False
         self._leaves_off = leaves_off
         self._best = math.inf
+        self._kept = math.inf
         self._worse = 0
 
     def newest(self) -> tuple[int, JsonObject] | None:
@@ -148,12 +151,21 @@ class Evaluations(Hook):
         self._step = step
         self._best = math.inf
         self._worse = 0
+        self.ends = False
         world = start.engine.world
         rows: list[JsonObject] = []
         if self.folder is not None and world.rank == 0:
             rows = [row for row in read_rows(self.folder) if row["step"] <= self._step]
             write_rows(self.folder, rows)
-        rows = world.axis("world").gather_objects(rows)[0]
+        kept_step = self._kept_step() if world.rank == 0 else None
+        rows, kept_step = world.axis("world").gather_objects((rows, kept_step))[0]
+        kept = [row["loss"] for row in rows if row["step"] == kept_step]
+        self._kept = math.inf if not kept or kept[0] is None else kept[0]
+        if kept_step is not None and kept_step > step and world.rank == 0:
+            say(
+                f"best/ is of step {kept_step}, and the run goes on after step {step}: the next "
+                "evaluation takes its place"
+            )
         for row in rows:
             self._judge(row["loss"])
         told = [int(row["step"]) for row in rows]
@@ -184,22 +196,34 @@ class Evaluations(Hook):
             return
         self.last = evaluation
         self._evaluated = self._step
-        is_best = self._judge(self.last.loss)
+        loss = evaluation.loss
+        self._judge(loss)
         if self.folder is None:
             return
-        if engine.world.rank == 0:
-            append_row(self.folder, {"step": self._step, **self.last.as_dict()})
-        if is_best and self.keep_best:
+        if self.keep_best and loss < self._kept:
+            # Before the row: a run that is killed in between makes the evaluation again.
             engine.save(self.folder.best, loader=self._start.loader.state_dict())
+            self._kept = loss
+        if engine.world.rank == 0:
+            append_row(self.folder, {"step": self._step, **evaluation.as_dict()})
 
-    def _judge(self, loss: float | None) -> bool:
+    def _kept_step(self) -> int | None:
+        """The step whose weights are in `best/`; None where none are kept."""
+        if not self.keep_best or self.folder is None or not self.folder.best.is_dir():
+            return None
+        try:
+            return int(read_index(self.folder.best)["meta"]["step"])
+        except (CheckpointError, LookupError, TypeError, ValueError):
+            return None
+
+    def _judge(self, loss: float | None) -> None:
+        """Take in the loss of one more evaluation; None for one that is no finite number."""
         if loss is not None and loss < self._best:
             self._best = loss
             self._worse = 0
-            return True
+            return
         self._worse += 1
         self.ends = self.patience is not None and self._worse >= self.patience
-        return False
 
 
 def read_rows(folder: RunFolder | None) -> list[JsonObject]:
