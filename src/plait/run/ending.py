@@ -24,6 +24,7 @@ from plait.engine.sums import HostPages
 from plait.launcher.board import GONE, Page
 from plait.launcher.hearing import SIGNALS, Echoes, hear_beside
 from plait.launcher.seat import POLITE_SECONDS
+from plait.values import JsonObject
 
 LINGER_SECONDS = 5.0
 
@@ -54,6 +55,18 @@ def one_is_asked(ending: Ending, world: World) -> bool:
     asked = torch.full((1,), float(ending.is_asked), device=world.device)
     world.axis("world").all_reduce(asked, control=True).wait()
     return bool(asked.item())
+
+
+def signal_of_all(ending: Ending, world: World) -> int:
+    """The signal that any rank knows of, alike on every rank; 0 for none. Collective."""
+    return max(world.axis("world").gather_objects(ending.signal))
+
+
+def stopped(world: World, step: int, ending: Ending, is_left_off: bool) -> JsonObject:
+    """The numbers of a run that a signal ends; it may have come in the last evaluation."""
+    signal_of_end = signal_of_all(ending, world) if is_left_off else ending.signal
+    world.close()
+    return {"stopped": step, "signal": signal_of_end}
 
 
 class EndByPeers:

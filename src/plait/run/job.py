@@ -134,6 +134,7 @@ def _trained(
     from plait.plan import Plan
     from plait.run.assemble import assemble, set_torch
     from plait.run.data_numbers import bad_rows
+    from plait.run.ending import stopped
     from plait.run.loop import fit
     from plait.run.metrics import Tally
     from plait.run.observing import Observers
@@ -181,8 +182,7 @@ def _trained(
     is_short = training.engine.step_index < steps and not observers.ends
     if ending is not None and (is_short or observers.is_left_off):
         observers.finish()
-        world.close()
-        return {"stopped": training.engine.step_index, "signal": ending.signal}
+        return stopped(world, training.engine.step_index, ending, observers.is_left_off)
     recoveries = [*earlier_recoveries(folder, place), *rollback.recoveries]
     more = {
         "warnings": watch.warnings,

@@ -165,8 +165,9 @@ class RankProgress(Hook):
 
     @property
     def is_asked(self) -> bool:
-        """Whether this rank knows of a signal."""
-        return self._seat.board.signal != 0
+        """Whether this rank knows of a signal, which then is that of the end."""
+        self.signal = self.signal or self._seat.board.signal
+        return self.signal != 0
 
     def starts_again(self) -> bool:
         """Always false: the launcher knows which ranks are done."""

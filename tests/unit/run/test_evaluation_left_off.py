@@ -12,8 +12,10 @@ import torch
 
 from plait.datasets.loader import InOrder
 from plait.engine.loss import MetricSum
+from plait.run.ending import signal_of_all
 from plait.run.evaluation import Evaluations
 from plait.run.hooks import RunStart, StepDone
+from plait.run.place import RankProgress
 from plait.run.rundir import RunFolder
 
 SAMPLES: Any = [(torch.zeros(2), torch.tensor(0)) for _ in range(6)]
@@ -86,3 +88,14 @@ def test_the_last_evaluation_is_made_up_for_too(tmp_path: Path) -> None:
     assert hook.is_left_off
     begun(tmp_path, 3, 3, never).on_end()
     assert evaluated(tmp_path) == [2, 3]
+
+
+def test_a_signal_behind_the_last_step_is_that_of_the_end() -> None:
+    ending = RankProgress.__new__(RankProgress)
+    ending.signal = 0
+    seat: Any = SimpleNamespace(board=SimpleNamespace(signal=15))
+    ending._seat = seat
+    assert ending.is_asked
+    axis = SimpleNamespace(gather_objects=lambda value: [0, value])
+    world: Any = SimpleNamespace(axis=lambda name: axis)
+    assert signal_of_all(ending, world) == 15
