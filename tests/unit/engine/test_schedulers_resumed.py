@@ -182,9 +182,6 @@ def test_a_resumed_scheduler_is_that_of_one_device(
         assert losses == pytest.approx(alone, rel=1e-10)
 
 
-<<<<<<< HEAD
-def test_the_factor_of_one_update_is_in_no_checkpoint(tmp_path: Path) -> None:
-=======
 def rates_resumed(world: World | None, plan: str, folder: Path) -> list[float]:
     """The rates of a run of one weight, that goes on by `last_epoch`."""
     rates = []
@@ -215,8 +212,7 @@ def test_a_rank_without_parameters_goes_on_too(ranks: Any, tmp_path: Path) -> No
         assert rates == expected
 
 
-def test_a_rate_that_plait_writes_stays_at_a_load(tmp_path: Path) -> None:
->>>>>>> ca3ee62d (A rank without parameters gets the settings of its groups from the others)
+def test_the_factor_of_one_update_is_in_no_checkpoint(tmp_path: Path) -> None:
     engine = OfEngine(sgd).engine
     for folder in (tmp_path / "first", tmp_path / "second"):
         engine.update.make(Change(0, 1.0, rate=0.5))  # a server's, for a part of its workers
