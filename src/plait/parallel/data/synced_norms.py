@@ -32,7 +32,7 @@ class SyncedNorms:
         for name, norm in self._named:
             _check(f"'{name}' (SyncBatchNorm)", norm, plan)
         for _, norm in self._named:
-            give_forward(norm, _Forward(norm, self))
+            give_forward(norm, _SyncedForward(norm, self))
 
     def __bool__(self) -> bool:
         return bool(self._named)
@@ -75,7 +75,7 @@ def _named(model: nn.Module) -> list[tuple[str, nn.SyncBatchNorm]]:
     return [(name, one) for name, one in modules if isinstance(one, nn.SyncBatchNorm)]
 
 
-class _Forward:
+class _SyncedForward:
     """The forward of one norm."""
 
     def __init__(self, norm: nn.SyncBatchNorm, ranks: SyncedNorms) -> None:
