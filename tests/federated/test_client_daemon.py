@@ -191,7 +191,7 @@ def control_comes_back(world: World, folder: str) -> Any:
     )
     again = LocalFleet(settings, plan, world)
     ClientDaemon(again, 0, kept)
-    return fleet.samples[0].control, again.samples[0].control
+    return fleet.samples[0].kept.control, again.samples[0].kept.control
 
 
 def test_scaffolds_control_outlives_the_process(ranks: Run, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from plait.comm import World
 from plait.config import Config
 from plait.outer.federated.messages import TrainTask
+from plait.outer.federated.samples import ClientState
 from plait.outer.federated.simulation import LocalFleet
 from plait.plan import Plan
 from tests.federated.test_simulation import config, reference, rounds_on
@@ -73,7 +74,7 @@ def controls(world: World, settings: Config) -> list[Tensor]:
     weights = fleet.initial()
     moved = []
     for number in range(1, settings.federated.rounds + 1):
-        fleet.samples[0].control = None
+        fleet.samples[0].kept = ClientState()
         task = TrainTask(number, weights, {"control": torch.zeros_like(weights)})
         moved.append(fleet.train(task, [0])[0].extra["control"])
     return moved

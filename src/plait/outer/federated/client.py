@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -118,6 +118,8 @@ class Client:
             Tensor
         ] = []  # of each piece: added to the gradient of the mean loss
         self._anchors: list[Tensor] = []
+        self._buffers = {name: value.clone() for name, value in engine.model.named_buffers()}
+        self._scale = engine.scale_state()
         engine.before_update.append(self._correct)
 
     def run(
@@ -126,7 +128,8 @@ class Client:
         """One round: from the global weights to this client's change of them. Collective.
 
         Steps are counted as if the client had taken part in all rounds and had an engine of its
-        own. So what is drawn in them, as by dropout, depends on no other client.
+        own. So what is drawn in them, as by dropout, depends on no other client. Neither do
+        buffers, which are those of the new model, and the loss scale, which is the client's own.
         """
         engine = self.engine
         local = self.local
@@ -134,7 +137,9 @@ class Client:
         self._rate.begin(task.number)
         set_weights(engine, task.weights)
         num_steps = local.num_steps(len(samples.train))
-        engine.resume({"step": (task.number - 1) * num_steps, **engine.scale_state()})
+        scale = self._scale if samples.kept.scale is None else samples.kept.scale
+        engine.resume({"step": (task.number - 1) * num_steps, **scale})
+        self._renew_buffers()
         self._prepare(task, samples)
         axis = engine.world.axis("dp")
         seed = derive_seed(local.seed, "client", samples.client, task.number) % 2**31
@@ -144,6 +149,7 @@ class Client:
             loss = engine.step(next(loader), trace=False).loss
             after_step()
         engine.driver.synchronize()
+        samples.kept = replace(samples.kept, scale=engine.scale_state())
         change = get_weights(engine) - task.weights
         extra = self._move_control(task, samples, change, num_steps)
         self._corrections = []
@@ -155,14 +161,21 @@ class Client:
         }
         return Reply(samples.client, task.number, len(samples.train), change, metrics, extra)
 
+    @torch.no_grad()
+    def _renew_buffers(self) -> None:
+        """Give buffers, as the statistics of batch norm, the values of the new model."""
+        for name, buffer in self.engine.model.named_buffers():
+            if name in self._buffers:
+                buffer.copy_(self._buffers[name])
+
     def _prepare(self, task: TrainTask, samples: Samples) -> None:
         pieces = self.engine.strategy.pieces
         if self.local.mu:
             self._anchors = [piece.value.detach().clone() for piece in pieces]
         if "control" in task.extra:
-            if samples.control is None:
-                samples.control = torch.zeros_like(task.weights)
-            self._corrections = slices(self.engine, task.extra["control"] - samples.control)
+            own = samples.kept.control
+            correction = task.extra["control"] if own is None else task.extra["control"] - own
+            self._corrections = slices(self.engine, correction)
 
     @torch.no_grad()
     def _correct(self, engine: Engine) -> None:
@@ -190,5 +203,7 @@ class Client:
             return {}
         rate = self.local.scaffold_lr * self._rate.factor
         moved = -task.extra["control"] - change / (num_steps * rate)
-        samples.control = moved if samples.control is None else samples.control + moved
+        own = samples.kept.control
+        control = moved if own is None else own + moved
+        samples.kept = replace(samples.kept, control=control)
         return {"control": moved}

@@ -31,6 +31,7 @@ from plait.engine.build import join_world
 from plait.errors import PlaitError, RunError
 from plait.outer.federated import wire
 from plait.outer.federated.messages import TrainTask, check_reply
+from plait.outer.federated.samples import ClientState
 from plait.outer.federated.secret_round import PHASES, Content
 from plait.outer.federated.simulation import LocalFleet
 from plait.plan import Plan
@@ -53,7 +54,7 @@ class ClientDaemon:
         self._kept = kept
         self._keeps = keeps
         if kept is not None and kept.exists():
-            self._samples.control = load_file(kept)["control"]
+            self._samples.kept = ClientState(load_file(kept)["control"])
 
     def answer(self, kind: str, content: Content) -> Content:
         """The answer of this client to a question. Raises `PlaitError` for one that fails.
@@ -86,9 +87,10 @@ class ClientDaemon:
         return told, {"change": reply.change, **reply.extra}
 
     def _keep(self) -> None:
-        if self._kept is not None and self._keeps and self._samples.control is not None:
+        control = self._samples.kept.control
+        if self._kept is not None and self._keeps and control is not None:
             new = self._kept.with_suffix(".new")
-            save_file({"control": self._samples.control}, new)
+            save_file({"control": control}, new)
             new.replace(self._kept)
 
 

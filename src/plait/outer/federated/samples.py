@@ -6,14 +6,14 @@ None of it has a way out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from plait.datasets.collate import collate
 from plait.datasets.sample_set import SampleSet
-from plait.values import PyTree
+from plait.values import JsonObject, PyTree
 
 
 class Subset:
@@ -33,6 +33,14 @@ class Subset:
         return collate(self._dataset, self._indices[indices])
 
 
+@dataclass(frozen=True)
+class ClientState:
+    """The state of a client between rounds: SCAFFOLD's control (numel,), float16's loss scale."""
+
+    control: Tensor | None = None
+    scale: JsonObject | None = None
+
+
 @dataclass
 class Samples:
     """One client's own: what it trains on, what it is evaluated on, and what it keeps from round to
@@ -42,4 +50,4 @@ class Samples:
     client: int
     train: Subset
     test: Subset
-    control: Tensor | None = None
+    kept: ClientState = field(default_factory=ClientState)

@@ -36,7 +36,7 @@ from plait.outer.federated.local_rules import RoundRate, check_local_training
 from plait.outer.federated.messages import Reply, TrainTask, tell_missing
 from plait.outer.federated.progress import Progress, workload
 from plait.outer.federated.rounds import RoundOptions, Server, choose
-from plait.outer.federated.samples import Samples, Subset
+from plait.outer.federated.samples import ClientState, Samples, Subset
 from plait.outer.federated.secret_round import Content, SecureClients, answer
 from plait.outer.federated.split import split
 from plait.outer.federated.strategies import StrategySettings, make
@@ -198,10 +198,11 @@ def _begin(config: Config, plan: str) -> None:
     _FLEET = LocalFleet(config, Plan.parse(plan), join_world(Plan.parse(plan)))
 
 
-def _train(task: TrainTask, client: int, control: Tensor | None) -> tuple[Reply, Tensor | None]:
+def _train(task: TrainTask, client: int, kept: ClientState) -> tuple[Reply, ClientState]:
     assert _FLEET is not None
-    _FLEET.samples[client] = replace(_FLEET.samples[client], control=control)
-    return _FLEET.client.run(task, _FLEET.samples[client]), _FLEET.samples[client].control
+    samples = _FLEET.samples[client]
+    samples.kept = kept
+    return _FLEET.client.run(task, samples), samples.kept
 
 
 def _evaluate(weights: Tensor, client: int) -> float | None:
@@ -222,7 +223,7 @@ class PoolFleet:
         self.num_steps = self._own.num_steps
         self.num_samples = self._own.num_samples
         self.named = self._own.named
-        self._controls: dict[int, Tensor | None] = {}
+        self.samples = self._own.samples
         self._secure_clients = SecureClients(config.federated.clip)
         context = multiprocessing.get_context(start_server())
         self._start = lambda: ProcessPoolExecutor(
@@ -236,7 +237,7 @@ class PoolFleet:
 
     def train(self, task: TrainTask, clients: Sequence[int]) -> list[Reply]:
         futures = {
-            client: self._submit(_train, task, client, self._controls.get(client))
+            client: self._submit(_train, task, client, self.samples[client].kept)
             for client in clients
         }
         replies = []
@@ -244,7 +245,7 @@ class PoolFleet:
         broken = False
         for client, future in futures.items():
             try:
-                reply, self._controls[client] = future.result()
+                reply, self.samples[client].kept = future.result()
                 replies.append(reply)
                 progress.advance(self.num_steps([client]))
             except NonFiniteLoss as error:  # it has nothing to send
