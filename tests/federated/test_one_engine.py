@@ -14,8 +14,9 @@ from plait import datasets
 from plait.comm import World
 from plait.config import Config, load
 from plait.engine.seeds import derive_seed
+from plait.outer.federated import client as client_module
 from plait.outer.federated.messages import TrainTask
-from plait.outer.federated.simulation import LocalFleet, ServerData
+from plait.outer.federated.simulation import LocalFleet, ServerData, make_server
 from plait.plan import Plan
 from plait.run import assemble
 from tests.federated.test_simulation import config, fill, rounds_on
@@ -115,3 +116,34 @@ def test_each_client_has_a_loss_scale_of_its_own(ranks: Run) -> None:
     last, same = ranks(1, changes, settings, [1, 2, 0])[0]
     assert scale["loss_scale"][1] > 0 and scale == same
     assert torch.equal(alone, last)
+
+
+def refused_once(world: World) -> list[tuple[int, ...]]:
+    """Who answers in two rounds of SCAFFOLD, where client 1's change is no number in the first."""
+    settings = config("federated.strategy=scaffold")
+    fleet = LocalFleet(settings, Plan.parse(settings.plan.text), world)
+    server = make_server(settings, fleet.initial())
+    answered = []
+    for number in (1, 2):
+        with pytest.MonkeyPatch.context() as patch:
+            if number == 1:
+                patch.setattr(
+                    client_module, "get_weights", spoilt_second(client_module.get_weights)
+                )
+            answered.append(server.round(fleet, number).answered)
+    return answered
+
+
+def spoilt_second(read: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+    """A reading of weights whose second result is no number."""
+    calls = []
+
+    def reading(engine: Any) -> Tensor:
+        calls.append(engine)
+        return read(engine) * (float("nan") if len(calls) == 2 else 1.0)
+
+    return reading
+
+
+def test_a_refused_reply_moves_no_control(ranks: Run) -> None:
+    assert ranks(1, refused_once)[0] == [(0, 2, 3), (0, 1, 2, 3)]

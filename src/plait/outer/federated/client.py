@@ -21,7 +21,7 @@ from plait.engine.seeds import derive_seed
 from plait.engine.state.shards import optimizer_shards
 from plait.mesh import Shard
 from plait.outer.federated.local_rules import RoundRate
-from plait.outer.federated.messages import Reply, TrainTask
+from plait.outer.federated.messages import Reply, TrainTask, refusal
 from plait.outer.federated.samples import Samples
 
 
@@ -151,7 +151,7 @@ class Client:
         engine.driver.synchronize()
         samples.kept = replace(samples.kept, scale=engine.scale_state())
         change = get_weights(engine) - task.weights
-        extra = self._move_control(task, samples, change, num_steps)
+        moved = self._control_change(task, change, num_steps)
         self._corrections = []
         self._anchors = []
         metrics = {
@@ -159,7 +159,12 @@ class Client:
             "num_steps": float(num_steps),
             "seconds": time.perf_counter() - began,
         }
-        return Reply(samples.client, task.number, len(samples.train), change, metrics, extra)
+        reply = Reply(samples.client, task.number, len(samples.train), change, metrics, moved)
+        if moved and refusal(reply, task.weights.numel()) is None:
+            own = samples.kept.control
+            control = moved["control"] if own is None else own + moved["control"]
+            samples.kept = replace(samples.kept, control=control)
+        return reply
 
     @torch.no_grad()
     def _renew_buffers(self) -> None:
@@ -193,17 +198,11 @@ class Client:
             if self._corrections:
                 piece.value.grad.add_(self._corrections[index], alpha=scale)
 
-    def _move_control(
-        self, task: TrainTask, samples: Samples, change: Tensor, num_steps: int
-    ) -> dict[str, Tensor]:
-        """SCAFFOLD's option II: c_i <- c_i - c - change / (steps x rate); what it moved by is
-        sent.
+    def _control_change(self, task: TrainTask, change: Tensor, num_steps: int) -> dict[str, Tensor]:
+        """SCAFFOLD's option II: c_i <- c_i - c - change / (steps x rate); what it moves by is
+        sent. A reply that the server refuses moves nothing.
         """
         if "control" not in task.extra or self.local.scaffold_lr is None:
             return {}
         rate = self.local.scaffold_lr * self._rate.factor
-        moved = -task.extra["control"] - change / (num_steps * rate)
-        own = samples.kept.control
-        control = moved if own is None else own + moved
-        samples.kept = replace(samples.kept, control=control)
-        return {"control": moved}
+        return {"control": -task.extra["control"] - change / (num_steps * rate)}

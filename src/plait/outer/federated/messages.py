@@ -58,23 +58,23 @@ def check_reply(reply: Reply, numel: int) -> Reply:
 
     Raises `RunError` naming what is not allowed, and for values that are no finite numbers.
     """
+    why = refusal(reply, numel)
+    if why is not None:
+        raise RunError(f"client {reply.client} sent {why}")
+    return reply
+
+
+def refusal(reply: Reply, numel: int) -> str | None:
+    """The part of a reply that may not travel, for an error; None where all of it may."""
     for name, vector in {"change": reply.change, **reply.extra}.items():
         if vector.dim() != 1 or vector.numel() != numel:
-            raise RunError(
-                f"client {reply.client} sent '{name}' of shape {tuple(vector.shape)}; only "
-                f"({numel},) may travel"
-            )
+            return f"'{name}' of shape {tuple(vector.shape)}; only ({numel},) may travel"
         if vector.is_floating_point() and not bool(torch.isfinite(vector).all()):
-            raise RunError(
-                f"client {reply.client} sent '{name}' with values that are no finite numbers"
-            )
+            return f"'{name}' with values that are no finite numbers"
     unknown = set(reply.metrics) - METRICS
     if unknown or not all(math.isfinite(value) for value in reply.metrics.values()):
-        raise RunError(
-            f"client {reply.client} sent metrics {dict(reply.metrics)}; allowed are finite "
-            f"{sorted(METRICS)}"
-        )
-    return reply
+        return f"metrics {dict(reply.metrics)}; allowed are finite {sorted(METRICS)}"
+    return None
 
 
 def tell_missing(client: int, error: PlaitError) -> None:
