@@ -200,7 +200,7 @@ def _begin(config: Config, plan: str) -> None:
 
 def _train(task: TrainTask, client: int, kept: ClientState) -> tuple[Reply, ClientState]:
     assert _FLEET is not None
-    samples = _FLEET.samples[client]
+    samples: Samples = _FLEET.samples[client]
     samples.kept = kept
     return _FLEET.client.run(task, samples), samples.kept
 
@@ -245,7 +245,8 @@ class PoolFleet:
         broken = False
         for client, future in futures.items():
             try:
-                reply, self.samples[client].kept = future.result()
+                samples: Samples = self.samples[client]
+                reply, samples.kept = future.result()
                 replies.append(reply)
                 progress.advance(self.num_steps([client]))
             except NonFiniteLoss as error:  # it has nothing to send
