@@ -46,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the newest weights there after each round, as safetensors",
     )
     parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on after the last round of a simulation that was interrupted, from the state "
+        "that is beside its --weights FILE",
+    )
+    parser.add_argument(
         "--deploy",
         type=Path,
         metavar="DIR",
@@ -78,7 +84,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     """Simulate, or write the deployment. Errors: those of the config, the plan and the rounds.
 
     Raises:
-        UsageError: `--client` without `--serve`.
+        UsageError: `--client` without `--serve`, or `--resume` without `--weights`.
         PlanError: a plan with shares.
     """
     from plait.config import load
@@ -93,6 +99,11 @@ def run(arguments: argparse.Namespace) -> Answer:
         *arguments.overrides,
         *([] if arguments.rounds is None else [f"federated.rounds={arguments.rounds}"]),
     ]
+    if arguments.resume and (arguments.weights is None or arguments.deploy or arguments.serve):
+        raise UsageError(
+            "--resume goes on with a simulation from the state beside its --weights FILE; give that"
+            " FILE, without --deploy and --serve"
+        )
     config = load(arguments.config, overrides)
     check_local_training(config)
     plan = common.plan_of(config, None)
@@ -125,7 +136,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     is_device = out is not None and out.exists() and not out.is_file()
     kept = None if out is None or is_device else out.resolve()
     weights: Path | None = arguments.weights and arguments.weights.resolve()
-    result = launch(simulated, config, kept, weights, nproc=plan.world_size)[0]
+    result = launch(simulated, config, kept, weights, arguments.resume, nproc=plan.world_size)[0]
     if out is not None and is_device and is_main_process():
         out.write_text(json.dumps(result, indent=2) + "\n")
     return Answer(result, view(result)) if is_main_process() else Answer(None)
@@ -157,11 +168,11 @@ def be_client(config: Config, arguments: argparse.Namespace, num_ranks: int) -> 
     return Answer(None)
 
 
-def simulated(config: Config, out: Path | None, weights: Path | None) -> Json:
+def simulated(config: Config, out: Path | None, weights: Path | None, resume: bool) -> Json:
     """The entry of every rank of a client's plan."""
     from plait.outer.federated.simulation import simulate
 
-    return simulate(config, show, out=out, weights=weights)
+    return simulate(config, show, out=out, weights=weights, resume=resume)
 
 
 def show(done: Any) -> None:

@@ -131,10 +131,10 @@ class Server:
         default=lambda: secrets.randbits(63)
     )  # of draws and noise; alike on ranks of one server
 
-    def run(self, fleet: Fleet) -> Iterator[Round]:
-        """Run all rounds, giving what is known after each."""
+    def run(self, fleet: Fleet, done: int = 0) -> Iterator[Round]:
+        """Run all rounds after those that are `done`, giving what is known after each."""
         self._check()
-        for number in range(1, self.options.rounds + 1):
+        for number in range(done + 1, self.options.rounds + 1):
             yield self.round(fleet, number)
 
     def round(self, fleet: Fleet, number: int) -> Round:

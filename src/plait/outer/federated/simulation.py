@@ -38,6 +38,7 @@ from plait.outer.federated.progress import Progress, workload
 from plait.outer.federated.rounds import RoundOptions, Server, choose
 from plait.outer.federated.samples import ClientState, Samples, Subset
 from plait.outer.federated.secret_round import Content, SecureClients, answer
+from plait.outer.federated.server_state import read_state, state_path, write_state
 from plait.outer.federated.split import split
 from plait.outer.federated.strategies import StrategySettings, make
 from plait.outer.federated.weights_file import write_weights
@@ -295,13 +296,17 @@ def simulate(
     fails: Callable[[int, int], bool] | None = None,
     out: Path | None = None,
     weights: Path | None = None,
+    *,
+    resume: bool = False,
 ) -> JsonObject:
     """Run a config's federation on this machine, and return its numbers. Every rank of a client's
     plan calls it.
 
     After each round the file `out` holds the numbers so far, and `weights` the newest weights.
+    Beside `weights` is a file of the state, from which `resume` goes on.
 
     Raises:
+        CheckpointError: to `resume`, a state that is missing, damaged or of another config.
         RunError: several workers and a plan of several ranks, or data that each client has on its
             own machine.
     """
@@ -329,13 +334,25 @@ def simulate(
         asked = choose(fleet.num_clients, config.federated.fraction, config.train.seed, 1)
         say(workload(config, len(asked), fleet.num_steps(asked), fleet.num_samples()))
         rounds: list[JsonObject] = []
-        for done in server.run(fleet):
+
+        def keep() -> None:
+            """Write what is known after the last round; the state first, as it holds the rest."""
+            if weights is not None:
+                write_state(state_path(weights), config, server, fleet.samples, rounds)
+                write_weights(weights, fleet.named(server.weights), len(rounds))
+            if out is not None:
+                write_text_atomic(out, json.dumps(numbers(rounds, plan), indent=2) + "\n")
+
+        if resume:
+            assert weights is not None
+            rounds += read_state(state_path(weights), config, server, fleet.samples)
+            say(f"plait: resumed after round {len(rounds)}")
+            if world.rank == 0:
+                keep()
+        for done in server.run(fleet, len(rounds)):
             rounds.append(done.as_dict())
             if world.rank == 0:
-                if out is not None:
-                    write_text_atomic(out, json.dumps(numbers(rounds, plan), indent=2) + "\n")
-                if weights is not None:
-                    write_weights(weights, fleet.named(server.weights), done.number)
+                keep()
                 on_round(done)
     finally:
         if isinstance(fleet, PoolFleet):

@@ -79,6 +79,11 @@ class Strategy(ABC):
         """The state between rounds, to be saved: flat vectors (numel,) by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned: flat vectors (numel,) by name."""
+        for name, value in state.items():
+            setattr(self, name, value)
+
 
 def weighted_mean(replies: Sequence[Reply]) -> Tensor:
     """Sum of n_i change_i over sum of n_i, (numel,), in the order of clients, whatever the order of
