@@ -63,10 +63,18 @@ def _label(dataset: SampleSet, index: int) -> int:
     Raises:
         DataError: targets that are no whole numbers.
     """
-    target = torch.as_tensor(dataset[index][1])
+    value = dataset[index][1]
+    try:
+        target = torch.as_tensor(value)
+    except (RuntimeError, TypeError, ValueError) as failure:  # a dict, a text, uneven lists
+        raise _no_label(index, f"a {type(value).__name__}") from failure
     if target.is_floating_point() or not target.numel():
-        raise DataError(
-            f"federated.partition needs labels, and the target of sample {index} is {target.dtype} "
-            f"of shape {tuple(target.shape)}; use partition 'iid' or 'quantity'"
-        )
+        raise _no_label(index, f"{target.dtype} of shape {tuple(target.shape)}")
     return int(target.reshape(-1)[-1])
+
+
+def _no_label(index: int, what: str) -> DataError:
+    return DataError(
+        f"federated.partition needs labels, and the target of sample {index} is {what}; use "
+        "partition 'iid' or 'quantity'"
+    )
