@@ -210,14 +210,15 @@ def some(clients: Sequence[int]) -> str:
 
 def view(result: Json) -> str:
     """The numbers for people."""
-    judged = (
-        ["accuracy      none: the targets are no numbers of classes; the loss is above"]
-        if result["accuracy"] is None
-        else [
-            f"accuracy      {result['accuracy']:.4f} on samples that the server holds out",
-            f"worst client  {result['client_accuracy_worst']:.4f} on samples of its own",
-        ]
-    )
+    accuracy = result["accuracy"]
+    worst = result["client_accuracy_worst"]
+    judged = [
+        "accuracy      none: the server holds out no targets that are numbers of classes"
+        if accuracy is None
+        else f"accuracy      {accuracy:.4f} on samples that the server holds out"
+    ]
+    if worst is not None:
+        judged.append(f"worst client  {worst:.4f} on samples of its own")
     lines = [
         f"rounds        {len(result['rounds'])}",
         *judged,

@@ -54,7 +54,7 @@ class Evaluator:
     @torch.no_grad()
     def accuracy(self, weights: Tensor, test: Subset) -> float | None:
         """The share of targets that are predicted right with the flat weights, unmasked
-        ones only. None where targets are no numbers of classes.
+        ones only. None where targets are no numbers of classes, or there are none.
         """
         for name, value in self.named(weights).items():
             self._named[name].copy_(value)
@@ -69,7 +69,7 @@ class Evaluator:
             counted = targets != IGNORE
             num_right += int(((output.argmax(dim=-1) == targets) & counted).sum())
             num_counted += int(counted.sum())
-        return num_right / max(1, num_counted)
+        return num_right / num_counted if num_counted else None
 
     def _in_dtype(self, value: Tensor) -> Tensor:
         return value.to(self._params[0].dtype) if value.is_floating_point() else value

@@ -42,7 +42,7 @@ class Fleet(Protocol):
 
     def accuracy(self, weights: Tensor) -> float | None:
         """The accuracy of the flat weights (numel,) on the samples that the server holds out. None
-        where targets are no numbers of classes.
+        where targets are no numbers of classes, or there are none.
         """
 
 
