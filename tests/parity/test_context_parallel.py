@@ -22,6 +22,7 @@ from plait.models import losses
 from plait.parallel.context import ContextGroup
 from plait.parallel.context.ring import ring_attention
 from plait.plan import Plan
+from tests.helpers.rows import long_but
 from tests.parity.families import LONG
 from tests.parity.harness import SEED, TOLERANCE, check, join, optimizer
 from tests.parity.hugging_face import GROUPED, causal
@@ -30,7 +31,7 @@ Run = Callable[..., list[Any]]
 MIXTRAL_LONG = {**LONG, "num_local_experts": 4, "seq_aux": True, "router_aux_loss_coef": 0.1}
 
 
-@pytest.mark.parametrize("family", ["long-llama", "long-gpt"])
+@pytest.mark.parametrize("family", long_but(["long-llama"], ["long-llama", "long-gpt"]))
 @pytest.mark.parametrize("plan", ["cp2:ring", "cp4:ring mb2", "cp2:ulysses mb2", "cp4:ulysses"])
 def test_equals_one_device(ranks: Run, plan: str, family: str) -> None:
     outcome = check(ranks, f"{plan} precision:float64", family, 5)
@@ -39,12 +40,18 @@ def test_equals_one_device(ranks: Run, plan: str, family: str) -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    [
-        "cp2:ring dp2:zero1 mb2", "cp2:ulysses dp2:zero2 mb2", "cp2:ring dp2:zero3",
-        "cp2:ulysses dp2:ring",
-        "cp2:ring dp2:server", "cp2:ring dp2:zero3,replicate2",
-    ],
-)  # fmt: skip
+    long_but(
+        ["cp2:ulysses dp2:zero2 mb2", "cp2:ring dp2:zero3"],
+        [
+            "cp2:ring dp2:zero1 mb2",
+            "cp2:ulysses dp2:zero2 mb2",
+            "cp2:ring dp2:zero3",
+            "cp2:ulysses dp2:ring",
+            "cp2:ring dp2:server",
+            "cp2:ring dp2:zero3,replicate2",
+        ],
+    ),
+)
 def test_shards_over_data_and_context(ranks: Run, plan: str) -> None:
     outcome = check(ranks, f"{plan} precision:float64", "long-llama", 5, clip_grad_norm=0.05)
     assert outcome.largest <= TOLERANCE, outcome
@@ -82,7 +89,7 @@ def test_composes(ranks: Run, plan: str, family: str) -> None:
 
 
 @pytest.mark.parametrize("plan", ["cp2:ring mb2", "cp2:ulysses mb2", "cp2:ring dp2:zero3 mb2"])
-@pytest.mark.parametrize("remat", ["selective", "full"])
+@pytest.mark.parametrize("remat", long_but(["selective"], ["selective", "full"]))
 def test_recomputes(ranks: Run, plan: str, remat: str) -> None:
     outcome = check(ranks, f"{plan} remat:{remat} precision:float64", "long-llama", 5)
     assert outcome.largest <= TOLERANCE, outcome
@@ -124,12 +131,20 @@ def packed(world: World, plan: str) -> list[Any]:
 
 @pytest.mark.parametrize(
     "plan",
-    [
-        "cp2:ring", "cp4:ring mb2", "cp2:ulysses mb2 remat:full", "cp2:ring tp2 dp2:zero1",
-        "cp2:ulysses dp2:zero3 ep4",
-        "pp2:1f1b cp2:ring mb2", "pp2:1f1b cp2:ulysses dp2 ep2 mb2", "cp2:ring tp2:1d,sp",
-    ],
-)  # fmt: skip
+    long_but(
+        ["cp2:ring", "cp2:ulysses dp2:zero3 ep4", "pp2:1f1b cp2:ring mb2"],
+        [
+            "cp2:ring",
+            "cp4:ring mb2",
+            "cp2:ulysses mb2 remat:full",
+            "cp2:ring tp2 dp2:zero1",
+            "cp2:ulysses dp2:zero3 ep4",
+            "pp2:1f1b cp2:ring mb2",
+            "pp2:1f1b cp2:ulysses dp2 ep2 mb2",
+            "cp2:ring tp2:1d,sp",
+        ],
+    ),
+)
 def test_packed_sequences_under_every_axis(ranks: Run, plan: str) -> None:
     found = ranks(Plan.parse(plan).world_size, packed, f"{plan} precision:float64", plan=plan)
     micro_batches = Plan.parse(plan).micro_batches

@@ -18,6 +18,7 @@ from plait.parallel.pipeline.actions import Schedule, backward, forward, looped
 from plait.parallel.pipeline.schedules import SCHEDULES, make
 from plait.parallel.pipeline.text import dumps, loads
 from plait.plan import Plan
+from tests.helpers.rows import long_but
 from tests.parity import families, harness
 from tests.parity.families import DEEP
 from tests.parity.harness import TOLERANCE, check
@@ -59,20 +60,28 @@ def test_equals_one_device(ranks: Run, schedule: str, family: str, size: int) ->
 
 @pytest.mark.parametrize(
     "plan",
-    [
-        "pp2 dp2 mb2",
-        "pp2:gpipe dp2:ring mb3",
-        "pp2:1f1b dp2:zero1 mb3",
-        "pp2:interleaved,v2 dp2:zero1 mb2",
-        "pp2:zb-h1 dp2:zero1 mb3",
-        "pp2:zbv dp2:zero2 mb4",
-        "pp2:1f1b dp2:zero2 mb3",
-        "pp2:1f1b dp2:zero3 mb3",
-        "pp2:zb-h1 dp2:zero3 mb3",
-        "pp2:zbv dp2:zero3 mb3",
-        "pp2:dualpipev dp2:zero3 mb4",
-        "pp2:1f1b dp4:zero3,replicate2 mb2",
-    ],
+    long_but(
+        [
+            "pp2 dp2 mb2",
+            "pp2:1f1b dp2:zero3 mb3",
+            "pp2:zb-h1 dp2:zero1 mb3",
+            "pp2:zbv dp2:zero2 mb4",
+        ],
+        [
+            "pp2 dp2 mb2",
+            "pp2:gpipe dp2:ring mb3",
+            "pp2:1f1b dp2:zero1 mb3",
+            "pp2:interleaved,v2 dp2:zero1 mb2",
+            "pp2:zb-h1 dp2:zero1 mb3",
+            "pp2:zbv dp2:zero2 mb4",
+            "pp2:1f1b dp2:zero2 mb3",
+            "pp2:1f1b dp2:zero3 mb3",
+            "pp2:zb-h1 dp2:zero3 mb3",
+            "pp2:zbv dp2:zero3 mb3",
+            "pp2:dualpipev dp2:zero3 mb4",
+            "pp2:1f1b dp4:zero3,replicate2 mb2",
+        ],
+    ),
 )
 @pytest.mark.parametrize("family", ["gpt-deep", pytest.param("resnet", marks=pytest.mark.long)])
 def test_composes_with_the_data_axis(ranks: Run, plan: str, family: str) -> None:
@@ -112,7 +121,7 @@ def test_weight_gradients_of_several_micro_batches_at_once(
     assert outcome.largest <= TOLERANCE, outcome
 
 
-@pytest.mark.parametrize("num_samples", [3, 5, 13])
+@pytest.mark.parametrize("num_samples", long_but([5], [3, 5, 13]))
 def test_batches_that_do_not_divide(ranks: Run, num_samples: int) -> None:
     outcome = check(ranks, "pp2:1f1b dp2:zero1 mb3 precision:float64", "gpt-deep", num_samples)
     assert outcome.largest <= TOLERANCE, outcome
@@ -138,7 +147,7 @@ def test_cuts_where_it_is_told(ranks: Run, cutting: Cutting) -> None:
 @pytest.mark.parametrize(
     "plan", ["pp2:1f1b tp2 mb3", "pp2:1f1b tp2 dp2:zero1 mb8", "pp2:zbv tp2 mb2"]
 )
-@pytest.mark.parametrize("family", ["split-gpt", "split-llama"])
+@pytest.mark.parametrize("family", long_but(["split-llama"], ["split-gpt", "split-llama"]))
 def test_composes_with_the_tensor_axis(ranks: Run, plan: str, family: str) -> None:
     outcome = check(ranks, f"{plan} precision:float64", family)
     assert outcome.largest <= TOLERANCE, outcome

@@ -67,7 +67,9 @@ def whole(results: list[Any]) -> dict[str, Tensor]:
     return join(results)
 
 
-@pytest.mark.parametrize("asynchrony", [DILOCO, EIGHT], ids=["exact", "eight bits"])
+@pytest.mark.parametrize(
+    "asynchrony", [pytest.param(DILOCO, marks=pytest.mark.long), EIGHT], ids=["exact", "eight bits"]
+)
 def test_a_run_goes_on_where_it_stopped(ranks: Run, tmp_path: Path, asynchrony: Asynchrony) -> None:
     """With the momentum of the outer step and the mean of the inner optimizers; a save ends a
     round, so both runs save.
@@ -92,7 +94,9 @@ def test_a_run_goes_on_where_it_stopped(ranks: Run, tmp_path: Path, asynchrony: 
             "dp1",
         ),  # a rank joins between rounds; then all but one leave
         ("dp4:async-server,stale2", "dp2:async-server,stale4", "dp2:zero1"),
-        ("dp2", "dp2:local,every3", "dp2:async-server,stale1"),
+        pytest.param(
+            ("dp2", "dp2:local,every3", "dp2:async-server,stale1"), marks=pytest.mark.long
+        ),
     ],
 )
 def test_ranks_leave_and_join_and_plans_change(
