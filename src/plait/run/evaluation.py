@@ -123,6 +123,7 @@ class Evaluations(Hook):
         self.is_left_off = False
         self._leaves_off = leaves_off
         self._best = math.inf
+        self._best_step = 0
         self._kept = math.inf
         self._worse = 0
 
@@ -150,6 +151,7 @@ class Evaluations(Hook):
         start = self._start
         self._step = step
         self._best = math.inf
+        self._best_step = 0
         self._worse = 0
         self.ends = False
         world = start.engine.world
@@ -167,7 +169,7 @@ class Evaluations(Hook):
                 "evaluation takes its place"
             )
         for row in rows:
-            self._judge(row["loss"])
+            self._judge(int(row["step"]), row["loss"])
         told = [int(row["step"]) for row in rows]
         self._evaluated = step if self.folder is None else max(told, default=0)
 
@@ -182,8 +184,17 @@ class Evaluations(Hook):
 
     def on_end(self) -> None:
         """Evaluate the last step unless that has just happened, or a signal ends the run."""
-        if self._step > self._evaluated and self._step == self._start.last_step:
+        last = self._start.last_step
+        if self._step > self._evaluated and self._step == last:
             self._evaluate()
+        if self.ends and self._step < last and self._start.engine.world.rank == 0:
+            found = f"no better evaluation since step {self._best_step}"
+            if not self._best_step:
+                found = "no evaluation has a finite loss"
+            say(
+                f"{found} ([eval] patience = {self.patience}); the run ends after step "
+                f"{self._step} of {last}"
+            )
 
     def _is_due(self, step: int) -> bool:
         return self.every > 0 and step % self.every == 0 and step > self._evaluated
@@ -197,7 +208,7 @@ class Evaluations(Hook):
         self.last = evaluation
         self._evaluated = self._step
         loss = evaluation.loss
-        self._judge(loss)
+        self._judge(self._step, loss)
         if self.folder is None:
             return
         if self.keep_best and loss < self._kept:
@@ -216,11 +227,13 @@ class Evaluations(Hook):
         except (CheckpointError, LookupError, TypeError, ValueError):
             return None
 
-    def _judge(self, loss: float | None) -> None:
+    def _judge(self, step: int, loss: float | None) -> None:
         """Take in the loss of one more evaluation; None for one that is no finite number."""
         if loss is not None and loss < self._best:
             self._best = loss
+            self._best_step = step
             self._worse = 0
+            self.ends = False
             return
         self._worse += 1
         self.ends = self.patience is not None and self._worse >= self.patience

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,9 @@ SAMPLES: Any = [(torch.zeros(2), torch.tensor(0)) for _ in range(2)]
 class Run:
     """A run that is evaluated after every step, by given losses."""
 
-    def __init__(self, folder: Path, done: int, loss: float = 0.0) -> None:
+    def __init__(
+        self, folder: Path, done: int, loss: float = 0.0, patience: int | None = None
+    ) -> None:
         self.folder = RunFolder(folder)
         self.step = done
         self.loss = loss
@@ -38,7 +41,7 @@ class Run:
         )
         loader: Any = SimpleNamespace(state_dict=dict)
         batches = InOrder(SAMPLES, 2)
-        self.hook = Evaluations(batches, 1, self.folder, keep_best=True)
+        self.hook = Evaluations(batches, 1, self.folder, keep_best=True, patience=patience)
         self.hook.on_start(RunStart(engine, loader, done + 1, 9))
 
     def go(self, losses: Sequence[float]) -> None:
@@ -106,3 +109,33 @@ def test_weights_are_kept_from_a_resume_on_that_asks_for_them(tmp_path: Path) ->
     again = Run(tmp_path, 1)
     again.go([2.0, 3.0])
     assert again.best() == 2
+
+
+def test_an_end_by_patience_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(tmp_path, 0, patience=2)
+    run.go([3.0, 2.0, 4.0, 2.0])
+    assert run.hook.ends
+    run.hook.on_end()
+    assert capsys.readouterr().err == (
+        "plait: no better evaluation since step 2 ([eval] patience = 2); the run ends after "
+        "step 4 of 9\n"
+    )
+    lost = Run(tmp_path / "lost", 0, patience=1)
+    (tmp_path / "lost").mkdir()
+    lost.go([math.nan])
+    lost.hook.on_end()
+    assert "no evaluation has a finite loss" in capsys.readouterr().err
+
+
+def test_an_end_at_the_last_step_is_not_by_patience(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path, 6, patience=2)
+    run.go([1.0, 2.0, 3.0])
+    run.hook.on_end()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_better_evaluation_begins_the_patience_anew(tmp_path: Path) -> None:
+    Run(tmp_path, 0).go([2.0, 3.0, 1.0])
+    assert not Run(tmp_path, 3, patience=1).hook.ends
