@@ -132,12 +132,33 @@ def _trained(
             if removed:
                 say(f"plait train: removed what killed saves left: {', '.join(removed)}")
             say(f"plait train: {plan} on {common.ranks(plan)}, into {folder.path}{start}")
+            _tell_what_is_left(task)
             result = kept_alive(task, plan.world_size)
     finally:
         folder.remove_if_empty()
     if "stopped" in result:
         end_by_signal(result, task, arguments)
     return Answer(result, view(result)) if is_main_process() else Answer(None)
+
+
+def _tell_what_is_left(task: job.TrainingRun) -> None:
+    """Say where a checkpoint leaves no step to do, or not the one to profile."""
+    from plait.checkpoint.folder import read_index
+
+    if task.checkpoint is None:
+        return
+    try:
+        done = int(read_index(task.checkpoint)["meta"]["step"])
+    except (CheckpointError, LookupError, TypeError, ValueError):
+        return  # the ranks, which load it, say what is wrong
+    steps = task.config.train.steps
+    if done >= steps:
+        say(f"plait train: no step is left to do: {done} are done, and train.steps = {steps}")
+    if task.profiled_step is not None and task.profiled_step <= done:
+        say(
+            f"plait train: --profile {task.profiled_step} records nothing: the run goes on after "
+            f"step {done}"
+        )
 
 
 def end_by_signal(result: Json, task: job.TrainingRun, arguments: argparse.Namespace) -> NoReturn:
