@@ -120,6 +120,7 @@ class Evaluations(Hook):
         self.patience = patience
         self.ends = False
         self.last: Evaluation | None = None
+        self._last_step = 0
         self.is_left_off = False
         self._leaves_off = leaves_off
         self._best = math.inf
@@ -129,7 +130,7 @@ class Evaluations(Hook):
 
     def newest(self) -> tuple[int, JsonObject] | None:
         """The step and the numbers of the newest evaluation."""
-        return None if self.last is None else (self._evaluated, self.last.as_dict())
+        return None if self.last is None else (self._last_step, self.last.as_dict())
 
     def on_start(self, start: RunStart) -> None:
         """Learn what is evaluated, and what a run that is continued has reached.
@@ -143,6 +144,8 @@ class Evaluations(Hook):
 
     def on_rollback(self, step: int) -> None:
         """Forget the evaluations of steps that are done again."""
+        if self._last_step > step:
+            self.last = None
         if step < self._step:
             self._go_on_after(step)
 
@@ -206,6 +209,7 @@ class Evaluations(Hook):
         if evaluation is None:
             return
         self.last = evaluation
+        self._last_step = self._step
         self._evaluated = self._step
         loss = evaluation.loss
         self._judge(self._step, loss)

@@ -111,6 +111,19 @@ def test_weights_are_kept_from_a_resume_on_that_asks_for_them(tmp_path: Path) ->
     assert again.best() == 2
 
 
+def test_an_evaluation_of_steps_that_are_done_again_is_none(tmp_path: Path) -> None:
+    run = Run(tmp_path, 0)
+    run.go([3.0, 2.0, 1.0])
+    assert run.hook.newest() is not None
+    run.hook.on_rollback(2)
+    assert run.hook.newest() is None
+    run.step = 2
+    run.go([1.5])
+    newest = run.hook.newest()
+    assert newest is not None
+    assert (newest[0], newest[1]["loss"]) == (3, 1.5)
+
+
 def test_an_end_by_patience_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(tmp_path, 0, patience=2)
     run.go([3.0, 2.0, 4.0, 2.0])

@@ -6,6 +6,7 @@ import json
 import sqlite3
 import struct
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -27,9 +28,13 @@ class Recorder:
         self.run = run
         self.rows: list[tuple[int, dict[str, float]]] = []
         self.report: Path | None = None
+        self.gone_back: list[int] = []
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self.rows.append((step, dict(metrics)))
+
+    def go_back(self, step: int) -> None:
+        self.gone_back.append(step)
 
     def finish(self, report: Path | None) -> None:
         self.report = report
@@ -67,7 +72,9 @@ def test_names_are_conventional_and_evaluations_are_told_once(
 
     monkeypatch.setitem(hook.TRACKERS, "tensorboard", ("tensorboard", make))
     newest = (1, {"loss": 3.0, "perplexity": 20.0, "accuracy": None})
-    trackers = Trackers(["tensorboard"], tmp_path, CONFIG, "dp2", lambda: newest)
+    at_start = iter([None])
+    evaluation = partial(next, at_start, newest)
+    trackers = Trackers(["tensorboard"], tmp_path, CONFIG, "dp2", evaluation)
     walk(trackers, range(1, 3), tmp_path / "report.html")
     recorder = made[0]
     assert recorder.run.settings() == {"plan": "dp2", "model.name": "gpt", "train.lr": 0.1}
@@ -123,6 +130,58 @@ def test_tensorboard_goes_on_with_its_series(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4, 5]
+
+
+def walk_back(trackers: Trackers) -> None:
+    """Four steps, of which two are done again with another loss."""
+    anything: Any = None
+    trackers.on_start(RunStart(anything, None, 1, 5))
+    for step in (1, 2, 3, 4):
+        trackers.on_step(done(step))
+    trackers.on_rollback(2)
+    for step in (3, 4, 5):
+        trackers.on_step(done(step, 7.0))
+    trackers.on_end()
+    trackers.finish(None)
+
+
+@pytest.mark.filterwarnings("default")  # those of the package itself
+def test_tensorboard_shows_repeated_steps_once(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    walk_back(Trackers(["tensorboard"], tmp_path, CONFIG, "dp1"))
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    told = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert told == [(1, 1.0), (2, 1.0), (3, 7.0), (4, 7.0), (5, 7.0)]
+
+
+@pytest.mark.filterwarnings("default")  # those of the package itself
+def test_mlflow_has_repeated_steps_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    walk_back(Trackers(["mlflow"], tmp_path, CONFIG, "dp1"))
+    assert read_mlflow(tmp_path).steps == [1, 2, 3, 4, 5]
+
+
+def test_trackers_hear_of_steps_that_are_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(TrackedRun(tmp_path, CONFIG, "dp1", 1))
+    monkeypatch.setitem(hook.TRACKERS, "wandb", ("wandb", lambda run: recorder))
+    walk_back(Trackers(["wandb"], tmp_path, CONFIG, "dp1"))
+    assert recorder.gone_back == [2]
+
+
+def test_an_evaluation_that_is_made_up_for_comes_before_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(TrackedRun(tmp_path, CONFIG, "dp1", 5))
+    monkeypatch.setitem(hook.TRACKERS, "wandb", ("wandb", lambda run: recorder))
+    newest = (4, {"loss": 3.0})
+    walk(Trackers(["wandb"], tmp_path, CONFIG, "dp1", lambda: newest), range(5, 7))
+    assert [step for step, _ in recorder.rows] == [4, 5, 6]
 
 
 def reported(folder: Path) -> Path:
@@ -216,6 +275,27 @@ def test_wandb_works_offline_and_goes_on_with_its_run(
     artefacts = [record.request.log_artifact.artifact for record in records]
     artefacts += [record.artifact for record in records if record.HasField("artifact")]
     assert "report" in {one.name for one in artefacts}
+
+
+@pytest.mark.filterwarnings("default")  # those of the package itself
+def test_wandb_is_told_repeated_steps_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("wandb")
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    walk_back(Trackers(["wandb"], tmp_path, CONFIG, "dp1"))
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    steps = [
+        json.loads(item.value_json)
+        for record in read_wandb(file)
+        if record.HasField("history")
+        for item in record.history.item
+        if ("/".join(item.nested_key) or item.key) == "_step"
+    ]
+    assert steps == [1, 2, 3, 4, 5]
+    assert "less than current step" not in capfd.readouterr().err
 
 
 @pytest.mark.filterwarnings("default")  # those of the package itself

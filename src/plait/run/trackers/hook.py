@@ -58,13 +58,14 @@ class Trackers(Hook):
         self._trackers: dict[str, Tracker] = {}
 
     def on_start(self, start: RunStart) -> None:
-        """Open each tracker."""
+        """Open each tracker, and tell an evaluation that was made up for before the first step."""
         run = TrackedRun(self._folder, self._config, self._plan, start.first_step)
         for name in self._names:
             _, make = TRACKERS[name]
             tracker = _guarded(name, partial(make, run))
             if tracker is not None:
                 self._trackers[name] = tracker
+        self._send_evaluation()
 
     def needs_state(self, step: int) -> bool:
         return False
@@ -83,6 +84,14 @@ class Trackers(Hook):
         }
         self._send(metrics, done.step)
         self._send_evaluation()
+
+    def on_rollback(self, step: int) -> None:
+        """Have each tracker take the steps that are done again once."""
+        if self._sent_step is not None and self._sent_step > step:
+            self._sent_step = None
+        for name, tracker in list(self._trackers.items()):
+            if not _guarded(name, partial(_gone_back, tracker, step)):
+                del self._trackers[name]
 
     def on_end(self) -> None:
         """Tell the last evaluation."""
@@ -114,6 +123,11 @@ class Trackers(Hook):
 
 def _logged(tracker: Tracker, numbers: Mapping[str, float], step: int) -> bool:
     tracker.log(numbers, step)
+    return True
+
+
+def _gone_back(tracker: Tracker, step: int) -> bool:
+    tracker.go_back(step)
     return True
 
 

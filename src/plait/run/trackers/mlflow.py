@@ -41,9 +41,13 @@ class MLflow:
         for name, value in metrics.items():
             if step > self._last_sent(name):
                 self._client.log_metric(self._id, name, value, step=step)
+                self._sent[name] = step
+
+    def go_back(self, step: int) -> None:
+        """A series keeps what it was told first, since MLflow takes nothing back."""
 
     def _last_sent(self, name: str) -> int:
-        """The last step of a series before this process; repeated steps are reported already."""
+        """The last step of a series, also before this process; repeated steps are in it already."""
         if name not in self._sent:
             history = self._client.get_metric_history(self._id, name) if self._goes_on else []
             self._sent[name] = max((one.step for one in history), default=0)

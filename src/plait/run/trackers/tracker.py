@@ -48,5 +48,8 @@ class Tracker(Protocol):
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Take the numbers of a step; names as `train/loss`."""
 
+    def go_back(self, step: int) -> None:
+        """Training goes on after this earlier step: those since are told a second time."""
+
     def finish(self, report: Path | None) -> None:
         """The run has ended; `report` is its page."""

@@ -29,8 +29,15 @@ class WandB:
             settings=wandb.Settings(silent=True),
         )
 
+        self._last = 0
+
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(metrics), step=step)
+        if step >= self._last:
+            self._run.log(dict(metrics), step=step)
+            self._last = step
+
+    def go_back(self, step: int) -> None:
+        """The series keeps what it was told first, since the package drops earlier steps."""
 
     def finish(self, report: Path | None) -> None:
         if report is not None:
