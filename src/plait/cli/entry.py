@@ -34,6 +34,7 @@ from plait.cli.streams import (
 )
 from plait.errors import PlaitError, WorldSizeError
 from plait.launcher import JoinedWorld, joined_world
+from plait.launcher.hearing import BEGINNING
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -130,6 +131,13 @@ def _run(words: list[str]) -> Answer:
         raise UsageError(
             f"the verb comes first, before {name}: plait VERB {name}; plait --help lists the verbs"
         )
+    if name == "train" and _told_world() is None:
+        with BEGINNING.heard():
+            return _verb(name, words)
+    return _verb(name, words)
+
+
+def _verb(name: str, words: list[str]) -> Answer:
     verb = table.load(name)
     parser = Parser(f"plait {name}", table.VERBS[name])
     verb.add_arguments(parser)

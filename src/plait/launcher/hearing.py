@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +39,53 @@ class Echoes:
         return False
 
 
+class Beginning:
+    """The moments of a command before it starts its ranks. A signal then ends it, and is told."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """The beginning of a command. Handlers that this process has of its own stay."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self.is_over = False
+        numbers = [
+            number
+            for number in (signal.SIGTERM, signal.SIGUSR1)
+            if signal.getsignal(number) is signal.SIG_DFL
+        ]
+        for number in numbers:
+            signal.signal(number, self._arrive)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                signal.signal(number, signal.SIG_DFL)
+
+    def end(self) -> None:
+        """Ranks are started from here on."""
+        self.is_over = True
+
+    def _arrive(self, number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if self.is_over:
+            signal.raise_signal(number)
+            return
+        sys.stderr.write(
+            f"plait: {signal.Signals(number).name} came before the ranks were started; nothing "
+            "has begun, and nothing is saved\n"
+        )
+        sys.stderr.flush()
+        raise SystemExit(128 + number)
+
+
+BEGINNING = Beginning()
+"""The beginning of this process's command."""
+
+
 def outlives_terminal() -> bool:
     """Whether this process was started to ignore the end of its terminal, as by `nohup`."""
     return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -49,6 +97,7 @@ def heard(hear: Callable[[int, object], None]) -> Iterator[None]:
 
     An echo of a signal calls nothing. The end of the terminal calls nothing where it is ignored.
     """
+    BEGINNING.end()
     if threading.current_thread() is not threading.main_thread():
         yield
         return

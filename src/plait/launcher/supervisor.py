@@ -29,7 +29,7 @@ from plait.errors import PlaitError, RankFailed
 from plait.launcher.agent import free_environment, num_threads, start_server
 from plait.launcher.board import NOTHING, Board, Files, Page
 from plait.launcher.failure import died_silently, read_failures
-from plait.launcher.hearing import Echoes, outlives_terminal
+from plait.launcher.hearing import BEGINNING, Echoes, outlives_terminal
 from plait.launcher.leftovers import leftovers
 from plait.launcher.policy import deadline_passed
 from plait.launcher.rank import RankSettings, run_rank
@@ -229,6 +229,7 @@ class _Signals:
 @contextmanager
 def _ended_by_signals(board: Board | None = None) -> Iterator[_Signals]:
     """Signals of this process end the run, where this is the thread that gets them."""
+    BEGINNING.end()
     signals = _Signals(board)
     if threading.current_thread() is not threading.main_thread():
         yield signals

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from plait.launcher.hearing import ECHO_SECONDS, SIGNALS, heard
+from plait.launcher.hearing import BEGINNING, ECHO_SECONDS, SIGNALS, heard
 from plait.launcher.seat import Seat
 from plait.launcher.supervisor import _ended_by_signals
 
@@ -49,6 +49,42 @@ def test_a_signal_waits_for_the_end_of_what_is_held_and_counts_once() -> None:
         done.append("never")
     assert ended.value.code == 128 + signal.SIGTERM
     assert done == ["held"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_before_the_ranks_is_told(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as ended, BEGINNING.heard():
+            signal.raise_signal(number)
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+    assert ended.value.code == 128 + number
+    told = capsys.readouterr().err
+    assert f"{number.name} came before the ranks were started; nothing has begun" in told
+
+
+def test_a_signal_behind_the_ranks_is_not_one_of_the_beginning() -> None:
+    with BEGINNING.heard():
+        with heard(lambda number, frame: None):
+            pass
+        assert BEGINNING.is_over
+    with BEGINNING.heard():
+        assert not BEGINNING.is_over
+
+
+def test_a_handler_that_was_there_before_the_ranks_stays() -> None:
+    came = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        with BEGINNING.heard():
+            signal.raise_signal(signal.SIGTERM)
+        assert came == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
