@@ -85,7 +85,7 @@ def _source(arguments: argparse.Namespace) -> tuple[Config, str | None, Path | N
     if arguments.best and not checkpoint.is_dir():
         raise UsageError(f"{path} has no best weights; train it with eval.keep_best = true")
     if not folder.config.is_file():
-        folder = RunFolder(checkpoint.parent.parent)
+        folder = RunFolder.of(checkpoint)
     if not folder.config.is_file():
         raise UsageError(
             f"{path} has no config.toml; name a run's folder or one of its checkpoints"

@@ -278,7 +278,7 @@ def _merged(
 
     if ADAPTER not in Checkpoint.open(checkpoint).meta:
         raise UsageError(f"{checkpoint} holds no adapters to merge; leave --merge out")
-    config = RunFolder(checkpoint.parent.parent).config
+    config = RunFolder.of(checkpoint).config
     if not config.is_file():
         raise UsageError(
             f"{checkpoint} holds adapters alone, and {config} is missing, which names their base"
@@ -301,7 +301,7 @@ def _carried(checkpoint: Path, out: Path) -> list[Path]:
     from plait.models.hf_files import tokenizer_files
     from plait.run.rundir import RunFolder
 
-    config = RunFolder(checkpoint.parent.parent).config
+    config = RunFolder.of(checkpoint).config
     if out.suffix == ".safetensors" or not config.is_file():
         return []
     keys = load(config).model.keys_for_factory()
@@ -323,7 +323,7 @@ def _library_files(checkpoint: Path) -> Json | None:
     from plait.models.hf import files_of, make
     from plait.run.rundir import RunFolder
 
-    config = RunFolder(checkpoint.parent.parent).config
+    config = RunFolder.of(checkpoint).config
     if not config.is_file():
         return None
     keys = load(config).model.keys_for_factory()

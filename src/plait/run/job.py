@@ -296,7 +296,7 @@ def _table(world: World, job: TrainingRun, folder: RunFolder | None, plan: Plan)
     train = job.config.train
     source = folder
     if job.checkpoint is not None and (folder is None or not folder.products.exists()):
-        source = RunFolder(job.checkpoint.parent.parent)
+        source = RunFolder.of(job.checkpoint)
     compute = Precision.of(plan, float16=train.float16).compute
     run_file = None if source is None else source.products
     return agreed_table(product_of(train), world, compute, run_file)

@@ -31,12 +31,22 @@ from plait.engine.runlock import LOCK
 from plait.errors import WRITE_ELSEWHERE, CheckpointError, ConfigError, PlanError
 from plait.plan import Plan
 
+BEST = "best"
+
 
 @dataclass(frozen=True)
 class RunFolder:
     """The paths inside one run's folder."""
 
     path: Path
+
+    @staticmethod
+    def of(checkpoint: Path) -> RunFolder:
+        """The folder of the run that has saved a checkpoint: a step of it, or its best weights."""
+        place = checkpoint
+        if len(place.parts) < 3 or ".." in place.parts:  # relative to a folder inside the run
+            place = checkpoint.resolve()
+        return RunFolder(place.parent if place.name == BEST else place.parent.parent)
 
     @property
     def config(self) -> Path:
@@ -85,7 +95,7 @@ class RunFolder:
     @property
     def best(self) -> Path:
         """The checkpoint of the best evaluation, with `eval.keep_best`."""
-        return self.path / "best"
+        return self.path / BEST
 
     @property
     def run_id(self) -> Path:
@@ -199,7 +209,7 @@ def resumed_run(
     checkpoint = resolve(read) if source is not None else newest_whole(read)
     if source is not None and out is not None and out.resolve() != read.resolve():
         return new_run(out, name), checkpoint
-    folder = RunFolder(checkpoint.parent.parent)
+    folder = RunFolder.of(checkpoint)
     _make_writable(folder.path)
     return folder, checkpoint
 

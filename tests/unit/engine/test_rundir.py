@@ -197,3 +197,29 @@ def test_a_folder_where_a_file_belongs_is_refused_before_the_run(tmp_path: Path,
     (run.path / name).mkdir()
     with pytest.raises(ConfigError, match=f"{name} is a folder, and a run writes a file there"):
         resumed_run(run.path, None, "gpt")
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "below"),
+    [
+        ("run/best", "."),
+        ("run/checkpoints/step-00000002", "."),
+        ("best", "run"),
+        ("checkpoints/step-00000002", "run"),
+        ("step-00000002", "run/checkpoints"),
+    ],
+)
+def test_the_run_of_a_checkpoint_is_found_from_anywhere(
+    checkpoint: str, below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / below)
+    assert RunFolder.of(Path(checkpoint)).path.resolve() == (tmp_path / "run").resolve()
+
+
+def test_a_run_is_resumed_from_its_best_weights_in_its_own_folder(tmp_path: Path) -> None:
+    folder = _run_with(tmp_path / "run", 4)
+    folder.best.mkdir()
+    write_index(folder.best, {"files": []})
+    resumed, checkpoint = resumed_run(folder.best, None, "gpt")
+    assert (resumed.path, checkpoint) == (folder.path, folder.best)
