@@ -46,20 +46,20 @@ class Ending(Protocol):
         """The signal that asks for the end; 0 for none."""
 
     @property
-    def is_asked(self) -> bool:
-        """Whether this rank knows of a signal; others may not yet."""
+    def known_signal(self) -> int:
+        """The signal that this rank knows of, and others may not yet; 0 for none."""
 
 
 def one_is_asked(ending: Ending, world: World) -> bool:
     """Whether any rank knows of a signal, so that all leave off alike. Collective."""
-    asked = torch.full((1,), float(ending.is_asked), device=world.device)
+    asked = torch.full((1,), float(ending.known_signal), device=world.device)
     world.axis("world").all_reduce(asked, control=True).wait()
     return bool(asked.item())
 
 
 def signal_of_all(ending: Ending, world: World) -> int:
     """The signal that any rank knows of, alike on every rank; 0 for none. Collective."""
-    return max(world.axis("world").gather_objects(ending.signal))
+    return max(world.axis("world").gather_objects(ending.known_signal))
 
 
 def stopped(world: World, step: int, ending: Ending, is_left_off: bool) -> JsonObject:
@@ -97,9 +97,9 @@ class EndByPeers:
         return self
 
     @property
-    def is_asked(self) -> bool:
-        """Whether this rank knows of a signal."""
-        return self.signal != 0
+    def known_signal(self) -> int:
+        """The signal that this rank knows of; 0 for none."""
+        return self.signal
 
     def ends_before(self, step: int, leave: Callable[[], None]) -> bool:
         assert self._world is not None
@@ -208,9 +208,9 @@ class EndOfMembers:
         return self._board.signal
 
     @property
-    def is_asked(self) -> bool:
-        """Whether this rank knows of a signal."""
-        return self.signal != 0
+    def known_signal(self) -> int:
+        """The signal that this rank knows of; 0 for none."""
+        return self.signal
 
     def ends_before(self, step: int, leave: Callable[[], None]) -> bool:
         """Whether all ranks that are there end before this step, counted from 0."""

@@ -164,10 +164,9 @@ class RankProgress(Hook):
         raise RankFailed(RANKS_ARE_BACK)
 
     @property
-    def is_asked(self) -> bool:
-        """Whether this rank knows of a signal, which then is that of the end."""
-        self.signal = self.signal or self._seat.board.signal
-        return self.signal != 0
+    def known_signal(self) -> int:
+        """The signal that this rank knows of; 0 for none."""
+        return self._seat.board.signal
 
     def starts_again(self) -> bool:
         """Always false: the launcher knows which ranks are done."""

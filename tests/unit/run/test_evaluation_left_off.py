@@ -95,7 +95,7 @@ def test_a_signal_behind_the_last_step_is_that_of_the_end() -> None:
     ending.signal = 0
     seat: Any = SimpleNamespace(board=SimpleNamespace(signal=15))
     ending._seat = seat
-    assert ending.is_asked
+    assert ending.known_signal == 15
     axis = SimpleNamespace(gather_objects=lambda value: [0, value])
     world: Any = SimpleNamespace(axis=lambda name: axis)
     assert signal_of_all(ending, world) == 15
