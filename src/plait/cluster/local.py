@@ -35,8 +35,8 @@ def probe_path() -> Path:
     return cache_folder() / "probe.json"
 
 
-def hardware_of_probe(probe: JsonMapping | None) -> Hardware:
-    """The hardware of `Cluster.local`.
+def hardware_of_probe(probe: JsonMapping | None, cluster: str = "local") -> Hardware:
+    """The hardware of `Cluster.local`, or of what another `cluster` has measured.
 
     Raises:
         ClusterError: there are no measurements, or wrong ones.
@@ -58,14 +58,14 @@ def hardware_of_probe(probe: JsonMapping | None) -> Hardware:
     if wrong:
         raise ClusterError(
             "\n  ".join(
-                ["cluster 'local': the measurements are wrong; run plait probe again", *wrong]
+                [f"cluster '{cluster}': the measurements are wrong; run plait probe again", *wrong]
             )
         )
     known = {key: value for key, value in probe.items() if value is not None}
     link = float(probe["link_bandwidth"])
     latency = float(probe["link_latency_seconds"])
     return Hardware(
-        name="local",
+        name=cluster,
         device=Device(
             name=str(probe.get("name", "local")),
             flops={precision: float(rate) for precision, rate in peaks.items()},

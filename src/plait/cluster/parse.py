@@ -1,4 +1,6 @@
-"""Cluster texts: `h100`, `h100x64`, the path of a TOML file, `local`.
+"""Cluster texts: `h100`, `h100x64`, the path of a file, `local`.
+
+A file is TOML, or what `plait probe --out FILE` has measured.
 
 A preset without a count is one of its usual nodes. A file starts from `[device] preset` when it
 names one and overrides any number. So two lines describe a machine that differs in one number.
@@ -46,6 +48,8 @@ def parse_cluster(text: str, probe_path: str | Path | None = None) -> Hardware:
     text = text.strip()
     if text == "local":
         return hardware_of_probe(read_probe(probe_path))
+    if _is_measured(text):
+        return _hardware_of_measured(text)
     if text.endswith(".toml") or "/" in text or is_file(text):
         return hardware_of_tables(text, read_toml(text, ClusterError))
     name = text
@@ -71,6 +75,25 @@ def parse_cluster(text: str, probe_path: str | Path | None = None) -> Hardware:
     if count is not None:
         settings["count"] = count
     return build(text, name, settings, PRESETS[name].achieved_bf16 / PRESETS[name].bf16)
+
+
+def _is_measured(text: str) -> bool:
+    """Whether a text names a file of JSON, as `plait probe --out FILE` writes one."""
+    if text.endswith(".json"):
+        return True
+    try:
+        with Path(text).open("rb") as file:
+            return file.read(1) == b"{"  # no TOML begins so
+    except (OSError, ValueError):
+        return False
+
+
+def _hardware_of_measured(path: str) -> Hardware:
+    """The machine of a file of `plait probe --out FILE`. Errors: `ClusterError`."""
+    probe = read_probe(path)
+    if probe is None:
+        raise ClusterError(f"{path}: this file is not there, or not to be read")
+    return hardware_of_probe(probe, path)
 
 
 def hardware_of_tables(name: str, tables: JsonMapping) -> Hardware:

@@ -37,6 +37,27 @@ def test_measured_rates_are_taken_as_they_are() -> None:
     assert cluster.price_per_hour == 0
 
 
+@pytest.mark.parametrize("name", ["machine.json", "machine"])
+def test_the_file_of_another_machine_is_a_cluster(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(json.dumps(PROBE))
+    cluster = Cluster.parse(str(path))
+    assert (cluster.name, cluster.device.name, cluster.num_devices) == (str(path), "two cores", 2)
+    assert cluster.device.peak_flops("float32") == 5e10
+
+
+def test_the_faults_of_such_a_file_are_told_with_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    with pytest.raises(ClusterError, match=r"machine\.json: this file is not there"):
+        Cluster.parse(str(path))
+    path.write_text('{"name": "two cores"}')
+    with pytest.raises(ClusterError, match=r"machine\.json': the measurements are wrong"):
+        Cluster.parse(str(path))
+    path.write_text("[device]")
+    with pytest.raises(ClusterError, match=r"machine\.json: the measurements cannot be read"):
+        Cluster.parse(str(path))
+
+
 def test_the_probe_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "probe.json"
     path.write_text(json.dumps(PROBE))
