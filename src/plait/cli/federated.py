@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     """Simulate, or write the deployment. Errors: those of the config, the plan and the rounds.
 
     Raises:
-        UsageError: `--client` without `--serve`, or `--resume` without `--weights`.
+        UsageError: `--client` without `--serve`, `--resume` without `--weights`, or no round.
         PlanError: a plan with shares.
     """
     from plait.config import load
@@ -95,6 +95,8 @@ def run(arguments: argparse.Namespace) -> Answer:
             f"--client {arguments.client} says which client --serve is to be; leave it out to "
             "simulate all clients"
         )
+    if arguments.rounds is not None and arguments.rounds < 1:
+        raise UsageError(f"--rounds is {arguments.rounds}; a federation has one round or more")
     overrides = [
         *arguments.overrides,
         *([] if arguments.rounds is None else [f"federated.rounds={arguments.rounds}"]),

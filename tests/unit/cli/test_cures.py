@@ -191,3 +191,10 @@ def test_folders_without_what_is_needed_are_told_a_cure(
         assert cure in refused(["train", str(config), "--resume", str(folder)], capsys)
         words = ["export", "checkpoint", str(folder), "--out", str(tmp_path / "out")]
         assert cure in refused(words, capsys)
+
+
+def test_no_round_is_named_as_the_option_that_asks_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["federated", str(tmp_path / "small.toml"), "--rounds", "0"]
+    assert "--rounds is 0; a federation has one round or more" in refused(words, capsys)
