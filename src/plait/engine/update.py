@@ -288,10 +288,15 @@ def made_optimizer(
     return optimizer
 
 
+SHARPNESS_STEPS = ("first_step", "second_step")
+"""The halves of a step of SAM (Foret et al. 2021), whose closure is None by default."""
+
+
 def _refuse_closures(optimizer: torch.optim.Optimizer) -> None:
     """Raise `OptimizerError` for an optimizer that computes the loss again in its step."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
+    in_two = all(callable(getattr(optimizer, name, None)) for name in SHARPNESS_STEPS)
+    if in_two or (closure is not None and closure.default is closure.empty):
         raise OptimizerError(
             f"{type(optimizer).__name__}.step(closure) computes the loss again within a step, and "
             "plait makes one forward and backward for each; use an optimizer whose step takes no "

@@ -15,3 +15,18 @@ def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
         plait.build(
             nn.Linear(2, 1), "mb2", loss=nn.functional.mse_loss, optimizer=torch.optim.LBFGS
         )
+
+
+class Sharpness(torch.optim.SGD):
+    """SAM, whose step has a closure that is None by default and must be given."""
+
+    def first_step(self) -> None:
+        raise NotImplementedError
+
+    def second_step(self) -> None:
+        raise NotImplementedError
+
+
+def test_an_optimizer_of_two_backwards_is_refused() -> None:
+    with pytest.raises(OptimizerError, match=r"Sharpness.step\(closure\) computes the loss again"):
+        plait.build(nn.Linear(2, 1), "mb2", loss=nn.functional.mse_loss, optimizer=Sharpness)
