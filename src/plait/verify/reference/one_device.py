@@ -31,7 +31,7 @@ from plait.verify.reference.copied import copied
 from plait.verify.reference.drawn import random_from
 from plait.verify.reference.lowered import LowPrecision
 from plait.verify.reference.recipe import Loss, Recipe
-from plait.verify.reference.synced_norms import are_synced
+from plait.verify.reference.synced_norms import synced_norms, without_statistics
 
 SURELY = 1e-8  # outputs of float64 that lie no further apart are equal but for rounding
 CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ divides by the norm and this
@@ -283,9 +283,22 @@ def _after_update(model: nn.Module) -> None:
 
 def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
     """Why a global batch at once has no meaning for this model, found by trying it; empty when it
-    has. Errors: `ModelError` for synchronised batch norms beside dropout.
+    has. Errors: `ModelError` where synchronised batch norms must have the batch at once.
     """
     trial = copied(model)
+    has_synced = bool(synced_norms(trial))
+    without_statistics(trial)
+    reasons = _slicing_reasons(trial, batch)
+    if reasons and has_synced:
+        raise ModelError(
+            "SyncBatchNorm has one device take the parts of a micro-batch at once, and beside it "
+            f"this model cannot: {reasons[0]}; verify the model with its dropout 0, and with all "
+            "its batch norms synchronised (nn.SyncBatchNorm.convert_sync_batchnorm)"
+        )
+    return reasons
+
+
+def _slicing_reasons(trial: nn.Module, batch: Batch) -> list[str]:
     samples = num_samples(batch)
     half = max(samples // 2, 1)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -303,24 +316,18 @@ def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
         )
         by_sample = first.shape[:1] == (samples,)
         apart = by_sample and not _is_head(trial, batch[0], part, first)
-        synced = are_synced(trial)
-        if draws and synced:
-            raise ModelError(
-                "one device draws random numbers (dropout) for each rank's part of a micro-batch, "
-                "and SyncBatchNorm takes all parts at once; verify the model with its dropout 0"
-            )
         if draws or ((apart or not by_sample) and _differs_from_itself(trial, batch[0], first)):
             return [
                 "its output is random (dropout), so the reference runs the same slices with the "
                 "same seeds"
             ]
-        if samples > 1 and apart and not synced:
+        if samples > 1 and apart:
             return [
                 "a sample's output depends on the others in its slice (batch-norm): "
                 "the reference runs the same slices, statistics are those of a micro-batch on a "
                 "rank"
             ]
-        if moved and not synced:
+        if moved:
             return [
                 "its buffers change with every forward, so the reference runs the same slices, "
                 "each rank's with its own"
@@ -348,7 +355,7 @@ def pooled_losses(model: nn.Module) -> list[str]:
 
     It is a loss of all their tokens by definition, or statistics of all their samples.
     """
-    if are_synced(model):
+    if synced_norms(model):
         return [
             "its SyncBatchNorm takes statistics over a micro-batch of all ranks, so the reference "
             "runs micro-batch by micro-batch"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import MethodType
 
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def on_one_device(model: nn.Module) -> None:
@@ -15,7 +15,17 @@ def on_one_device(model: nn.Module) -> None:
         norm.forward = MethodType(_BatchNorm.forward, norm)
 
 
-def are_synced(model: nn.Module) -> bool:
-    """Whether a model has batch norms in training, and all take statistics over all ranks."""
-    norms = [one for one in model.modules() if isinstance(one, _NormBase) and one.training]
-    return bool(norms) and all(isinstance(one, nn.SyncBatchNorm) for one in norms)
+def synced_norms(model: nn.Module) -> list[nn.Module]:
+    """The batch norms of a model whose statistics are of all ranks' samples."""
+    modules = model.modules()
+    return [one for one in modules if isinstance(one, nn.SyncBatchNorm) and one.training]
+
+
+def without_statistics(model: nn.Module) -> None:
+    """Let synchronised batch norms return their inputs, to see what else a model does."""
+    for norm in synced_norms(model):
+        norm.forward = MethodType(_unchanged, norm)
+
+
+def _unchanged(norm: nn.Module, input: Tensor) -> Tensor:
+    return input

@@ -18,12 +18,28 @@ def test_slices_of_a_micro_batch_belong_together() -> None:
     assert "SyncBatchNorm" in pooled_losses(model)[0]
 
 
-def test_beside_a_plain_one_slices_are_those_of_ranks() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.SyncBatchNorm(4), nn.BatchNorm1d(4))
-    assert "batch-norm" in slicing_reasons(model, BATCH)[0]
+def test_beside_an_instance_norm_they_belong_together() -> None:
+    model = nn.Sequential(nn.SyncBatchNorm(3), nn.InstanceNorm1d(3))
+    assert slicing_reasons(model, (torch.randn(6, 3, 4), torch.zeros(6))) == []
+    assert "SyncBatchNorm" in pooled_losses(model)[0]
 
 
-def test_dropout_beside_them_has_no_meaning() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.SyncBatchNorm(4), nn.Dropout(0.5))
-    with pytest.raises(ModelError, match="dropout 0"):
+def test_norms_without_running_statistics_belong_together() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.SyncBatchNorm(4, track_running_stats=False))
+    assert slicing_reasons(model, BATCH) == []
+
+
+@pytest.mark.parametrize(
+    ("beside", "reason"),
+    [
+        (nn.BatchNorm1d(4), "batch-norm"),
+        (nn.Dropout(0.5), "dropout"),
+        (nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), "random|buffers change"),
+    ],
+)
+def test_what_slices_of_ranks_compute_has_no_meaning_beside_them(
+    beside: nn.Module, reason: str
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.SyncBatchNorm(4), beside)
+    with pytest.raises(ModelError, match=f"({reason}).*dropout 0.*convert_sync_batchnorm"):
         slicing_reasons(model, BATCH)
