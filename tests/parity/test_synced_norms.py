@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -144,6 +145,17 @@ def test_ranks_with_fewer_samples_or_none_take_part(plan: str, size: int) -> Non
 
 def test_processes_equal_one_device(ranks: Run) -> None:
     check(ranks(2, trained, "dp2:zero3 mb2", 8, plan="dp2:zero3 mb2"), Plan.parse("dp2 mb2"), 8)
+
+
+def compiled(world: World, plan: str) -> Any:
+    warnings.simplefilter("ignore")  # of torch's own modules, which it imports to compile
+    return trained(world, plan, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["dp2 mb2 compile", "dp2 mb2 compile remat:full"])
+def test_a_norm_that_is_a_block_is_no_graph(ranks: Run, plan: str) -> None:
+    check(ranks(2, compiled, plan, plan=plan), Plan.parse(plan), 8)
 
 
 def refused(world: World, plan: str) -> str:

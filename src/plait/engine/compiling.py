@@ -33,6 +33,7 @@ TALKING = (
     layers.ReplicatedLinear,
     RingAttention,
     UlyssesAttention,
+    nn.SyncBatchNorm,
 )
 
 
@@ -61,12 +62,14 @@ def apply(
         )
     for name in blocks:
         block = model.get_submodule(name)
+        if isinstance(block, nn.SyncBatchNorm):  # where layers repeat, it is a block of its own
+            continue
         alone = [inner for inner, module in block.named_modules() if as_one and _is_alone(module)]
         if alone:
             raise ModelError(
                 f"compile takes remat:selective as part of one graph, and '{name}.{alone[0]}' "
-                "cannot be in a graph (it draws "
-                "or chooses by values); take remat:full, or leave compile out"
+                "cannot be in a graph (it talks to other ranks, draws or chooses by values); take "
+                "remat:full, or leave compile out"
             )
         give_forward(block, _compiled(block.forward, backend))
 
