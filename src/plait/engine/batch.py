@@ -222,11 +222,13 @@ class _Forward:
         name: of its class and itself.
         accepted: the names that it takes; None when it takes any.
         required: the names of those that have no default.
+        is_direct: whether it gets what the model is called with; a hook may change the names.
     """
 
     name: str
     accepted: frozenset[str] | None
     required: tuple[str, ...]
+    is_direct: bool
 
     @classmethod
     def of(cls, model: nn.Module) -> _Forward:
@@ -242,19 +244,20 @@ class _Forward:
                 for one in parameters
                 if one.default is one.empty and one.kind not in several
             ),
+            not model._forward_pre_hooks_with_kwargs,
         )
 
     def taken(self, inputs: JsonMapping) -> JsonMapping:
         """The entries of a batch that is a mapping which the forward takes."""
         names = inputs.keys() if self.accepted is None else inputs.keys() & self.accepted
         missing = [name for name in self.required if name not in names]
-        if missing:
+        if missing and self.is_direct:
             self._refuse(inputs, f"needs {', '.join(missing)} too")
         return {name: inputs[name] for name in sorted(names)}
 
     def check(self, inputs: PyTree) -> None:
         """Raise `DataError` for inputs that are a mapping with other names than the arguments."""
-        if not isinstance(inputs, Mapping):
+        if not self.is_direct or not isinstance(inputs, Mapping):
             return
         self.taken(inputs)
         unknown = [str(name) for name in inputs if name not in (self.accepted or inputs)]

@@ -310,3 +310,36 @@ def test_a_forward_that_is_wrapped_after_the_build_gets_the_same_keys() -> None:
 
     model.forward = around
     assert engine.step({"pictures": HELD, "labels": CLASSES}).loss > 0
+
+
+class Masked(nn.Module):
+    """Its mask comes from a hook, by which inputs have another name too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_forward_pre_hook(self._named, with_kwargs=True)
+
+    def _named(self, model: nn.Module, args: Any, named: dict[str, Any]) -> tuple[Any, Any]:
+        rows = named.get("pictures", named.get("x"))
+        return args, {"x": rows, "mask": torch.ones_like(rows)}
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.layer(x * mask)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"x": torch.ones(4, 4), "labels": torch.arange(4)},
+        ({"x": torch.ones(4, 4)}, {"labels": torch.arange(4)}),
+        ({"pictures": torch.ones(4, 4)}, {"labels": torch.arange(4)}),
+    ],
+    ids=["a mapping", "inputs", "another name"],
+)
+def test_a_hook_may_give_a_forward_its_arguments(batch: PyTree) -> None:
+    def labelled(output: Tensor, targets: PyTree) -> Tensor:
+        return F.cross_entropy(output, targets["labels"])
+
+    engine = plait.build(Masked(), "dp1", loss=labelled, optimizer=torch.optim.SGD)
+    assert engine.step(batch).loss > 0
