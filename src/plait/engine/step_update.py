@@ -98,8 +98,8 @@ class StepUpdate:
         acts = self._balance is not None and self._balance.needs_host
         return self._deferral is not None and not self._is_observed() and not acts
 
-    def take_turn(self, *, may_defer: bool) -> None:
-        """A batch comes. The host reads the steps before, unless the device decides on this one.
+    def begin_batch(self, *, may_defer: bool) -> None:
+        """A batch comes. The host reads earlier steps first, unless the device decides on this one.
         Collective.
         """
         self._sums = None
@@ -197,7 +197,7 @@ class StepUpdate:
             self.sum_gradients()
             self.decide(index)
 
-    def hand_over(
+    def deferred_outcome(
         self, index: int, step: PipelineStep, actions: Sequence[Action]
     ) -> Outcome | None:
         """The outcome of a step on which the device decided; None where the host did."""

@@ -92,7 +92,7 @@ class TrainingStep:
         host may read the step later, where no caller looks at gradients.
         """
         self._world.recorder.flight.enter(Phase.STEPPING)
-        self.update.take_turn(may_defer=may_defer)
+        self.update.begin_batch(may_defer=may_defer)
         self._modes.train()
         if not call:
             self.update.begin()
@@ -140,7 +140,7 @@ class TrainingStep:
 
     def end(self, step: PipelineStep, actions: Sequence[Action]) -> Outcome:
         """The step has been executed; what comes of it. Collective."""
-        outcome = self.update.hand_over(self.index, step, actions)
+        outcome = self.update.deferred_outcome(self.index, step, actions)
         if outcome is None:
             outcome = Outcome()
             outcome.tell(self._decided())

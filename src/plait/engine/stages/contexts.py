@@ -8,7 +8,6 @@ may run parts of the forward again.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,18 +17,15 @@ from plait.parallel.data.synced_norms import SyncedNorms
 from plait.parallel.tensor import TensorSplit
 
 
-class MicroBatchContext(ABC):
-    """Modules that must know which micro-batch is under way."""
+class MicroBatchContext:
+    """Modules that must know which micro-batch is under way; one defines what it needs."""
 
-    @abstractmethod
     def begin_step(self, micro_batches: Sequence[MicroBatch], loss_scale: float) -> None:
         """A step begins, whose gradients are those of `loss_scale` times the loss. Collective."""
 
-    @abstractmethod
     def enter(self, index: int, micro_batch: MicroBatch, *, recording: bool) -> None:
         """The forward or backward of a micro-batch begins; `recording` in a forward of training."""
 
-    @abstractmethod
     def after_forward(self, losses: LossSum, loss: object) -> None:
         """A forward has ended. `loss` is the loss function's result; None before the last stage."""
 
@@ -40,14 +36,8 @@ class TensorContext(MicroBatchContext):
     def __init__(self, split: TensorSplit) -> None:
         self._split = split
 
-    def begin_step(self, micro_batches: Sequence[MicroBatch], loss_scale: float) -> None:
-        pass
-
     def enter(self, index: int, micro_batch: MicroBatch, *, recording: bool) -> None:
         self._split.enter(micro_batch.num_rows)
-
-    def after_forward(self, losses: LossSum, loss: object) -> None:
-        pass
 
 
 class NormContext(MicroBatchContext):
@@ -56,14 +46,8 @@ class NormContext(MicroBatchContext):
     def __init__(self, norms: SyncedNorms) -> None:
         self._norms = norms
 
-    def begin_step(self, micro_batches: Sequence[MicroBatch], loss_scale: float) -> None:
-        pass
-
     def enter(self, index: int, micro_batch: MicroBatch, *, recording: bool) -> None:
         self._norms.enter(micro_batch.num_samples)
-
-    def after_forward(self, losses: LossSum, loss: object) -> None:
-        pass
 
 
 def share_of(split: TensorSplit, micro_batch: MicroBatch) -> MicroBatch:

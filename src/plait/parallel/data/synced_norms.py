@@ -25,7 +25,7 @@ class SyncedNorms:
     """The synchronised batch norms of a model. Until `connect` each has this rank's statistics."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
-        """Take over the norms of a model. Raises `NotAvailable` for plans without them."""
+        """Take over the norms of a model. Raises `NotAvailable` where a plan cannot run them."""
         self._named = _named(model)
         self._axis: Axis | None = None
         self._counts = True
