@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -80,7 +81,7 @@ def roles_for(model: nn.Module, size: int = 2, *, is_grid: bool = False) -> dict
 
     On a grid `size` is its side. Raises `ModelError` for a model that has none.
     """
-    home = importlib.import_module(type(model).__module__)
+    home = _home_of(model)
     if _derives(home):
         return dict(home.roles_for(model, size, is_grid=is_grid))
     table = getattr(home, "ROLES", None)
@@ -103,8 +104,16 @@ def roles_for(model: nn.Module, size: int = 2, *, is_grid: bool = False) -> dict
 
 def has_roles(model: nn.Module) -> bool:
     """Whether a table stands beside a model's class, or its family derives one."""
-    home = importlib.import_module(type(model).__module__)
+    home = _home_of(model)
     return _derives(home) or isinstance(getattr(home, "ROLES", None), Mapping)
+
+
+def _home_of(model: nn.Module) -> ModuleType:
+    """The module of a model's class; an empty one where the class was made by a file that is run by
+    its path and is no entry of `sys.modules`.
+    """
+    name = type(model).__module__
+    return sys.modules.get(name) or ModuleType(name)
 
 
 def _derives(home: ModuleType) -> bool:

@@ -160,3 +160,10 @@ def test_role_by_name() -> None:
     roles = models.roles_of("gpt")
     assert models.role("blocks.11.attention.q", roles) == "column"
     assert models.role("blocks.11.attention", roles) is None
+
+
+def test_a_class_of_a_file_that_is_no_module_has_no_table() -> None:
+    kind = type("Net", (nn.Module,), {"__module__": "run_by_its_path"})
+    assert not models.has_roles(kind())
+    with pytest.raises(ModelError, match="beside the class in run_by_its_path"):
+        models.roles_for(kind())
