@@ -47,7 +47,8 @@ class MaskedMeanCheck:
         if not self._looks or is_recorded():
             return self._function(output, targets)
         mixed = MixedSamples(output, targets)
-        with UnevenMeans(output, targets) as means, SampleSums(output) as sums, mixed:
+        watched = SampleSums(output, targets)
+        with UnevenMeans(output, targets) as means, watched as sums, mixed:
             loss = self._function(output, targets)
         self._looks -= 1
         if found := mixed.found(loss):

@@ -34,8 +34,11 @@ KEEP_SUMS = ("add", "radd", "iadd", "sub", "rsub", "isub", "neg")
 class SampleSums(TorchFunctionMode):
     """Follows the output of a model through a loss, up to sums over its samples."""
 
-    def __init__(self, output: PyTree) -> None:
+    def __init__(self, output: PyTree, targets: PyTree = None) -> None:
         super().__init__()
+        given = [leaf for leaf in tree_leaves(targets) if isinstance(leaf, Tensor)]
+        self._rows = {leaf.shape[0] for leaf in given if leaf.dim()}
+        self._places = Notes[int]()
         self._outputs = Notes[bool]()
         self._averaged = Notes[bool]()
         self._sums = Notes[bool]()
@@ -69,8 +72,12 @@ class SampleSums(TorchFunctionMode):
             is_averaged = is_averaged or name in AVERAGES or self._weighs(name, given_tensors)
             adds_up = named.get("reduction") == "sum" or (name == "sum" and not is_averaged)
             self._note(result, is_averaged=is_averaged, adds_up=adds_up)
+            if not adds_up:
+                self._note_entries(name, args, given_tensors, result)
         elif is_sum and name in KEEP_SUMS:
             self._sums.add(result, True)
+        elif any(leaf in self._places for leaf in given_tensors):
+            self._follow_entries(name, given_tensors, result)
         elif isinstance(result, Tensor):
             if name in CONVERSIONS and given_tensors and self._is_mask(given_tensors[0]):
                 self._mask_versions.add(result, result._version)
@@ -79,6 +86,40 @@ class SampleSums(TorchFunctionMode):
                     given_tensors[0]
                 )  # what changes the data counts no version
         return result
+
+    def _note_entries(
+        self, name: str, args: Sequence[Any], given_tensors: Sequence[Tensor], result: PyTree
+    ) -> None:
+        """Note of which sample a result is, where a loss takes samples [B, ...] one by one."""
+        source, index = given_tensors[0], args[1] if len(args) > 1 else 0
+        rows = source.shape[0] if torch.Tensor.dim(source) else 0
+        if source not in self._places and rows in self._rows:
+            if name == "getitem" and type(index) is int:
+                self._note_entry(result, index % rows, source in self._averaged)
+            elif name == "unbind" and index == 0:
+                for place, entry in enumerate(result):
+                    self._note_entry(entry, place, source in self._averaged)
+        elif all(leaf in self._places for leaf in given_tensors if leaf in self._outputs):
+            self._follow_entries(name, given_tensors, result)
+
+    def _follow_entries(self, name: str, given_tensors: Sequence[Tensor], result: PyTree) -> None:
+        """Note what becomes of numbers of one sample each: another, several, or their sum."""
+        entries = [leaf for leaf in given_tensors if leaf in self._places]
+        is_averaged = any(leaf in self._averaged for leaf in entries)
+        places = {self._places.get(leaf) for leaf in entries}
+        if len(places) == 1 and isinstance(result, Tensor):
+            divides = name in AVERAGES and not name.endswith("mean")
+            weighs = name in PRODUCTS and len(entries) < 2
+            self._note_entry(result, places.pop() or 0, is_averaged or divides or weighs)
+        elif name in ("stack", "cat"):
+            self._note(result, is_averaged=is_averaged, adds_up=False)
+        elif name in KEEP_SUMS and not is_averaged:
+            self._sums.add(result, True)
+
+    def _note_entry(self, entry: Tensor, place: int, is_averaged: bool) -> None:
+        self._places.add(entry, place)
+        if is_averaged:
+            self._averaged.add(entry, True)
 
     def _weighs(self, name: str, given_tensors: Sequence[Tensor]) -> bool:
         """Whether a product of outputs may have weights that add up to one; masks never do."""

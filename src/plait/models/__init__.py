@@ -109,8 +109,9 @@ def has_roles(model: nn.Module) -> bool:
 
 
 def _home_of(model: nn.Module) -> ModuleType:
-    """The module of a model's class; an empty one where the class was made by a file that is run by
-    its path and is no entry of `sys.modules`.
+    """The module of a model's class.
+
+    A file that was run by its path may be no entry of `sys.modules`; it has no table.
     """
     name = type(model).__module__
     return sys.modules.get(name) or ModuleType(name)

@@ -128,8 +128,23 @@ def masked_by_floats(output: Tensor, labels: Tensor) -> Tensor:
     return (mask * F.cross_entropy(output, labels, reduction="none")).sum()
 
 
+def sum_in_a_loop(output: Tensor, labels: Tensor) -> Tensor:
+    losses = [F.cross_entropy(output[i], labels[i]) for i in range(len(labels))]
+    return torch.stack(losses).sum()
+
+
+def sum_of_a_list(output: Tensor, labels: Tensor) -> Tensor:
+    return sum(
+        (F.cross_entropy(*pair) for pair in zip(output, labels, strict=True)), torch.tensor(0.0)
+    )
+
+
 @pytest.mark.parametrize(
-    "loss", [sum_of_classes, sum_and_mean, sum_by_hand, masked, masked_by_floats]
+    "loss",
+    [
+        *(sum_of_classes, sum_and_mean, sum_by_hand, masked, masked_by_floats),
+        *(sum_in_a_loop, sum_of_a_list),
+    ],
 )
 def test_a_sum_over_samples_is_told_once(loss: LossFunction) -> None:
     (text,) = classes("mb2", loss)
@@ -192,9 +207,30 @@ def weighted_features(output: Tensor, labels: Tensor) -> Tensor:
     return (output.var(0) * torch.arange(3)).sum()
 
 
+def mean_in_a_loop(output: Tensor, labels: Tensor) -> Tensor:
+    losses = [F.cross_entropy(*pair) for pair in zip(output, labels, strict=True)]
+    return torch.stack(losses).mean()
+
+
+def mean_of_a_list(output: Tensor, labels: Tensor) -> Tensor:
+    return sum_of_a_list(output, labels) / len(labels)
+
+
+def mean_of_shares(output: Tensor, labels: Tensor) -> Tensor:
+    shares = [F.cross_entropy(*pair) / len(labels) for pair in zip(output, labels, strict=True)]
+    return torch.stack(shares).sum()
+
+
+def two_terms_of_one_sample(output: Tensor, labels: Tensor) -> Tensor:
+    terms = [torch.stack([row.mean(), row.pow(2).mean()]).sum() for row in output]
+    return torch.stack(terms).mean()
+
+
 @pytest.mark.parametrize(
     ("plan", "loss"),
     [
+        *[("mb2", loss) for loss in (mean_in_a_loop, mean_of_a_list, mean_of_shares)],
+        ("mb2", two_terms_of_one_sample),
         ("dp1", sum_of_classes),
         *[("mb2", loss) for loss in (mean_by_rows_of_a_mask, mean_by_data_of_a_mask)],
         ("mb2", weighted_features),
