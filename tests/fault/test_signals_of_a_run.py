@@ -186,6 +186,7 @@ def test_a_run_that_cannot_save_by_the_deadline_fails(tmp_path: Path) -> None:
     _, err = run.communicate(timeout=LIMIT_SECONDS)
     assert run.returncode == 1
     assert "SIGUSR1 came, and no checkpoint was whole after 0.5 s" in err
+    assert "go on with --resume auto" in err  # which also starts a run that has saved nothing
     wait_until_gone(everyone)
 
 

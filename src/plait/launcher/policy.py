@@ -65,5 +65,5 @@ def deadline_passed(number: int, deadline_seconds: float) -> RunError:
     return RunError(
         f"{signal.Signals(number).name} came, and no checkpoint was whole after "
         f"{deadline_seconds:g} s ([recovery] deadline_seconds); what was saved before is kept: go "
-        "on with --resume"
+        "on with --resume auto"
     )
