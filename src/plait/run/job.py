@@ -139,7 +139,7 @@ def _trained(
     from plait.run.metrics import Tally
     from plait.run.observing import Observers
     from plait.run.optimizers import rate_of_step
-    from plait.run.restarts import earlier_recoveries
+    from plait.run.restarts import recoveries_of
     from plait.run.rollback import Rollback
     from plait.run.rundir import RunFolder
     from plait.run.sources import load
@@ -183,7 +183,7 @@ def _trained(
     if ending is not None and (is_short or observers.is_left_off):
         observers.finish()
         return stopped(world, training.engine.step_index, ending, observers.is_left_off)
-    recoveries = [*earlier_recoveries(folder, place), *rollback.recoveries]
+    recoveries = recoveries_of(folder, place, rollback.recoveries)
     more = {
         "warnings": watch.warnings,
         "recoveries": recoveries,

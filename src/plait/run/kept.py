@@ -15,6 +15,8 @@ from plait.errors import PlaitError, RankFailed
 from plait.launcher.seat import Assignment, Note, Seat
 from plait.run import job as jobs
 from plait.run.place import RANKS_ARE_BACK, RankContext
+from plait.run.restarts import recoveries_of
+from plait.run.rundir import RunFolder
 from plait.values import JsonObject
 
 if TYPE_CHECKING:
@@ -69,7 +71,8 @@ def _live_through(seat: Seat, assignment: Assignment, job: jobs.TrainingRun) -> 
         place.meet()
         return Note(reason=RANKS_ARE_BACK)
     if "stopped" in result:
-        result = {**result, "recoveries": place.recoveries()}
+        folder = None if job.folder is None else RunFolder(job.folder)
+        result = {**result, "recoveries": recoveries_of(folder, place)}
     return Note(result=result, is_done=True)
 
 

@@ -1,12 +1,14 @@
-"""The recoveries of a run that torchrun starts again: one line each, in a file of the run's folder.
+"""The recoveries of a run that its launcher does not know: one line each, in a file of its folder.
 
-Such a restart ends every process of the run, so only its folder knows what was before.
+A restart by torchrun ends every process of the run, so only its folder knows what was before. So it
+does of a rollback, where ranks are lost later.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -65,15 +67,19 @@ def restarted(folder: RunFolder, plan: str, source: str, first: int) -> list[Hoo
     return [Restarted(folder, plan, source, first)]
 
 
-def earlier_recoveries(folder: RunFolder | None, place: RankContext | None) -> list[JsonObject]:
-    """The recoveries of a run until now: restarts by torchrun, then those by its own launcher."""
-    found = [] if place is None else place.recoveries()
-    restarts = [] if folder is None else rows_of(folder.restarts)
-    return [*filter(_is_recovery, restarts), *found]
+def recoveries_of(
+    folder: RunFolder | None, place: RankContext | None, rollbacks: Sequence[JsonObject] = ()
+) -> list[JsonObject]:
+    """The recoveries of a run until now: those in its folder, then those by its own launcher.
+
+    A run without a folder has the `rollbacks` of this process alone.
+    """
+    noted = rollbacks if folder is None else filter(_is_recovery, rows_of(folder.restarts))
+    return [*noted, *([] if place is None else place.recoveries())]
 
 
 def _is_recovery(row: JsonObject) -> bool:
-    """Whether a line tells of a restart; a crash or a full disk may have damaged it."""
+    """Whether a line tells of a recovery; a crash or a full disk may have damaged it."""
     try:
         RecoveryRecord.model_validate(row)
     except ValidationError:

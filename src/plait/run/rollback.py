@@ -7,6 +7,7 @@ passing fault from a lasting one (`plait.engine.guard`).
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from plait.comm.shm.snapshot_head import newest_whole
 from plait.doctor.findings import say
 from plait.doctor.flight import Phase
 from plait.run.hooks import Hook, RunStart, StepDone
+from plait.run.rundir import RunFolder
 from plait.values import JsonObject
 
 if TYPE_CHECKING:
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
 class Rollback(Hook):
     """Loads the last state of a run into its engine and its loader. For all ranks.
 
+    The first rank notes each in the folder of the run, which a later loss of ranks leaves there.
+
     Attributes:
-        recoveries: each rollback, in the form of the recoveries of a summary.
+        recoveries: the rollbacks of this process, in the form of the recoveries of a summary.
     """
 
     def __init__(
@@ -52,6 +56,9 @@ class Rollback(Hook):
         if self._began is not None:
             self.recoveries[-1]["seconds"] = time.monotonic() - self._began
             self._began = None
+            if self._folder is not None and self._engine.world.rank == 0:
+                with RunFolder(self._folder).restarts.open("a") as file:
+                    file.write(json.dumps(self.recoveries[-1]) + "\n")
 
     def go_back(self) -> int:
         """Load the state, and return its step. Collective."""

@@ -7,7 +7,7 @@
     checkpoints/step-00000100/   the state after that step
     best/                        the state of the best evaluation
     summary.json, trace.json     written at the end
-    run-id.txt, restarts.jsonl   torchrun's name of the run, and each time it started it again
+    run-id.txt, restarts.jsonl   torchrun's name of the run, and its restarts and rollbacks
     doctor/                      the ranks' flight records, and findings.jsonl
     logs/rank-0.txt, profile/    what each rank wrote; its step under torch's profiler
     .lock                        held by the process that runs (see `runlock`)

@@ -27,6 +27,7 @@ from plait.run.host_snapshots import HostSnapshots
 from plait.run.loop import fit
 from plait.run.metrics import MetricsFile, Tally
 from plait.run.replicas import CompareReplicas
+from plait.run.restarts import recoveries_of
 from plait.run.rollback import Rollback
 from plait.run.rundir import RunFolder
 from tests.helpers.threaded import threaded
@@ -161,6 +162,8 @@ def test_a_passing_fault_leaves_no_trace(
         assert recovery["lost_ranks"] == [] and recovery["seconds"] > 0
         assert tally.losses == undisturbed.losses
         assert tally.traffic() == undisturbed.traffic()
+    assert recoveries_of(RunFolder(tmp_path), None) == found[0][2]  # as after a later loss
+    assert recoveries_of(RunFolder(tmp_path / "calm"), None) == []
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5]
 
