@@ -20,6 +20,7 @@ from plait.engine.stages.contexts import (
     TensorContext,
     share_of,
 )
+from plait.engine.time_first import TimeFirst
 from plait.engine.with_experts import make_placer
 from plait.parallel.data.synced_norms import SyncedNorms
 from plait.plan import Plan
@@ -43,7 +44,11 @@ def make_balance(
 
 
 def contexts_of(
-    split: SplitModel, balance: Balance | None, norms: SyncedNorms, world: World
+    split: SplitModel,
+    balance: Balance | None,
+    norms: SyncedNorms,
+    time_first: TimeFirst,
+    world: World,
 ) -> list[MicroBatchContext]:
     """The modules that must know which micro-batch is under way."""
     contexts: list[MicroBatchContext] = []
@@ -54,6 +59,8 @@ def contexts_of(
     if norms:
         norms.connect(world.axis("dp"))
         contexts.append(NormContext(norms))
+    if time_first:
+        contexts.append(time_first)
     return contexts
 
 

@@ -62,6 +62,7 @@ from plait.engine.strategies import (
     has_one_backward,
     strategy_maker,
 )
+from plait.engine.time_first import TimeFirst
 from plait.engine.unchanged import Unchanged
 from plait.engine.update import Update, partial_sums
 from plait.engine.weight_modes import check_modes
@@ -243,7 +244,7 @@ def compose(
     )
     driver = make_driver(plan.dp.strategy, strategy, updater.make, asynchrony_of(plan, options))
     world.at_close(driver.leave, driver.close)
-    contexts = contexts_of(split, balance, norms, world)
+    contexts = contexts_of(split, balance, norms, TimeFirst(model, plan, world), world)
     absent = absent_parameters(dict(originals), plan, cut.params[-1], split.placements)
     own_loss = split.loss(watched(loss, model, originals, absent, world))
     num_parts = plan.dp.size * plan.micro_batches

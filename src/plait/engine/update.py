@@ -7,7 +7,6 @@ is no pass where the optimizer's fused kernel takes a scale.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -33,6 +32,7 @@ from plait.errors import OptimizerError
 from plait.models.parameters import OnWhole, Parameters
 from plait.outer import Change
 from plait.parallel.data import DataStrategy, OptimizerShard
+from plait.parallel.data.elementwise import refuse_closures
 from plait.parallel.data.gradients import BucketState
 from plait.parallel.tensor import TensorSplit
 from plait.torch_internals import numbers_on, takes_gradient_scale
@@ -283,25 +283,9 @@ def made_optimizer(
             "optimizer= must be a function that returns a torch.optim.Optimizer; it returned a "
             f"{type(optimizer).__name__}"
         )
-    _refuse_closures(optimizer)
+    refuse_closures(optimizer)
     _refuse_strangers(optimizer, [param for _, param in named])
     return optimizer
-
-
-SHARPNESS_STEPS = ("first_step", "second_step")
-"""The halves of a step of SAM (Foret et al. 2021), whose closure is None by default."""
-
-
-def _refuse_closures(optimizer: torch.optim.Optimizer) -> None:
-    """Raise `OptimizerError` for an optimizer that computes the loss again in its step."""
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    in_two = all(callable(getattr(optimizer, name, None)) for name in SHARPNESS_STEPS)
-    if in_two or (closure is not None and closure.default is closure.empty):
-        raise OptimizerError(
-            f"{type(optimizer).__name__}.step(closure) computes the loss again within a step, and "
-            "plait makes one forward and backward for each; use an optimizer whose step takes no "
-            "closure, such as AdamW"
-        )
 
 
 def _refuse_strangers(optimizer: torch.optim.Optimizer, given: Sequence[nn.Parameter]) -> None:

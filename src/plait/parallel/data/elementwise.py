@@ -8,6 +8,7 @@ silently compute something else. So it is refused before it does.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 
 import torch
@@ -23,10 +24,25 @@ CURE = (
     "dpN:allreduce, ring or server without tpN"
 )
 
+SHARPNESS_STEPS = ("first_step", "second_step")
+"""The halves of a step of SAM (Foret et al. 2021), whose closure is None by default."""
+
 _ROWS = 4
 _COLUMNS = 6
 _CUT = 10
 _STEPS = 3
+
+
+def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
+    """Raise `OptimizerError` for an optimizer that computes the loss again in its step."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    in_two = all(callable(getattr(optimizer, name, None)) for name in SHARPNESS_STEPS)
+    if in_two or (closure is not None and closure.default is closure.empty):
+        raise OptimizerError(
+            f"{type(optimizer).__name__}.step(closure) computes the loss again within a step, and "
+            "plait makes one forward and backward for each; use an optimizer whose step takes no "
+            "closure, such as AdamW"
+        )
 
 
 def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str) -> None:
@@ -46,6 +62,7 @@ def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str) -> None:
         on_whole = make_optimizer([whole])
         on_halves = make_optimizer(halves)
         name = type(on_whole).__name__
+        refuse_closures(on_whole)
         begin_training(on_whole)
         begin_training(on_halves)
         for grad in grads:

@@ -44,7 +44,6 @@ def lbfgs(params: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         lambda params: NormScaled(params, lr=0.1),
         lambda params: torch.optim.Muon(params, lr=0.1),
         lambda params: torch.optim.Adafactor(params, lr=0.1),
-        lbfgs,
     ],
 )
 def test_refuses_what_looks_at_whole_tensors(make: object) -> None:
@@ -52,3 +51,9 @@ def test_refuses_what_looks_at_whole_tensors(make: object) -> None:
         OptimizerError, match=r"dp2:zero1 updates shards.*elementwise.*dpN:allreduce"
     ):
         require_elementwise(make, "dp2:zero1")  # type: ignore[arg-type]
+
+
+def test_an_optimizer_that_needs_a_closure_has_another_cure() -> None:
+    """No plan takes it, so that none is named."""
+    with pytest.raises(OptimizerError, match=r"LBFGS.step\(closure\) .* such as AdamW$"):
+        require_elementwise(lbfgs, "dp2:zero1")
