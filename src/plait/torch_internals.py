@@ -172,7 +172,11 @@ def without_talk_of_kernels() -> None:
 
 
 def storage_key(tensor: Tensor) -> int:
-    """A number that tensors [...] on one storage share, for as long as the storage lives."""
+    """A number that tensors [...] on one storage share, for as long as the storage lives. A tensor
+    without a storage, as a sparse one, has its own.
+    """
+    if not has_storage(tensor):
+        return -id(tensor)
     key: int = tensor.untyped_storage()._cdata
     return key
 

@@ -17,6 +17,7 @@ from plait.batch_trees import leaves_of
 from plait.errors import DataError, ModelError, OutOfMemory, PlaitError
 
 _CPU_MEMORY = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
+_OUTSIDE = re.compile(r"out of (range|bounds)|device-side assert|vocabulary")
 _NO_INDEX = re.compile(r"\b(indices|index|Long|long)\b")
 _CURE = (
     "try more micro-batches (mb), remat:full, precision:bf16 or dp:zero3, or a smaller batch; "
@@ -119,9 +120,11 @@ def token_error(model: nn.Module, batches: Iterable[tuple[object, object]], what
     """Explains tokens of (inputs, targets) that the model has no row of a table for."""
 
     def explain(error: Exception) -> DataError | None:
-        if not isinstance(error, IndexError | RuntimeError | ValueError):
-            return None
-        fault = _fault_of(model, batches, what, looks_up=bool(_NO_INDEX.search(str(error))))
+        text = str(error)
+        looks_up = bool(_NO_INDEX.search(text))
+        if not isinstance(error, IndexError) and not looks_up and not _OUTSIDE.search(text):
+            return None  # of shapes or dtypes, where a batch may have larger numbers, as times
+        fault = _fault_of(model, batches, what, looks_up=looks_up)
         return None if fault is None else DataError(fault)
 
     return explain

@@ -96,6 +96,26 @@ def test_an_error_of_shapes_is_no_error_of_tokens() -> None:
         engine.step((torch.ones(5, 4), torch.ones(5)))
 
 
+class Timed(nn.Module):
+    """A model that looks up a label, and has a time that is no row of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(3, 4)
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, times: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return self.linear(torch.cos(times.double())[:, None] + self.rows(labels))
+
+
+def test_a_time_is_no_token_where_torch_refuses_something_else() -> None:
+    engine = plait.build(
+        Timed(), "dp1", loss=lambda output, _: output.mean(), optimizer=torch.optim.SGD
+    )
+    with pytest.raises(RuntimeError, match="must have the same dtype"):
+        engine.step(((torch.tensor([900, 7]), torch.tensor([0, 2])), torch.ones(2)))
+
+
 def test_a_loss_of_none_is_named() -> None:
     with pytest.raises(ModelError, match="the loss function returned None; it must return"):
         step(TOKENS, TOKENS, lambda output, targets: None)

@@ -1,5 +1,7 @@
 """Values that a model brings go to their places one at a time."""
 
+import math
+import warnings
 import weakref
 
 import torch
@@ -61,3 +63,25 @@ def test_a_frozen_base_of_two_bytes_is_never_whole_in_four():
     (most,) = simulate(Mesh(), most_bytes)
     # One value on its way, and the trained layer's master weight and gradient.
     assert most <= 4 * 4 * WIDTH * WIDTH
+
+
+def told_of(value: float, of_second: float) -> list[str]:
+    """The warnings of two ranks whose models have a value in a weight and in a buffer."""
+
+    def build(world):
+        model = nn.BatchNorm1d(2)
+        with torch.no_grad():
+            for one in (model.weight, model.running_mean):
+                one[0] = of_second if world.rank else value
+        plait.build(model, "dp2", loss=cross_entropy, optimizer=AdamW, world=world)
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        simulate(Mesh(dp=2), build)
+    return [str(one.message) for one in told]
+
+
+def test_a_value_that_is_no_number_is_the_same_on_all_ranks():
+    assert told_of(math.nan, math.nan) == []
+    (told,) = told_of(math.nan, 1.0)
+    assert "rank 1 brought other initial values" in told

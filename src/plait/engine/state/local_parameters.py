@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
+from plait.errors import ModelError
 from plait.mesh import Shard
 from plait.parallel.data import Replicas
 from plait.parallel.tensor import Placement
@@ -66,10 +68,19 @@ class LocalParameters:
 
 
 def shapes_of(model: nn.Module) -> tuple[dict[str, tuple[int, ...]], frozenset[str]]:
-    """Shapes of all parameters and persistent buffers, and the names of the latter."""
+    """Shapes of all parameters and persistent buffers, and the names of the latter.
+
+    Raises `ModelError` for a sparse buffer, which no checkpoint holds.
+    """
     persistent = model.state_dict(keep_vars=True).keys()
     shapes = {name: tuple(param.shape) for name, param in model.named_parameters()}
-    buffers = {
-        name: tuple(buffer.shape) for name, buffer in model.named_buffers() if name in persistent
-    }
-    return shapes | buffers, frozenset(buffers)
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in persistent}
+    for name, buffer in buffers.items():
+        if buffer.layout is not torch.strided:
+            layout = str(buffer.layout).removeprefix("torch.")
+            raise ModelError(
+                f"the buffer {name!r} is {layout}, and a checkpoint holds dense ones; register it "
+                "with persistent=False, or make it dense"
+            )
+    sizes = {name: tuple(buffer.shape) for name, buffer in buffers.items()}
+    return shapes | sizes, frozenset(sizes)

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from plait.engine.stages.timing import UpdateTiming
 from plait.engine.state.training import TrainingState
+
+_BY_ROWS = ("crow_indices", "col_indices", "values")
+_BY_COLUMNS = ("ccol_indices", "row_indices", "values")
+_SPARSE_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: _BY_ROWS,
+    torch.sparse_bsr: _BY_ROWS,
+    torch.sparse_csc: _BY_COLUMNS,
+    torch.sparse_bsc: _BY_COLUMNS,
+}
 
 
 def live_bytes(state: TrainingState, timing: UpdateTiming) -> dict[str, int]:
@@ -32,8 +43,14 @@ def live_bytes(state: TrainingState, timing: UpdateTiming) -> dict[str, int]:
     seen: set[int] = set()
     num_bytes = dict.fromkeys(groups, 0)
     for kind, group in groups.items():
-        num_bytes[kind] = sum(_new_bytes(tensor, seen) for tensor in group)
+        num_bytes[kind] = sum(_new_bytes(part, seen) for one in group for part in _parts(one))
     return num_bytes
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """The tensors that have the memory of one: itself, or indices and values of a sparse one."""
+    names = _SPARSE_PARTS.get(tensor.layout)
+    return [tensor] if names is None else [getattr(tensor, name)() for name in names]
 
 
 def _new_bytes(tensor: Tensor, seen: set[int]) -> int:

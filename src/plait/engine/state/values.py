@@ -117,7 +117,7 @@ class InitialValues:
             return value
         agreed = value.clone()
         self._axis.broadcast(agreed, 0).wait()
-        if not torch.equal(agreed, value):
+        if not _is_same(agreed, value):
             self._differing.append(name)
         return agreed
 
@@ -233,13 +233,37 @@ def _agree_on_buffers(model: nn.Module, world: World) -> list[str]:
     axis = world.axis("world")
     differing: list[str] = []
     for name, buffer in model.named_buffers() if axis.size > 1 else ():
-        agreed = buffer.detach().to(world.device, copy=True).contiguous()
+        own = _dense(buffer.detach())
+        agreed = own.to(world.device, copy=True).contiguous()
         axis.broadcast(_as_real(agreed), 0).wait()
         agreed = agreed.to(buffer.device)
-        if not torch.equal(agreed, buffer):
+        if not _is_same(agreed, own):
             differing.append(name)
-            buffer.detach().copy_(agreed)
+            _write(model, name, agreed)
     return differing
+
+
+def _dense(values: Tensor) -> Tensor:
+    """The values with all their zeros, which a sparse tensor leaves out."""
+    return values if values.layout is torch.strided else values.to_dense()
+
+
+def _write(model: nn.Module, name: str, values: Tensor) -> None:
+    """Write dense values into a buffer, whose layout stays what it is."""
+    buffer = model.get_buffer(name).detach()
+    if buffer.layout is torch.strided:
+        buffer.copy_(values)
+    else:
+        path, _, key = name.rpartition(".")
+        model.get_submodule(path)._buffers[key] = values.to_sparse(layout=buffer.layout)
+
+
+def _is_same(values: Tensor, others: Tensor) -> bool:
+    """Whether two tensors [...] are equal, where what is no number equals itself."""
+    if torch.equal(values, others):
+        return True
+    pair = [one.contiguous().reshape(-1).view(torch.uint8) for one in (values, others)]
+    return torch.equal(*pair)
 
 
 def _as_real(values: Tensor) -> Tensor:

@@ -183,7 +183,7 @@ class UnitWatch(TorchDispatchMode):
                 self._left.pop(storage_key(tensor), None)
 
     def _mark(self, tensor: Tensor, origins: Origins) -> None:
-        storage = tensor.untyped_storage()
+        storage = tensor.untyped_storage() if has_storage(tensor) else None
         self._alive.append((tensor, storage))
         self._origins.setdefault(storage_key(tensor), Origins()).add(origins)
 
