@@ -25,6 +25,7 @@ from plait.checkpoint.hugging_face import ADAPTER, META
 from plait.engine.axes import data_axis
 from plait.engine.group_counts import Number
 from plait.engine.state.averaging import average_buffers, average_optimizer_state
+from plait.engine.state.left_out import warn_of_what_is_left_out
 from plait.engine.state.shards import (
     buffer_shards,
     empty_shards,
@@ -242,6 +243,7 @@ def saved_buffers(state: TrainingState) -> Iterator[Shard]:
 
 
 def _saved_optimizer(state: TrainingState) -> Iterator[Shard]:
+    warn_of_what_is_left_out(state.update.optimizer)
     for piece, shard in _counted(state):
         replicas = piece.replicas
         for key, tensor in _kept_by_optimizer(state, piece):

@@ -1,0 +1,101 @@
+"""An optimizer that keeps more than its state is told of when a checkpoint is saved."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import plait
+from plait.config import Train
+from plait.run.optimizers import Muon
+
+
+class SlowWeights(torch.optim.SGD):
+    """Lookahead (Zhang et al. 2019), whose slow weights are in an attribute."""
+
+    def __init__(self, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(params, lr=0.1)
+        self.slow = [one.detach().clone() for one in self.param_groups[0]["params"]]
+
+
+class AroundAnother(torch.optim.Optimizer):
+    """A wrapper with a state of its own, as `Lookahead` of well-known packages."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.state = defaultdict(dict)
+        self.inner = inner
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # no closure here
+        """One step of the other optimizer."""
+        self.inner.step()
+
+
+class Several(AroundAnother):
+    """A wrapper that holds others in a list."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner)
+        self.parts = [self.__dict__.pop("inner")]
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # no closure here
+        """One step of each."""
+        for part in self.parts:
+            part.step()
+
+
+class WithTable(torch.optim.AdamW):
+    """An optimizer with a constant of the shape of one of its parameters."""
+
+    def __init__(self, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(params)
+        self.table = torch.ones(3)
+
+
+def _adamw(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params)
+
+
+TOLD: dict[str, tuple[Callable[..., Any], str]] = {
+    "slow weights": (SlowWeights, "2 tensors of its parameters' shapes in its attribute 'slow'"),
+    "another": (lambda params: AroundAnother(_adamw(params)), "a AdamW in its attribute 'inner'"),
+    "several": (lambda params: Several(_adamw(params)), "a AdamW in its attribute 'parts'"),
+    "an average of slow weights": (plait.AveragedWeights(SlowWeights), "attribute 'slow'"),
+}
+SILENT: dict[str, Callable[..., Any]] = {
+    "adamw": _adamw,
+    "a table": WithTable,
+    "muon": lambda params: Muon(params, Train()),
+    "an average": plait.AveragedWeights(_adamw),
+    "whole tensors": plait.WholeTensors(_adamw),
+}
+
+
+@pytest.mark.parametrize("kind", TOLD)
+def test_what_a_checkpoint_leaves_out_is_told(kind: str, tmp_path: Path) -> None:
+    make, words = TOLD[kind]
+    engine = _trained(make)
+    with pytest.warns(UserWarning, match=words):
+        engine.save(tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("kind", SILENT)
+def test_an_optimizer_that_keeps_all_in_its_state_is_not_told_of(kind: str, tmp_path: Path) -> None:
+    engine = _trained(SILENT[kind])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine.save(tmp_path / "checkpoint")
+
+
+def _trained(make: Callable[..., Any]) -> plait.Engine:
+    torch.manual_seed(0)
+    engine = plait.build(nn.Linear(5, 3), "dp1", loss=nn.MSELoss(), optimizer=make)
+    engine.step((torch.randn(4, 5), torch.randn(4, 3)))
+    return engine
