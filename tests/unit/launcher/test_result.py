@@ -21,7 +21,10 @@ def _loss() -> torch.Tensor:
     return torch.ones(2, requires_grad=True).sum()
 
 
-@pytest.mark.parametrize("result", [_function(), _loss(), threading.Lock(), {}.values()], ids=repr)
+UNSENT = {"function": _function(), "loss": _loss(), "lock": threading.Lock(), "view": {}.values()}
+
+
+@pytest.mark.parametrize("result", UNSENT.values(), ids=UNSENT)
 def test_a_result_that_cannot_be_sent_is_named(
     result: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
