@@ -2,7 +2,7 @@
 
 Checkpoints and recovery hold `optimizer.state` and the numbers of `param_groups`. An optimizer may
 keep more in attributes: slow weights, or another optimizer that has a state of its own. A run that
-goes on would begin those anew.
+goes on would begin those again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def warn_of_what_is_left_out(optimizer: torch.optim.Optimizer) -> None:
     if left_out is not None:
         warnings.warn(
             f"{type(optimizer).__name__} keeps {left_out}, and checkpoints and recovery hold "
-            "optimizer.state alone: a run that goes on begins it anew, and its losses differ; keep "
+            "optimizer.state alone: a run that goes on begins it again, and its losses differ; keep "
             "what a step needs in optimizer.state[param]",
             stacklevel=2,
         )
 
 
 def _left_out(optimizer: torch.optim.Optimizer) -> str | None:
-    """What an optimizer keeps outside its state, and in which attribute; None for nothing."""
+    """The words for what an optimizer keeps outside its state, and where; None for nothing."""
     if isinstance(optimizer, WholeOptimizer):  # it has the inner state in its own
         return _left_out(optimizer.inner)
     params = [param for group in optimizer.param_groups for param in group["params"]]
