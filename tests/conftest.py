@@ -5,13 +5,17 @@ is started once.
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
 import signal
+import sys
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import torch.distributed as dist
 from hypothesis import settings
 
 from plait.torch_internals import without_talk_of_kernels
@@ -134,6 +138,8 @@ LONG = frozenset(
     }
 )
 
+MOST_WORKERS = 4
+
 # Rooms whose unit tests take seconds, and the laws: `python -m pytest -m quick`.
 QUICK = ("tests/architecture/", "tests/golden/", "tests/unit/")
 NOT_QUICK = (
@@ -156,6 +162,23 @@ NOT_QUICK = (
 def is_quick(where: str) -> bool:
     """Whether the tests of a file are among the quick ones."""
     return where not in LONG and where.startswith(QUICK) and not where.startswith(NOT_QUICK)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: a worker for each core, of four at most, as each loads torch and starts ranks."""
+    return min(os.cpu_count() or 1, MOST_WORKERS)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a worker of `-n` have the main module of pytest, which launched ranks need not import.
+
+    Its own has no file, and functions of such a module travel to ranks by value.
+    """
+    if hasattr(config, "workerinput"):
+        main = sys.modules["__main__"]
+        main.__spec__ = importlib.util.find_spec("pytest.__main__")
+        main.__file__ = pytest.__file__
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -228,6 +251,14 @@ def pytest_sessionstart() -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
     signal.signal(signal.SIGTERM, interrupt)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_a_group() -> Iterator[None]:
+    """Close the process group that a file's tests leave in this process: the next may make one."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

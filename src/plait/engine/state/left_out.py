@@ -25,8 +25,8 @@ def warn_of_what_is_left_out(optimizer: torch.optim.Optimizer) -> None:
     if left_out is not None:
         warnings.warn(
             f"{type(optimizer).__name__} keeps {left_out}, and checkpoints and recovery hold "
-            "optimizer.state alone: a run that goes on begins it again, and its losses differ; keep "
-            "what a step needs in optimizer.state[param]",
+            "optimizer.state alone: a run that goes on begins it again, and its losses differ; "
+            "keep what a step needs in optimizer.state[param]",
             stacklevel=2,
         )
 
