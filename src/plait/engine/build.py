@@ -250,8 +250,8 @@ def compose(
     num_parts = plan.dp.size * plan.micro_batches
     if plan.compile and compiled(own_loss) is not own_loss:
         own_loss = compiled(own_loss)  # it counts, and compiled kernels are not looked into
-    elif num_parts > 1 and world.worker[0] == 0:
-        own_loss = MaskedMeanCheck(own_loss, num_parts)
+    elif num_parts * split.sequence_parts > 1 and world.worker[0] == 0:
+        own_loss = MaskedMeanCheck(own_loss, num_parts, split.sequence_parts)
     pipeline = make_pipeline(parts, schedule, own_loss, contexts, world, wire=options.wire)
     reductions = [
         strategy.reduce,

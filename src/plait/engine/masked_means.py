@@ -3,7 +3,8 @@
 A loss that is one number means "the mean over the samples". The mean of `cross_entropy` is over the
 targets that are not masked. The two differ as soon as samples have different numbers of these. With
 a weight for each class it is over the weights of the targets, which differ from class to class.
-The same holds of a mask that the loss multiplies or selects by.
+The same holds of a mask that the loss multiplies or selects by. Under `cpN` parts of one sequence
+have a loss each, and differ even where all samples have equal masks.
 A sum over samples shrinks with the parts of a batch, as its gradient does under DDP. A contrastive
 loss has fewer pairs there.
 """
@@ -11,7 +12,7 @@ loss has fewer pairs there.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from plait.models.losses import IGNORE
 from plait.torch_internals import is_recorded
 from plait.values import PyTree
 
+MINUS_ONE = -1
+"""The mask of some scripts, beside torch's own, in targets that are sequences of classes."""
 LOOKS = 4
 """Micro-batches of which the targets are read; each reading waits for the device."""
 
@@ -34,13 +37,17 @@ class MaskedMeanCheck:
 
     Attributes:
         parts: the slices of a batch that have a loss each, over all ranks.
+        sequences: the parts of each sequence that have a loss each.
     """
 
-    def __init__(self, function: LossFunction, parts: int) -> None:
-        self.parts = parts
+    def __init__(self, function: LossFunction, slices: int, sequences: int = 1) -> None:
+        self.parts = slices * sequences
+        self.sequences = sequences
+        self._cuts_samples = slices > 1
         self._function = function
         self._looks = LOOKS
         self._is_masked = False
+        self._ignored = {IGNORE}
         self._counts: dict[int, set[int]] = {}
 
     def __call__(self, output: PyTree, targets: PyTree) -> Tensor | tuple[Tensor, Tensor]:
@@ -48,10 +55,12 @@ class MaskedMeanCheck:
             return self._function(output, targets)
         mixed = MixedSamples(output, targets)
         watched = SampleSums(output, targets)
-        with UnevenMeans(output, targets) as means, watched as sums, mixed:
+        uneven = UnevenMeans(output, targets, cuts_sequences=self.sequences > 1)
+        with uneven as means, watched as sums, mixed:
             loss = self._function(output, targets)
         self._looks -= 1
-        if found := mixed.found(loss):
+        self._ignored |= means.ignored
+        if self._cuts_samples and (found := mixed.found(loss)):
             self._looks = 0
             self._warn_of_mixed_samples(found)
         elif isinstance(loss, Tensor):
@@ -69,24 +78,37 @@ class MaskedMeanCheck:
         return loss
 
     def _look(self, targets: PyTree) -> None:
-        masked = any(
-            isinstance(leaf, Tensor) and bool((leaf == IGNORE).any()) for leaf in leaves_of(targets)
-        )
-        self._is_masked = self._is_masked or masked
-        for place, counts in targets_of_samples(targets):
+        leaves = [leaf for leaf in leaves_of(targets) if isinstance(leaf, Tensor)]
+        marks = {mark for leaf in leaves for mark in self._marks(leaf)}
+        self._is_masked = self._is_masked or bool(marks)
+        if marks and self.sequences > 1:
+            self._looks = 0
+            self._warn("the parts of a sequence may have unequal numbers of", min(marks))
+            return
+        for place, counts in targets_of_samples(targets, self._ignored):
             known = self._counts.setdefault(place, set())
             known.update(counts.tolist())
             if self._is_masked and len(known) > 1:
                 self._looks = 0
-                self._warn(min(known), max(known))
+                mark = min(marks or self._ignored)
+                self._warn(f"samples have {min(known)} to {max(known)}", mark)
                 return
 
-    def _warn(self, fewest: int, most: int) -> None:
+    def _marks(self, leaf: Tensor) -> set[int]:
+        """The numbers that mask targets of a leaf."""
+        if leaf.dim() > 1 and leaf.dtype == torch.int64 and leaf.numel():
+            low, high = leaf.aminmax()
+            if low == MINUS_ONE and high > 1:
+                self._ignored.add(MINUS_ONE)
+        return {mark for mark in self._ignored if bool((leaf == mark).any())}
+
+    def _warn(self, numbers: str, mark: int) -> None:
+        named = "" if mark == IGNORE else f", ignore_index={mark}"
         warnings.warn(
-            "the loss returns one number, which counts as the mean over samples, and samples have "
-            f"{fewest} to {most} targets that are not {IGNORE}; a mean over targets is then "
+            f"the loss returns one number, which counts as the mean over samples, and {numbers} "
+            f"targets that are not {mark}; a mean over targets is then "
             f"weighed wrongly over the {self.parts} parts of a batch: return (sum, count) instead, "
-            f"such as cross_entropy(..., reduction='sum') and (targets != {IGNORE}).sum()",
+            f"such as cross_entropy(...{named}, reduction='sum') and (targets != {mark}).sum()",
             stacklevel=2,
         )
 
@@ -128,8 +150,9 @@ class MaskedMeanCheck:
         )
 
 
-def targets_of_samples(targets: PyTree) -> Iterator[tuple[int, Tensor]]:
+def targets_of_samples(targets: PyTree, ignored: Collection[int]) -> Iterator[tuple[int, Tensor]]:
     """Which leaves are classes, each with the number of unmasked ones of every sample [B]."""
     for place, leaf in enumerate(leaves_of(targets)):
         if isinstance(leaf, Tensor) and leaf.dim() and leaf.dtype == torch.int64 and len(leaf):
-            yield place, (leaf != IGNORE).reshape(len(leaf), -1).sum(1)
+            masked = torch.isin(leaf, torch.tensor([*ignored], device=leaf.device))
+            yield place, (~masked).reshape(len(leaf), -1).sum(1)

@@ -76,6 +76,13 @@ class SplitModel:
         """Where the parameters of this rank lie in the whole ones; empty without a split."""
         return placements(self.experts, self.layers)
 
+    @property
+    def sequence_parts(self) -> int:
+        """The parts of each sequence that have a loss each."""
+        if self.sequence is None or self.sequence.whole_outputs:
+            return 1
+        return self.sequence.axis.size
+
     def loss(self, function: LossFunction) -> LossFunction:
         """The loss function on this rank's outputs."""
         return self._on_outputs(function, IGNORE if function is cross_entropy else None)

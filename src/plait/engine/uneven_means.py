@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from plait.batch_trees import leaves_of, tensors_of
 from plait.engine.notes import Notes
+from plait.models.losses import IGNORE
 from plait.torch_internals import has_function_transforms
 from plait.values import PyTree
 
@@ -35,12 +36,15 @@ class UnevenMeans(TorchFunctionMode):
         of_classes: whether there was a mean whose classes have different weights.
         of_places: whether there was a mean over a mask, or over weights, of which samples have
             different sums.
+        ignored: the classes that means over targets leave out.
     """
 
-    def __init__(self, output: PyTree, targets: PyTree) -> None:
+    def __init__(self, output: PyTree, targets: PyTree, *, cuts_sequences: bool = False) -> None:
         super().__init__()
         self.of_classes = False
         self.of_places = False
+        self.ignored: set[int] = set()
+        self._cuts_sequences = cuts_sequences
         self._of_batch = Notes[bool]()
         leaves = [leaf for leaf in leaves_of((output, targets)) if isinstance(leaf, Tensor)]
         for leaf in leaves:
@@ -70,6 +74,7 @@ class UnevenMeans(TorchFunctionMode):
 
     def _look_at_classes(self, function: Callable[..., Any], named: Mapping[str, Any]) -> None:
         if function in (F.cross_entropy, F.nll_loss) and named.get("reduction", "mean") == "mean":
+            self.ignored.add(named.get("ignore_index", IGNORE))
             weight = named.get("weight")
             if isinstance(weight, Tensor) and bool(weight.min() != weight.max()):
                 self.of_classes = True
@@ -112,5 +117,7 @@ class UnevenMeans(TorchFunctionMode):
             return False
         if places.requires_grad or not places.numel():
             return False
+        if self._cuts_sequences and places.dim() > 1 and bool((places != 1).any()):
+            return True  # another part of the sequences may have another sum
         sums = places.reshape(len(places), -1).sum(1)
         return bool((sums != sums[0]).any())

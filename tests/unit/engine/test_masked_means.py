@@ -10,7 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import plait
+from plait.comm.simulated import simulate
+from plait.comm.world import World
 from plait.engine.loss import LossFunction
+from plait.engine.masked_means import MaskedMeanCheck
+from plait.mesh import Mesh
 
 
 def targets(lengths: list[int]) -> Tensor:
@@ -61,6 +65,64 @@ def test_micro_batches_of_one_sample_are_compared_with_each_other() -> None:
 )
 def test_what_is_right_is_not_warned_of(plan: str, loss: LossFunction, lengths: list[int]) -> None:
     assert said(plan, loss, lengths) == []
+
+
+def marked(mark: int, lengths: list[int]) -> Tensor:
+    """Classes 1 to 4 in rows [B, 4], of which each keeps so many; the others are the mark."""
+    labels = targets(lengths)
+    return torch.where(labels == -100, mark, torch.arange(1, 5).expand_as(labels))
+
+
+@pytest.mark.parametrize("lengths", [[1, 4, 2, 2], [1, 1, 2, 2]])
+def test_a_class_that_the_loss_ignores_is_a_mask_too(lengths: list[int]) -> None:
+    mean_without_zeros = torch.nn.CrossEntropyLoss(ignore_index=0)
+
+    def loss(output: Tensor, labels: Tensor) -> Tensor:
+        return mean_without_zeros(output.flatten(0, 1), labels.flatten())
+
+    (text,) = told("mb2", loss, marked(0, lengths))
+    assert f"1 to {max(lengths)} targets that are not 0" in text
+    assert "cross_entropy(..., ignore_index=0, reduction='sum') and (targets != 0).sum()" in text
+    assert told("mb2", loss, marked(0, [3, 3, 3, 3])) == []
+
+
+def test_a_mask_of_minus_one_is_seen_where_the_model_makes_the_loss() -> None:
+    def given(output: Tensor, labels: Tensor) -> Tensor:
+        return output.mean()
+
+    (text,) = told("mb2", given, marked(-1, [1, 4, 2, 2]))
+    assert "1 to 4 targets that are not -1;" in text
+    assert told("mb2", given, torch.tensor([[1, -1], [1, 1], [-1, -1], [1, -1]])) == []
+
+
+def told(plan: str, loss: LossFunction, labels: Tensor) -> list[str]:
+    """The warnings of a step with these targets."""
+    engine = plait.build(torch.nn.Linear(3, 5), plan, loss=loss, optimizer=torch.optim.SGD)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        engine.step((torch.ones(len(labels), 4, 3), labels))
+    engine.world.close()
+    return [str(one.message) for one in caught if "mean over samples" in str(one.message)]
+
+
+@pytest.mark.parametrize(("loss", "number"), [(mean, 1), (counted, 0)])
+def test_parts_of_a_sequence_differ_where_samples_do_not(loss: LossFunction, number: int) -> None:
+    check = MaskedMeanCheck(loss, 1, 2)
+    output = torch.ones(3, 4, 5, requires_grad=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check(output, targets([4, 4, 4]))
+        check(output, targets([2, 2, 2]))
+    assert ["over the 2 parts of a batch" in str(one.message) for one in caught] == [True] * number
+
+
+def test_a_mean_over_a_mask_is_uneven_over_parts_of_a_sequence() -> None:
+    def loss(output: Tensor, mask: Tensor) -> Tensor:
+        return (output.sum(-1) * mask).sum() / mask.sum()
+
+    check = MaskedMeanCheck(loss, 1, 2)
+    with pytest.warns(UserWarning, match="over the 2 parts of a batch"):
+        check(torch.ones(3, 4, 5, requires_grad=True), (targets([2, 2, 2]) == 1).float())
 
 
 WEIGHTS = torch.tensor([1.0, 2.0, 0.5])
@@ -259,3 +321,44 @@ def test_the_cure_of_a_sum_is_the_sum_of_one_device() -> None:
         losses += [[engine.step(batch).loss for _ in range(2)]]
         engine.world.close()
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=0)
+
+
+class Words(torch.nn.Module):
+    """A block that attends, between an embedding and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8)
+        self.blocks = torch.nn.ModuleList([Attending(), Attending()])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Attending(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(4, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (one[:, None] for one in self.qkv(x).chunk(3, -1))
+        return x + F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]
+
+
+def in_parts(world: World, kept: int) -> float:
+    engine = plait.build(Words(), "cp2:ring", loss=mean, optimizer=torch.optim.SGD, world=world)
+    tokens = torch.arange(16).view(2, 8) % 8
+    return engine.step((tokens, tokens.where(torch.arange(8) < kept, -100))).loss
+
+
+@pytest.mark.parametrize(("kept", "is_told"), [(5, True), (8, False)])
+def test_a_masked_mean_under_context_parallelism_is_told(kept: int, is_told: bool) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        simulate(Mesh(cp=2), in_parts, kept)
+    texts = [str(one.message) for one in caught if "mean over samples" in str(one.message)]
+    assert bool(texts) is is_told
+    assert all("the parts of a sequence may have unequal numbers" in text for text in texts)
