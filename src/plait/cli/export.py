@@ -8,6 +8,7 @@ is 1 when the rest is no longer the plan, since its ranks would be other ones.
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 from functools import partial
 from pathlib import Path
@@ -98,7 +99,8 @@ def _require_plan(word: str) -> None:
 
     if Path(word).is_dir():
         raise UsageError(
-            f"'{word}' is a folder; write plait export checkpoint {word} --out DIR for its weights"
+            f"'{word}' is a folder; for its weights write plait export checkpoint "
+            f"{shlex.quote(word)} --out DIR"
         )
     if is_file(word):
         return

@@ -10,7 +10,7 @@ import pytest
 
 from plait.cli.train import _starts_again
 from plait.run.hooks import StepDone
-from plait.run.restarts import earlier_recoveries, restarted
+from plait.run.restarts import recoveries_of, restarted
 from plait.run.rundir import RunFolder
 
 
@@ -35,11 +35,11 @@ def test_a_restart_is_a_recovery_once_a_step_is_done(tmp_path: Path) -> None:
     folder.plan.write_text("dp3\n")
     folder.metrics.write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)))
     (hook,) = restarted(folder, "dp2", "start", 0)
-    assert earlier_recoveries(folder, None) == []
+    assert recoveries_of(folder, None) == []
     result: Any = None
     for step in (1, 2):
         hook.on_step(StepDone(step, 0.1, result))
-    (recovery,) = earlier_recoveries(folder, None)
+    (recovery,) = recoveries_of(folder, None)
     assert (recovery["step"], recovery["steps_repeated"]) == (3, 3)
     assert (recovery["plan_before"], recovery["plan_after"]) == ("dp3", "dp2")
     assert (recovery["source"], recovery["lost_ranks"]) == ("start", [])
@@ -52,7 +52,7 @@ def test_a_plan_of_somebodys_own_is_no_plan_before(tmp_path: Path) -> None:
     (hook,) = restarted(folder, "dp2", "start", 0)
     result: Any = None
     hook.on_step(StepDone(1, 0.1, result))
-    (recovery,) = earlier_recoveries(folder, None)
+    (recovery,) = recoveries_of(folder, None)
     assert recovery["plan_before"] == "dp2"
 
 
@@ -69,5 +69,5 @@ def test_bytes_that_are_no_text_cost_no_recovery(
     (hook,) = restarted(folder, "dp2", "start", 4)
     result: Any = None
     hook.on_step(StepDone(5, 0.1, result))
-    (recovery,) = earlier_recoveries(folder, None)
+    (recovery,) = recoveries_of(folder, None)
     assert (recovery["step"], recovery["steps_repeated"]) == (5, 1)
