@@ -27,7 +27,10 @@ from plait.torch_internals import is_recorded
 from plait.values import PyTree
 
 MINUS_ONE = -1
-"""The mask of some scripts, beside torch's own, in targets that are sequences of classes."""
+"""The mask of some models that make the loss, in targets that are sequences of classes.
+
+Of a loss that reads the targets, its own functions tell which classes it ignores.
+"""
 LOOKS = 4
 """Micro-batches of which the targets are read; each reading waits for the device."""
 
@@ -60,6 +63,8 @@ class MaskedMeanCheck:
             loss = self._function(output, targets)
         self._looks -= 1
         self._ignored |= means.ignored
+        if not means.reads_targets and _has_minus_ones(targets):
+            self._ignored.add(MINUS_ONE)
         if self._cuts_samples and (found := mixed.found(loss)):
             self._looks = 0
             self._warn_of_mixed_samples(found)
@@ -96,10 +101,6 @@ class MaskedMeanCheck:
 
     def _marks(self, leaf: Tensor) -> set[int]:
         """The numbers that mask targets of a leaf."""
-        if leaf.dim() > 1 and leaf.dtype == torch.int64 and leaf.numel():
-            low, high = leaf.aminmax()
-            if low == MINUS_ONE and high > 1:
-                self._ignored.add(MINUS_ONE)
         return {mark for mark in self._ignored if bool((leaf == mark).any())}
 
     def _warn(self, numbers: str, mark: int) -> None:
@@ -148,6 +149,17 @@ class MaskedMeanCheck:
             "reduction='sum') and len(targets), or (sum, 1 / parts) to keep the sum itself",
             stacklevel=2,
         )
+
+
+def _has_minus_ones(targets: PyTree) -> bool:
+    """Whether some targets [B, T] are classes from 0 to at least 2, or -1."""
+    leaves = [leaf for leaf in leaves_of(targets) if isinstance(leaf, Tensor)]
+    for leaf in leaves:
+        if leaf.dim() > 1 and leaf.dtype == torch.int64 and leaf.numel():
+            low, high = leaf.aminmax()
+            if low == MINUS_ONE and high > 1:
+                return True
+    return False
 
 
 def targets_of_samples(targets: PyTree, ignored: Collection[int]) -> Iterator[tuple[int, Tensor]]:

@@ -68,6 +68,8 @@ class SampleSums(TorchFunctionMode):
         is_sum = any(leaf in self._sums for leaf in given_tensors)
         result = function(*args, **named)
         name = getattr(function, "__name__", "").strip("_")
+        if is_sum and name not in KEEP_SUMS and isinstance(result, Tensor):
+            self._sums.discard(result)  # divided in place
         if is_output:
             is_averaged = is_averaged or name in AVERAGES or self._weighs(name, given_tensors)
             adds_up = named.get("reduction") == "sum" or (name == "sum" and not is_averaged)
@@ -90,10 +92,15 @@ class SampleSums(TorchFunctionMode):
     def _note_entries(
         self, name: str, args: Sequence[Any], given_tensors: Sequence[Tensor], result: PyTree
     ) -> None:
-        """Note of which sample a result is, where a loss takes samples [B, ...] one by one."""
+        """Note of which sample a result is, where a loss takes samples [B, ...] one by one.
+
+        Entries with a row for each sample may be of several heads, of all samples each.
+        """
         source, index = given_tensors[0], args[1] if len(args) > 1 else 0
         rows = source.shape[0] if torch.Tensor.dim(source) else 0
         if source not in self._places and rows in self._rows:
+            if torch.Tensor.dim(source) > 1 and source.shape[1] in self._rows:
+                return
             if name == "getitem" and type(index) is int:
                 self._note_entry(result, index % rows, source in self._averaged)
             elif name == "unbind" and index == 0:

@@ -37,6 +37,7 @@ class UnevenMeans(TorchFunctionMode):
         of_places: whether there was a mean over a mask, or over weights, of which samples have
             different sums.
         ignored: the classes that means over targets leave out.
+        reads_targets: whether the loss computes with targets, as it need not where the model does.
     """
 
     def __init__(self, output: PyTree, targets: PyTree, *, cuts_sequences: bool = False) -> None:
@@ -44,6 +45,11 @@ class UnevenMeans(TorchFunctionMode):
         self.of_classes = False
         self.of_places = False
         self.ignored: set[int] = set()
+        self.reads_targets = False
+        self._targets = Notes[bool]()
+        for leaf in leaves_of(targets):
+            if isinstance(leaf, Tensor):
+                self._targets.add(leaf, True)
         self._cuts_sequences = cuts_sequences
         self._of_batch = Notes[bool]()
         leaves = [leaf for leaf in leaves_of((output, targets)) if isinstance(leaf, Tensor)]
@@ -83,6 +89,7 @@ class UnevenMeans(TorchFunctionMode):
         self, name: str, args: Sequence[Any], named: Mapping[str, Any], result: Tensor
     ) -> None:
         given = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+        self.reads_targets = self.reads_targets or any(leaf in self._targets for leaf in given)
         if any(leaf in self._of_batch for leaf in given):
             self._of_batch.add(result, True)
         if any(leaf in self._selected for leaf in given):

@@ -95,6 +95,15 @@ def test_a_mask_of_minus_one_is_seen_where_the_model_makes_the_loss() -> None:
     assert told("mb2", given, torch.tensor([[1, -1], [1, 1], [-1, -1], [1, -1]])) == []
 
 
+def test_a_mean_of_each_sample_may_have_targets_of_minus_one() -> None:
+    def loss(output: Tensor, labels: Tensor) -> Tensor:
+        losses = F.cross_entropy(output.mT, labels.clamp(min=0), reduction="none")
+        mask = (labels != -1).float()
+        return ((losses * mask).sum(1) / mask.sum(1)).mean()
+
+    assert told("mb2", loss, marked(-1, [1, 4, 2, 2])) == []
+
+
 def told(plan: str, loss: LossFunction, labels: Tensor) -> list[str]:
     """The warnings of a step with these targets."""
     engine = plait.build(torch.nn.Linear(3, 5), plan, loss=loss, optimizer=torch.optim.SGD)
@@ -283,6 +292,16 @@ def mean_of_shares(output: Tensor, labels: Tensor) -> Tensor:
     return torch.stack(shares).sum()
 
 
+def mean_in_place(output: Tensor, labels: Tensor) -> Tensor:
+    total = sum_of_classes(output, labels)
+    total /= len(labels)
+    return total
+
+
+def mean_in_place_by_a_product(output: Tensor, labels: Tensor) -> Tensor:
+    return sum_of_a_list(output, labels).mul_(1 / len(labels))
+
+
 def two_terms_of_one_sample(output: Tensor, labels: Tensor) -> Tensor:
     terms = [torch.stack([row.mean(), row.pow(2).mean()]).sum() for row in output]
     return torch.stack(terms).mean()
@@ -292,6 +311,7 @@ def two_terms_of_one_sample(output: Tensor, labels: Tensor) -> Tensor:
     ("plan", "loss"),
     [
         *[("mb2", loss) for loss in (mean_in_a_loop, mean_of_a_list, mean_of_shares)],
+        *[("mb2", loss) for loss in (mean_in_place, mean_in_place_by_a_product)],
         ("mb2", two_terms_of_one_sample),
         ("dp1", sum_of_classes),
         *[("mb2", loss) for loss in (mean_by_rows_of_a_mask, mean_by_data_of_a_mask)],
@@ -304,6 +324,17 @@ def two_terms_of_one_sample(output: Tensor, labels: Tensor) -> Tensor:
 )
 def test_a_mean_by_way_of_a_sum_says_nothing(plan: str, loss: LossFunction) -> None:
     assert classes(plan, loss) == []
+
+
+def test_as_many_heads_as_samples_are_no_samples() -> None:
+    def loss(output: Tensor, labels: Tensor) -> Tensor:
+        heads = output.unflatten(1, (2, 3)).transpose(0, 1)
+        return sum((F.cross_entropy(head, labels) for head in heads), torch.tensor(0.0))
+
+    check = MaskedMeanCheck(loss, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(torch.ones(2, 6, requires_grad=True), torch.tensor([0, 2]))
 
 
 def test_the_cure_of_a_sum_is_the_sum_of_one_device() -> None:
