@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from plait.batch_trees import tensors_of
 from plait.comm import World
 from plait.engine.batch import MicroBatch
 from plait.engine.loss import LossSum
@@ -33,6 +34,7 @@ class TimeFirst(MicroBatchContext):
         self._parts = plan.dp.size * plan.micro_batches
         self._looks = LOOKS
         self._samples = 0
+        self._heads: set[torch.Size] = set()
         self._shapes: dict[str, list[torch.Size]] = {}
         is_looked_at = self._parts > 1 and world.worker[0] == 0 and not plan.compile
         self._hooks = [
@@ -45,15 +47,22 @@ class TimeFirst(MicroBatchContext):
         return bool(self._hooks)
 
     def enter(self, index: int, micro_batch: MicroBatch, *, recording: bool) -> None:
-        self._samples = micro_batch.num_samples
-        self._shapes.clear()
+        is_looked_at = recording and self._looks > 0
+        self._samples = micro_batch.num_samples if is_looked_at else 0
+        if is_looked_at:
+            inputs = tensors_of(micro_batch.inputs)
+            self._heads = {leaf.shape[:2] for leaf in inputs if not leaf.is_nested}
 
     def after_forward(self, losses: LossSum, loss: object) -> None:
         """Warn once of a layer whose every input has as many steps as there are samples."""
+        if not self._samples:
+            return
+        samples, self._samples = self._samples, 0
         self._looks -= 1
-        found = [name for name, shapes in self._shapes.items() if all(map(self._is_cut, shapes))]
+        found = [name for name, shapes in self._shapes.items() if self._are_cut(shapes, samples)]
         if found:
             self._warn(found[0], self._shapes[found[0]][0])
+        self._shapes.clear()
         if found or self._looks <= 0:
             for hook in self._hooks:
                 hook.remove()
@@ -61,12 +70,23 @@ class TimeFirst(MicroBatchContext):
     def _note(
         self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
+        if not self._samples or torch.compiler.is_compiling():
+            return
         given = args[0] if args else kwargs.get("input", kwargs.get("query"))
         if isinstance(given, Tensor) and given.dim() == 3:
             self._shapes.setdefault(name, []).append(given.shape)
 
-    def _is_cut(self, shape: torch.Size) -> bool:
-        return shape[0] == self._samples != shape[1]
+    def _are_cut(self, shapes: Sequence[torch.Size], samples: int) -> bool:
+        """Whether inputs [time, batch, width] have samples as their time.
+
+        A model may fold another dim into `batch`, which then counts every sample as often. So does
+        one of a single sample. The inputs of the model tell a batch with time first from those.
+        """
+        for shape in shapes:
+            is_folded = shape[1] % samples == 0 and (samples == 1 or shape[:2] not in self._heads)
+            if shape[0] != samples or shape[1] == samples or is_folded:
+                return False
+        return True
 
     def _warn(self, name: str, shape: torch.Size) -> None:
         warnings.warn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -57,6 +58,25 @@ class OneByOne(Net):
         )
 
 
+class Folded(Net):
+    """Runs the layer along a dim behind the samples, with another folded into its batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[samples, time, places, width] -> the same."""
+        folded = self.first(x).transpose(0, 1).flatten(1, 2)
+        out = self.recurrent(folded)[0].unflatten(1, (x.shape[0], x.shape[2]))
+        return self.last(out).transpose(0, 1)
+
+
+class Unrolled(Net):
+    """Runs the layer on one time step, with several candidates of each sample as its batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[samples, time, width] -> the same."""
+        step = self.recurrent(self.first(x[:, 0]).repeat_interleave(3, 0).unsqueeze(0))[0]
+        return x + self.last(step[0].unflatten(0, (-1, 3)).mean(1)).unsqueeze(1)
+
+
 def trained(world: World, plan: str, model: nn.Module, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     inputs = torch.randn(shape)
@@ -103,6 +123,30 @@ def test_a_layer_that_runs_sample_by_sample_is_not_told_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ran("dp1 mb2", [OneByOne()], (2 * SAMPLES, TIME, WIDTH))
+
+
+def test_another_dim_in_the_batch_of_a_layer_is_not_told_of() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ran("dp1 mb2", [Folded()], (2 * SAMPLES, SAMPLES, 3, WIDTH))
+        ran("dp1 mb2", [Unrolled()], (2, SAMPLES, WIDTH))
+
+
+def test_time_first_is_told_where_samples_are_a_multiple_of_the_steps() -> None:
+    with pytest.warns(UserWarning, match=r"its input \[2, 4, 6\] as time"):
+        ran("dp1 mb2", [Net()], (4, SAMPLES, WIDTH))
+
+
+def test_a_copy_of_the_model_notes_nothing() -> None:
+    model = Net(turns=True)
+    engine = plait.build(model, "mb2", loss=F.mse_loss, optimizer=torch.optim.SGD)
+    inputs = torch.randn(SAMPLES, TIME, WIDTH)
+    engine.step((inputs, inputs))
+    engine.world.close()
+    copied = copy.deepcopy(model)
+    copied(inputs)
+    (hook,) = copied.recurrent._forward_pre_hooks.values()
+    assert not hook.func.__self__._shapes
 
 
 def test_hooks_do_not_stay() -> None:
