@@ -59,6 +59,30 @@ class WithTable(torch.optim.AdamW):
         self.table = torch.ones(3)
 
 
+class WithViews(torch.optim.SGD):
+    """An optimizer that keeps its parameters without their graph, and itself."""
+
+    def __init__(self, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(params, lr=0.1)
+        self.detached = [one.detach() for one in self.param_groups[0]["params"]]
+        self.owner = self
+
+
+class InParts(torch.optim.Optimizer):
+    """Two optimizers of a half of the parameters each, whose states are seen as one."""
+
+    def __init__(self, params: Iterable[nn.Parameter]) -> None:
+        first, *others = params
+        self.parts = [torch.optim.AdamW([first]), torch.optim.AdamW(others)]
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # no closure here
+        """One step of each."""
+        for part in self.parts:
+            part.step()
+            self.state.update(part.state)
+
+
 def _adamw(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params)
 
@@ -72,6 +96,8 @@ TOLD: dict[str, tuple[Callable[..., Any], str]] = {
 SILENT: dict[str, Callable[..., Any]] = {
     "adamw": _adamw,
     "a table": WithTable,
+    "views of parameters, and itself": WithViews,
+    "parts whose state it has": InParts,
     "muon": lambda params: Muon(params, Train()),
     "an average": plait.AveragedWeights(_adamw),
     "whole tensors": plait.WholeTensors(_adamw),

@@ -8,12 +8,13 @@ goes on would begin those again.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from plait.engine.whole_tensors import WholeOptimizer
+from plait.torch_internals import storage_key
 
 HELD = ("state", "param_groups", "defaults")
 """Attributes of every optimizer, of which a checkpoint holds the first two."""
@@ -31,29 +32,39 @@ def warn_of_what_is_left_out(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def _left_out(optimizer: torch.optim.Optimizer) -> str | None:
-    """The words for what an optimizer keeps outside its state, and where; None for nothing."""
+def _left_out(optimizer: torch.optim.Optimizer, around: Sequence[object] = ()) -> str | None:
+    """The words for what an optimizer keeps outside its state, and where; None for nothing.
+
+    `around`: the optimizers that hold this one, which it may hold too.
+    """
     if isinstance(optimizer, WholeOptimizer):  # it has the inner state in its own
         return _left_out(optimizer.inner)
+    around = (*around, optimizer)
     params = [param for group in optimizer.param_groups for param in group["params"]]
     shapes = {param.shape for param in params if param.numel() > 1}
-    held = {id(leaf) for leaf in (*params, *_leaves(optimizer.state))}
+    grads = [param.grad for param in params if param.grad is not None]
+    held = {_memory(leaf) for leaf in (*params, *grads, *_leaves(optimizer.state))}
     for name, value in vars(optimizer).items():
         if name in HELD:
             continue
-        leaves = [leaf for leaf in _leaves(value) if id(leaf) not in held]
+        leaves = [leaf for leaf in _leaves(value) if _memory(leaf) not in held]
         for inner in leaves:
-            if not isinstance(inner, torch.optim.Optimizer):
+            if not isinstance(inner, torch.optim.Optimizer) or any(inner is one for one in around):
                 continue
-            if inner.state and inner.state is not optimizer.state:
+            if any(optimizer.state.get(key) is not kept for key, kept in inner.state.items()):
                 return f"the state of a {type(inner).__name__} in its attribute '{name}'"
-            further = _left_out(inner)
+            further = _left_out(inner, around)
             if further is not None:
                 return further
         alike = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.shape in shapes]
         if shapes and len(alike) >= len(params):  # fewer may be tables of constants
             return f"{len(alike)} tensors of its parameters' shapes in its attribute '{name}'"
     return None
+
+
+def _memory(leaf: Tensor | torch.optim.Optimizer) -> int:
+    """A number that tensors of one memory share, as a parameter and what is detached from it."""
+    return storage_key(leaf) if isinstance(leaf, Tensor) else id(leaf)
 
 
 def _leaves(value: object) -> Iterator[Tensor | torch.optim.Optimizer]:
