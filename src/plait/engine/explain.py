@@ -122,21 +122,28 @@ def token_error(model: nn.Module, batches: Iterable[tuple[object, object]], what
     def explain(error: Exception) -> DataError | None:
         text = str(error)
         looks_up = bool(_NO_INDEX.search(text))
-        if not isinstance(error, IndexError) and not looks_up and not _OUTSIDE.search(text):
+        is_outside = bool(_OUTSIDE.search(text))
+        if not looks_up and not is_outside:
             return None  # of shapes or dtypes, where a batch may have larger numbers, as times
-        fault = _fault_of(model, batches, what, looks_up=looks_up)
+        fault = _fault_of(model, batches, what, looks_up=looks_up, is_outside=is_outside)
         return None if fault is None else DataError(fault)
 
     return explain
 
 
 def _fault_of(
-    model: nn.Module, batches: Iterable[tuple[object, object]], what: str, *, looks_up: bool
+    model: nn.Module,
+    batches: Iterable[tuple[object, object]],
+    what: str,
+    *,
+    looks_up: bool,
+    is_outside: bool,
 ) -> str | None:
     """The fault in the tokens of (inputs, targets) for a model that looks tokens up. None where
     there is none.
 
-    `looks_up`: whether torch's error is about indices of another type than whole numbers.
+    `looks_up`: whether torch's error may be about indices of another type than whole numbers.
+    `is_outside`: whether it may be about an index that is too large.
     """
     tables = (one for one in model.modules() if isinstance(one, nn.Embedding))
     table = next(tables, None)  # tokens come before positions
@@ -151,7 +158,8 @@ def _fault_of(
                 "give token numbers as integers (torch.long)"
             )
         for name, leaves in (("token", tokens), ("target", leaves_of(targets))):
-            if (wrong := _outside(leaves, vocab_size, name)) is not None:
+            wrong = _outside(leaves, vocab_size, name) if is_outside else None
+            if wrong is not None:
                 return (
                     f"{what}: {name} {wrong} is outside the vocabulary of {vocab_size} "
                     f"(0 to {vocab_size - 1}); fit the tokenizer or [model] vocab_size"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -99,20 +100,34 @@ def test_an_error_of_shapes_is_no_error_of_tokens() -> None:
 class Timed(nn.Module):
     """A model that looks up a label, and has a time that is no row of a table."""
 
-    def __init__(self) -> None:
+    def __init__(self, fault: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
+        self.fault = fault
         self.rows = nn.Embedding(3, 4)
         self.linear = nn.Linear(4, 2)
 
     def forward(self, times: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return self.linear(torch.cos(times.double())[:, None] + self.rows(labels))
+        return self.linear(self.fault(times[:, None]) + self.rows(labels))
 
 
-def test_a_time_is_no_token_where_torch_refuses_something_else() -> None:
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        (lambda times: times.double().cos(), "must have the same dtype"),
+        (
+            lambda times: times @ torch.ones(1, 4),
+            "Long and Float|found Float|long int",
+        ),
+        (lambda times: times[:, torch.ones(7, dtype=torch.bool)], "shape of the mask"),
+    ],
+)
+def test_a_time_is_no_token_where_torch_refuses_something_else(
+    fault: Callable[[torch.Tensor], torch.Tensor], text: str
+) -> None:
     engine = plait.build(
-        Timed(), "dp1", loss=lambda output, _: output.mean(), optimizer=torch.optim.SGD
+        Timed(fault), "dp1", loss=lambda output, _: output.mean(), optimizer=torch.optim.SGD
     )
-    with pytest.raises(RuntimeError, match="must have the same dtype"):
+    with pytest.raises((RuntimeError, IndexError), match=text):
         engine.step(((torch.tensor([900, 7]), torch.tensor([0, 2])), torch.ones(2)))
 
 
