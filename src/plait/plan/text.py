@@ -60,9 +60,14 @@ _ELSEWHERE: Final = {
     "pipeline": "pp2",
     "expert": "ep2",
     "context": "cp2",
+    "bfloat16": "precision:bf16",
     "fp16": "precision:bf16",
+    "float16": "precision:bf16",
+    "half": "precision:bf16",
     "fp32": "precision:float32",
+    "float": "precision:float32",
     "fp64": "precision:float64",
+    "double": "precision:float64",
 }
 """Words of other libraries, and the terms that they mean."""
 _OPTIONS_ELSEWHERE: Final = {
