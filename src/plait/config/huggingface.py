@@ -112,7 +112,7 @@ _DROPOUTS: Final = ("attn_pdrop", "embd_pdrop", "resid_pdrop")
 def digest(family: str, keys: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
     """The keys as this project names them, and one message for each that would be another model."""
     left = {
-        key: value for key, value in keys.items() if value is not None and not _has_no_effect(key)
+        key: value for key, value in keys.items() if value is not None and not has_no_effect(key)
     }
     faults: list[str] = []
     for step in (_balance_loss, _model_type, _dropouts, _rope, _layer_types, _fixed, _aliases):
@@ -120,7 +120,8 @@ def digest(family: str, keys: Mapping[str, object]) -> tuple[dict[str, object], 
     return left, faults
 
 
-def _has_no_effect(key: str) -> bool:
+def has_no_effect(key: str) -> bool:
+    """Whether a key says nothing about the mathematics of training, as `bos_token_id`."""
     return key in NO_EFFECT or any(part in key for part in NO_EFFECT_PARTS)
 
 
@@ -226,6 +227,14 @@ def _aliases(family: str, keys: dict[str, object]) -> list[str]:
                 "one"
             )
     return faults
+
+
+def known_keys(family: str) -> frozenset[str]:
+    """The keys that `digest` reads of a family, beside the family's own."""
+    if family not in MUST_BE:
+        return frozenset()
+    read = {"model_type", "rope_parameters", "layer_types", *_DROPOUTS}
+    return frozenset({*read, *MUST_BE[family], *ALIASES[family]})
 
 
 def family_of(model_type: object) -> str | None:

@@ -9,6 +9,7 @@ import json
 import pytest
 
 import plait
+from plait.config import Config
 from plait.errors import ConfigError, ModelError, PlaitError, PlanError
 from plait.plan import Plan
 from plait.predict.cost.model.tables import (
@@ -189,3 +190,60 @@ def test_an_override_may_reach_into_a_table(tmp_path):
     )
     with pytest.raises(ConfigError, match=r"section\.key=value"):
         read_config(file, ["steps"])
+
+
+PASTED = {
+    "gpt": {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_embd": 32,
+        "n_head": 4,
+        "n_layer": 2,
+        "n_positions": 64,
+        "bos_token_id": 50256,
+        "eos_token_id": 50256,
+        "layer_norm_epsilon": 1e-5,
+        "scale_attn_weights": True,
+        "resid_pdrop": 0.1,
+        "embd_pdrop": 0.1,
+        "attn_pdrop": 0.1,
+        "summary_type": "cls_index",
+        "vocab_size": 256,
+    },
+    "llama": {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "bos_token_id": 1,
+        "eos_token_id": [2, 3],
+        "hidden_act": "silu",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "max_position_embeddings": 64,
+        "num_attention_heads": 4,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "output_router_logits": False,
+        "rope_theta": 1e6,
+        "sliding_window": None,
+        "vocab_size": 256,
+    },
+}
+
+
+@pytest.mark.parametrize("name", PASTED)
+def test_a_pasted_config_beside_a_name_is_predicted_as_it_is_trained(name):
+    data = {"name": "random", "seq_len": 16}
+    tables = {"model": {"name": name, **PASTED[name]}, "data": data}
+    guess = plait.estimate(tables, plan="dp2", cluster="h100x2")
+    trained = plait.estimate(Config.load(tables).as_dict(), plan="dp2", cluster="h100x2")
+    assert guess.memory == trained.memory
+
+
+def test_an_unknown_key_beside_a_pasted_config_is_refused_with_each_known_key_once():
+    tables = {"model": {"name": "llama", **PASTED["llama"], "zzz": 1}}
+    with pytest.raises(ConfigError, match=r"unknown key model\.zzz; known: ") as caught:
+        config_tables(tables)
+    known = str(caught.value).partition("known: ")[2].split(", ")
+    assert len(known) == len(set(known))

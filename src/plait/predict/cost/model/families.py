@@ -153,6 +153,8 @@ def traits_of(family: str, model: JsonMapping) -> Traits:
     traits = FAMILIES.get(family, LLAMA)
     if family == "falcon":
         traits = _falcon(traits, model)
+    if family == "gpt" and model.get("model_type") == "gpt2":
+        traits = replace(traits, tied=True)  # the library's default, which its files leave out
     if family == "opt" and not model.get("do_layer_norm_before", True):
         traits = replace(traits, final_norm=False)
     if family == "stablelm" and model.get("use_parallel_residual"):

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from plait import reference
-from plait.config.huggingface import NO_EFFECT
+from plait.config.huggingface import MUST_BE, NO_EFFECT, has_no_effect, known_keys
 from plait.errors import ConfigError, nearest
 from plait.plan import Plan
 from plait.predict.cost.model.describe import ALIASES, DESCRIBED, library_config
@@ -181,12 +181,11 @@ def _check_model(table: JsonMapping, faults: list[str]) -> None:
     if set(table) <= own:
         _check_whole(read.read_model(table, faults), faults)
         return
-    known = _known_keys(own)
-    faults += [
-        f"unknown key model.{key}; {read.where_is('model', str(key), MODELS[name], sorted(known))}"
-        for key in table
-        if key not in known
-    ]
+    known = _known_keys(own) | known_keys(name)
+    for key in map(str, table):
+        if key not in known and not (name in MUST_BE and has_no_effect(key)):
+            where = read.where_is("model", key, MODELS[name], sorted(known - own))
+            faults.append(f"unknown key model.{key}; {where}")
 
 
 def _check_whole(model: JsonValue, faults: list[str]) -> None:
