@@ -35,7 +35,8 @@ def like(
         )
     if not follows_schedule:
         _refuse_schedule(optimizer)
-    groups = [_settings(kind, group) for group in optimizer.param_groups]
+    settings = [_settings(kind, group) for group in optimizer.param_groups]
+    marks = [_marks(kind, group) for group in optimizer.param_groups]
     group_of = _group_of(optimizer, model)
     missing = [
         name
@@ -48,7 +49,7 @@ def like(
             f"{missing[0]}; freeze them with requires_grad_(False), or {cure}"
         )
     _refuse_others(optimizer, model)
-    return Remade(optimizer, groups, group_of, follows_schedule=follows_schedule)
+    return Remade(optimizer, settings, marks, group_of, follows_schedule=follows_schedule)
 
 
 class Remade:
@@ -58,6 +59,7 @@ class Remade:
         self,
         optimizer: torch.optim.Optimizer,
         groups: Sequence[JsonObject],
+        marks: Sequence[JsonObject],
         group_of: Mapping[str, int],
         *,
         follows_schedule: bool,
@@ -65,6 +67,7 @@ class Remade:
         self._kind: Any = type(optimizer)
         self._user_made = weakref.ref(optimizer)  # it holds the whole model's parameters
         self._groups = groups
+        self._marks = marks
         self._group_of = group_of
         self._follows_schedule = follows_schedule
 
@@ -84,6 +87,9 @@ class Remade:
                 f"{self._kind.__name__}(groups) raises {type(error).__name__}: {error}; give build "
                 "a function that makes it, optimizer=lambda params: ..."
             ) from error
+        for group, marks in zip(made.param_groups, self._marks, strict=False):
+            for key, value in marks.items():
+                group.setdefault(key, value)
         return made
 
     def check_settings(self) -> None:
@@ -133,6 +139,15 @@ def _settings(kind: Any, group: JsonMapping) -> JsonObject:
     """The settings of a group that the optimizer's constructor takes."""
     taken = inspect.signature(kind.__init__).parameters
     return {key: value for key, value in group.items() if key in taken and key != "params"}
+
+
+def _marks(kind: Any, group: JsonMapping) -> JsonObject:
+    """The entries of a group that the user wrote for code of their own, as `lr_scale`.
+
+    Names of parameters are those of the whole model.
+    """
+    others = {"params", "param_names", *_settings(kind, group)}
+    return {key: value for key, value in group.items() if key not in others}
 
 
 def _group_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, int]:

@@ -22,6 +22,7 @@ from plait.comm import World
 from plait.engine.optimizer_like import like
 from plait.engine.prepare import share
 from plait.errors import DataError, ModelError, OptimizerError
+from tests.helpers.threaded import threaded
 
 SCRIPTS = Path(__file__).parents[3] / "examples" / "script"
 PLAIN = SCRIPTS / "plain.py"
@@ -180,6 +181,54 @@ def test_an_optimizer_of_the_whole_model_is_made_anew_with_its_groups() -> None:
     assert groups.param_groups[1]["params"][0] is piece
     assert [group["lr"] for group in groups.param_groups] == [0.125, 0.25]
     assert groups.param_groups[0]["weight_decay"] == 0.5
+
+
+@pytest.mark.parametrize("plan", ["dp1", "dp2:zero3", "pp2 mb2"])
+def test_groups_keep_what_the_caller_wrote_into_them(plan: str) -> None:
+    """The rate of a layer is often computed from an entry of its group in every step."""
+
+    def scaled(optimizer: torch.optim.Optimizer, step: int) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * (step + 1) * group.get("lr_scale", 1.0)
+
+    def grouped(model: nn.Module) -> torch.optim.Optimizer:
+        named = list(model.named_parameters())
+        scales = (0.25, 0.5, 1.0, 2.0)
+        pairs = zip(named, scales, strict=True)
+        return torch.optim.SGD([{"params": [one], "lr_scale": scale} for one, scale in pairs], 0.1)
+
+    def net() -> nn.Sequential:
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 4)).double()
+        with torch.no_grad():
+            for param in model.parameters():
+                values = torch.linspace(-1, 1, param.numel(), dtype=torch.float64)
+                param.copy_(values.view_as(param))
+        return model
+
+    batch = torch.linspace(-1, 2, 16, dtype=torch.float64).view(4, 4), torch.ones(4, 4).double()
+
+    def train(world: World) -> list[float]:
+        model = net()
+        text = f"{plan} precision:float64"
+        engine = plait.build(model, text, loss=F.mse_loss, optimizer=grouped(model), world=world)
+        losses = []
+        for step, own in enumerate(engine.prepare([batch] * 3)):
+            scaled(engine.update.optimizer, step)
+            losses.append(engine.step(own, trace=False).loss)
+        return losses
+
+    model = net()
+    optimizer, expected = grouped(model), []
+    for step in range(3):
+        scaled(optimizer, step)
+        loss = F.mse_loss(model(batch[0]), batch[1])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        expected.append(loss.item())
+    size = plait.Plan.parse(plan).world_size
+    for losses in threaded(size, train, plan=plan):
+        assert losses == pytest.approx(expected, rel=1e-12)
 
 
 def test_an_optimizer_that_cannot_be_made_anew_is_refused() -> None:
