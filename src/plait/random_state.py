@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -48,6 +50,47 @@ def drawn_alone(seed: int) -> Iterator[None]:
         # torch.manual_seed asks every kind of device; values are drawn on the host alone.
         torch.default_generator.manual_seed(seed)
         yield
+
+
+class RepeatedDraws:
+    """Lets code that runs again draw the same numbers of Python and numpy as the first time.
+
+    Recomputation by torch repeats torch's numbers alone.
+    """
+
+    def __init__(self) -> None:
+        self._before: tuple[Any, Any] | None = None
+
+    @contextmanager
+    def first(self, inner: AbstractContextManager[object]) -> Iterator[None]:
+        """Around the code that runs for the first time."""
+        self._before = _states_of_others()
+        with inner:
+            yield
+
+    @contextmanager
+    def again(self, inner: AbstractContextManager[object]) -> Iterator[None]:
+        """Around the code that runs again; afterwards the states are as they were."""
+        now = _states_of_others()
+        _set_states_of_others(self._before or now)
+        try:
+            with inner:
+                yield
+        finally:
+            _set_states_of_others(now)
+
+
+def _states_of_others() -> tuple[Any, Any]:
+    """The states of Python's generator, and of numpy's where it is loaded."""
+    numpys = sys.modules.get("numpy.random")
+    return random.getstate(), None if numpys is None else numpys.get_state()
+
+
+def _set_states_of_others(states: tuple[Any, Any]) -> None:
+    pythons, of_numpy = states
+    random.setstate(pythons)
+    if of_numpy is not None:
+        sys.modules["numpy.random"].set_state(of_numpy)
 
 
 class IsolatedRandom(TorchDispatchMode):

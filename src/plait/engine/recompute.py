@@ -26,6 +26,7 @@ from plait.errors import ModelError, PlanError, nearest
 from plait.forwards import give_forward
 from plait.plan import Plan
 from plait.plan.axes import REMATS, BlockRemat
+from plait.random_state import RepeatedDraws
 from plait.values import PyTree
 
 Contexts = Callable[[], tuple[Context, Context]]
@@ -110,14 +111,17 @@ def _checkpointed(
 ) -> Callable[..., PyTree]:
     """A graph of torch.compile gets `contexts` alone: it makes the buffers' changes once."""
 
-    def minding_buffers() -> tuple[Context, Context]:
+    def minding() -> tuple[Context, Context]:
         inner, inner_again = contexts()
-        first = First(buffers, inner)
-        return first, Again(buffers, first, inner_again)
+        if buffers:
+            first = First(buffers, inner)
+            inner, inner_again = first, Again(buffers, first, inner_again)
+        draws = RepeatedDraws()
+        return draws.first(inner), draws.again(inner_again)
 
     def recomputing(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        minds = bool(buffers) and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        context_fn = minding_buffers if minds else contexts
+        minds = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        context_fn = minding if minds else contexts
         return checkpoint(forward, *args, use_reentrant=False, context_fn=context_fn, **kwargs)
 
     return recomputing
