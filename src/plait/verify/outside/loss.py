@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
 from plait.batch_trees import map_tensors
+from plait.errors import ModelError
 from plait.values import PyTree
 from plait.verify.reference.batches import Batch, num_samples, taken
 from plait.verify.reference.copied import copied, in_precision
@@ -65,13 +66,21 @@ def _widened(leaf: Tensor) -> Tensor:
 def _with(loss: Loss, count: Count) -> Loss:
     def as_sum(output: PyTree, targets: PyTree) -> tuple[Tensor, float]:
         value = loss(output, targets)
-        first = next(
-            leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.dim()
-        )
-        number = count(targets, len(first))
+        number = count(targets, _num_rows(output, targets))
         return value * number, number
 
     return as_sum
+
+
+def _num_rows(output: PyTree, targets: PyTree) -> int:
+    """The samples of an output; of the targets where a model returns its loss alone."""
+    for leaf in (*tree_leaves(output), *tree_leaves(targets)):
+        if isinstance(leaf, Tensor) and leaf.dim():
+            return len(leaf)
+    raise ModelError(
+        "neither the output of the model nor the targets have a tensor with a row for each sample, "
+        "so that losses of parts of a batch cannot be weighed; return (sum, count) from the loss"
+    )
 
 
 def _adds_up(model: nn.Module, loss: Loss, batch: Batch, halves: list[Batch]) -> bool:
