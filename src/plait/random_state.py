@@ -64,31 +64,31 @@ class RepeatedDraws:
     @contextmanager
     def first(self, inner: AbstractContextManager[object]) -> Iterator[None]:
         """Around the code that runs for the first time."""
-        self._before = _states_of_others()
+        self._before = _other_states()
         with inner:
             yield
 
     @contextmanager
     def again(self, inner: AbstractContextManager[object]) -> Iterator[None]:
         """Around the code that runs again; afterwards the states are as they were."""
-        now = _states_of_others()
-        _set_states_of_others(self._before or now)
+        now = _other_states()
+        _set_other_states(self._before or now)
         try:
             with inner:
                 yield
         finally:
-            _set_states_of_others(now)
+            _set_other_states(now)
 
 
-def _states_of_others() -> tuple[Any, Any]:
+def _other_states() -> tuple[Any, Any]:
     """The states of Python's generator, and of numpy's where it is loaded."""
-    numpys = sys.modules.get("numpy.random")
-    return random.getstate(), None if numpys is None else numpys.get_state()
+    numpy_random = sys.modules.get("numpy.random")
+    return random.getstate(), None if numpy_random is None else numpy_random.get_state()
 
 
-def _set_states_of_others(states: tuple[Any, Any]) -> None:
-    pythons, of_numpy = states
-    random.setstate(pythons)
+def _set_other_states(states: tuple[Any, Any]) -> None:
+    of_python, of_numpy = states
+    random.setstate(of_python)
     if of_numpy is not None:
         sys.modules["numpy.random"].set_state(of_numpy)
 

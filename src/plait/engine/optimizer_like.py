@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plait.engine.group_counts import RATES
 from plait.errors import OptimizerError
 from plait.models.parameters import Parameters
 from plait.values import JsonMapping, JsonObject
@@ -144,9 +145,9 @@ def _settings(kind: Any, group: JsonMapping) -> JsonObject:
 def _marks(kind: Any, group: JsonMapping) -> JsonObject:
     """The entries of a group that the user wrote for code of their own, as `lr_scale`.
 
-    Names of parameters are those of the whole model.
+    A schedule's are left out, as the engine's optimizer has none, and so are names of parameters.
     """
-    others = {"params", "param_names", *_settings(kind, group)}
+    others = {"params", "param_names", *RATES, *_settings(kind, group)}
     return {key: value for key, value in group.items() if key not in others}
 
 

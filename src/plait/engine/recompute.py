@@ -111,7 +111,7 @@ def _checkpointed(
 ) -> Callable[..., PyTree]:
     """A graph of torch.compile gets `contexts` alone: it makes the buffers' changes once."""
 
-    def minding() -> tuple[Context, Context]:
+    def repeating() -> tuple[Context, Context]:
         inner, inner_again = contexts()
         if buffers:
             first = First(buffers, inner)
@@ -120,8 +120,8 @@ def _checkpointed(
         return draws.first(inner), draws.again(inner_again)
 
     def recomputing(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        minds = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        context_fn = minding if minds else contexts
+        is_eager = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        context_fn = repeating if is_eager else contexts
         return checkpoint(forward, *args, use_reentrant=False, context_fn=context_fn, **kwargs)
 
     return recomputing

@@ -94,12 +94,14 @@ class SampleSums(TorchFunctionMode):
     ) -> None:
         """Note of which sample a result is, where a loss takes samples [B, ...] one by one.
 
-        Entries with a row for each sample may be of several heads, of all samples each.
+        Outputs of several heads [heads, B, ...] are no samples: each entry has a row for all.
         """
-        source, index = given_tensors[0], args[1] if len(args) > 1 else 0
+        source = given_tensors[0]
+        index = args[1] if len(args) > 1 else 0
         rows = source.shape[0] if torch.Tensor.dim(source) else 0
         if source not in self._places and rows in self._rows:
-            if torch.Tensor.dim(source) > 1 and source.shape[1] in self._rows:
+            has_heads = torch.Tensor.dim(source) > 1 and source.shape[1] in self._rows
+            if has_heads:
                 return
             if name == "getitem" and type(index) is int:
                 self._note_entry(result, index % rows, source in self._averaged)

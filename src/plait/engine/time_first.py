@@ -34,7 +34,7 @@ class TimeFirst(MicroBatchContext):
         self._parts = plan.dp.size * plan.micro_batches
         self._looks = LOOKS
         self._samples = 0
-        self._heads: set[torch.Size] = set()
+        self._first_dims: set[torch.Size] = set()
         self._shapes: dict[str, list[torch.Size]] = {}
         is_looked_at = self._parts > 1 and world.worker[0] == 0 and not plan.compile
         self._hooks = [
@@ -51,7 +51,7 @@ class TimeFirst(MicroBatchContext):
         self._samples = micro_batch.num_samples if is_looked_at else 0
         if is_looked_at:
             inputs = tensors_of(micro_batch.inputs)
-            self._heads = {leaf.shape[:2] for leaf in inputs if not leaf.is_nested}
+            self._first_dims = {leaf.shape[:2] for leaf in inputs if not leaf.is_nested}
 
     def after_forward(self, losses: LossSum, loss: object) -> None:
         """Warn once of a layer whose every input has as many steps as there are samples."""
@@ -79,11 +79,12 @@ class TimeFirst(MicroBatchContext):
     def _are_cut(self, shapes: Sequence[torch.Size], samples: int) -> bool:
         """Whether inputs [time, batch, width] have samples as their time.
 
-        A model may fold another dim into `batch`, which then counts every sample as often. So does
-        one of a single sample. The inputs of the model tell a batch with time first from those.
+        A model may fold another dim into `batch`, which is then a multiple of the samples. A batch
+        with time first may have such a size too, and then an input of the model begins alike.
         """
         for shape in shapes:
-            is_folded = shape[1] % samples == 0 and (samples == 1 or shape[:2] not in self._heads)
+            is_multiple = shape[1] % samples == 0
+            is_folded = is_multiple and (samples == 1 or shape[:2] not in self._first_dims)
             if shape[0] != samples or shape[1] == samples or is_folded:
                 return False
         return True

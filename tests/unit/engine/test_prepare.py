@@ -22,6 +22,7 @@ from plait.comm import World
 from plait.engine.optimizer_like import like
 from plait.engine.prepare import share
 from plait.errors import DataError, ModelError, OptimizerError
+from plait.models.parameters import Parameters
 from tests.helpers.threaded import threaded
 
 SCRIPTS = Path(__file__).parents[3] / "examples" / "script"
@@ -173,8 +174,6 @@ def test_an_optimizer_of_the_whole_model_is_made_anew_with_its_groups() -> None:
         lr=0.125,
     )
     made = like(optimizer, model)
-    from plait.models.parameters import Parameters
-
     piece = nn.Parameter(torch.ones(1))
     groups = made(Parameters([("bias", piece), ("weight", nn.Parameter(torch.ones(3)))]))
     assert [len(group["params"]) for group in groups.param_groups] == [1, 1]
@@ -229,6 +228,15 @@ def test_groups_keep_what_the_caller_wrote_into_them(plan: str) -> None:
     size = plait.Plan.parse(plan).world_size
     for losses in threaded(size, train, plan=plan):
         assert losses == pytest.approx(expected, rel=1e-12)
+
+
+def test_an_optimizer_made_anew_has_no_schedule() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    remade = like(optimizer, model, follows_schedule=True)
+    (group,) = remade(Parameters(list(model.named_parameters()))).param_groups
+    assert "initial_lr" not in group
 
 
 def test_an_optimizer_that_cannot_be_made_anew_is_refused() -> None:

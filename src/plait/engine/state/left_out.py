@@ -8,10 +8,11 @@ goes on would begin those again.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from plait.engine.whole_tensors import WholeOptimizer
 from plait.torch_internals import storage_key
@@ -67,13 +68,8 @@ def _memory(leaf: Tensor | torch.optim.Optimizer) -> int:
     return storage_key(leaf) if isinstance(leaf, Tensor) else id(leaf)
 
 
-def _leaves(value: object) -> Iterator[Tensor | torch.optim.Optimizer]:
+def _leaves(value: object) -> list[Tensor | torch.optim.Optimizer]:
     """Tensors and optimizers in lists, tuples and mappings."""
-    if isinstance(value, (Tensor, torch.optim.Optimizer)):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _leaves(one)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _leaves(one)
+    return [
+        leaf for leaf in tree_leaves(value) if isinstance(leaf, (Tensor, torch.optim.Optimizer))
+    ]
