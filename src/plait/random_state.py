@@ -52,32 +52,48 @@ def drawn_alone(seed: int) -> Iterator[None]:
         yield
 
 
-class RepeatedDraws:
-    """Lets code that runs again draw the same numbers of Python and numpy as the first time.
+class FirstDraws:
+    """Around code that may run again: remembers the states of Python's and numpy's generators.
 
     Recomputation by torch repeats torch's numbers alone.
     """
 
-    def __init__(self) -> None:
-        self._before: tuple[Any, Any] | None = None
+    def __init__(self, inner: AbstractContextManager[object]) -> None:
+        self._inner = inner
+        self.before: tuple[Any, Any] | None = None
 
-    @contextmanager
-    def first(self, inner: AbstractContextManager[object]) -> Iterator[None]:
-        """Around the code that runs for the first time."""
-        self._before = _other_states()
-        with inner:
-            yield
+    def __enter__(self) -> None:
+        self.before = _other_states()
+        self._inner.__enter__()
 
-    @contextmanager
-    def again(self, inner: AbstractContextManager[object]) -> Iterator[None]:
-        """Around the code that runs again; afterwards the states are as they were."""
-        now = _other_states()
-        _set_other_states(self._before or now)
+    def __exit__(self, *error: Any) -> None:
+        self._inner.__exit__(*error)
+
+
+class RepeatedDraws:
+    """Around code that runs again, which draws the numbers of the first time.
+
+    Afterwards the states are as they were. A backward may run it more than once.
+    """
+
+    def __init__(self, first: FirstDraws, inner: AbstractContextManager[object]) -> None:
+        self._first = first
+        self._inner = inner
+        self._now: tuple[Any, Any] | None = None
+
+    def __enter__(self) -> None:
+        self._now = _other_states()
+        if self._first.before is not None:
+            _set_other_states(self._first.before)
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
         try:
-            with inner:
-                yield
+            self._inner.__exit__(*error)
         finally:
-            _set_other_states(now)
+            if self._now is not None:
+                _set_other_states(self._now)
+                self._now = None
 
 
 def _other_states() -> tuple[Any, Any]:

@@ -26,7 +26,7 @@ from plait.errors import ModelError, PlanError, nearest
 from plait.forwards import give_forward
 from plait.plan import Plan
 from plait.plan.axes import REMATS, BlockRemat
-from plait.random_state import RepeatedDraws
+from plait.random_state import FirstDraws, RepeatedDraws
 from plait.values import PyTree
 
 Contexts = Callable[[], tuple[Context, Context]]
@@ -116,8 +116,8 @@ def _checkpointed(
         if buffers:
             first = First(buffers, inner)
             inner, inner_again = first, Again(buffers, first, inner_again)
-        draws = RepeatedDraws()
-        return draws.first(inner), draws.again(inner_again)
+        draws = FirstDraws(inner)
+        return draws, RepeatedDraws(draws, inner_again)
 
     def recomputing(*args: PyTree, **kwargs: PyTree) -> PyTree:
         is_eager = torch.is_grad_enabled() and not torch.compiler.is_compiling()
