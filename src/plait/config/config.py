@@ -15,7 +15,7 @@ from plait import reference
 from plait.config import read
 from plait.config.rules import broken_rules
 from plait.config.sections import SCHEMAS, Sections
-from plait.errors import ConfigError, nearest
+from plait.errors import ConfigError
 from plait.toml import parse_value, read_toml, write_toml
 from plait.values import JsonMapping, JsonObject
 
@@ -112,7 +112,7 @@ def _overridden(tables: JsonMapping, overrides: Sequence[str], faults: list[str]
         if keys[0] not in read.SECTIONS:
             faults.append(
                 f"override '{override}': unknown section '{keys[0]}'; "
-                f"{nearest(keys[0], read.SECTIONS)}"
+                f"{read.where_section_is(*keys[:2])}"
             )
             continue
         inner = result

@@ -24,7 +24,7 @@ from plait.config.model import (
     TransformerConfig,
 )
 from plait.config.sections import SCHEMAS, Data, Eval, MixturePart, ParameterGroup, Train
-from plait.config.suggestions import ELSEWHERE, nearest_key
+from plait.config.suggestions import ELSEWHERE, SECTIONS_OF_OTHERS, nearest_key
 from plait.errors import nearest
 from plait.values import JsonMapping, JsonObject, JsonValue
 
@@ -164,12 +164,16 @@ def _read_groups(given: JsonObject, faults: list[str]) -> bool:
 
 def unknown_section(name: str) -> str:
     """The refusal of a table that is no section, or of a key that stands before all of them."""
+    return f"unknown section [{name}]; {where_section_is(name)}"
+
+
+def where_section_is(name: str, key: str = "") -> str:
+    """The clause that says what was meant by a name of no section, and by a key there if given."""
+    if key in Train.model_fields and not nearest(name, SECTIONS).startswith("did you mean"):
+        return f"did you mean 'train.{key}'?"
     if name in Train.model_fields:
-        return f"unknown section [{name}]; it is a key of [train]"
-    return (
-        f"unknown section [{name}]; "
-        f"{ELSEWHERE[name] if name in ELSEWHERE else nearest(name, SECTIONS)}"
-    )
+        return "it is a key of [train]"
+    return ELSEWHERE.get(name) or SECTIONS_OF_OTHERS.get(name) or nearest(name, SECTIONS)
 
 
 def _sentence(

@@ -29,6 +29,13 @@ ELSEWHERE: Final = {
 }
 """Keys that people look for in `[train]`, and where they are."""
 
+SECTIONS_OF_OTHERS: Final = {
+    **dict.fromkeys(("checkpoint", "checkpointing"), "did you mean 'train.checkpoint_every'?"),
+    **dict.fromkeys(("parallel", "parallelism"), "the plan says it: [plan] text = 'dp2 tp2'"),
+    "lr_scheduler": "did you mean 'train.schedule'?",
+}
+"""Sections of other libraries, and which key says the same."""
+
 LAYERS: Final = "num_hidden_layers"
 HEADS: Final = "num_attention_heads"
 BATCH: Final = "train.global_batch"

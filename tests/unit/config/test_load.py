@@ -211,6 +211,9 @@ def test_overrides_reach_inner_tables_and_new_sections() -> None:
         ("train.lr", "override 'train.lr' is not of the form section.key=value"),
         ("train.=3", "is not of the form section.key=value"),
         ("trian.lr=3", "override 'trian.lr=3': unknown section 'trian'; did you mean 'train'?"),
+        ("optimizer.lr=3", "unknown section 'optimizer'; did you mean 'train.lr'?"),
+        ("optimizer.kind=3", "unknown section 'optimizer'; it is a key of [train]"),
+        ("checkpoint.each=3", "'checkpoint'; did you mean 'train.checkpoint_every'?"),
         ("train.lrr=3", "unknown key train.lrr; did you mean 'lr'?"),
         ("train.lr=fast", "train.lr = 'fast' is wrong: it must be a number"),
         (
