@@ -34,6 +34,7 @@ NAMED = {
     "comm.shm.semaphores": "functions of ctypes are told their arguments so",
     "datasets.tokenizer": "the length of a tokenizer of transformers",
     "engine.compiling": "what a module of the user computed before it was compiled",
+    "engine.fused_layers": "marks of torch's encoder layers",
     "engine.update": "the scale that a fused kernel of torch takes",
     "explain.notebook": "notes of a dataclass, in a list that a method makes",
     "imports": "the loader of a module's spec, which Python reads there",

@@ -24,6 +24,7 @@ from plait.engine.balance import has_routers
 from plait.engine.composition import check_coded, check_composition, check_delayed
 from plait.engine.deferral import make_deferral
 from plait.engine.engine import Engine
+from plait.engine.fused_layers import compute_by_modules
 from plait.engine.guard import Guard, make_guard
 from plait.engine.kinds_of_parameters import refuse_parameters
 from plait.engine.loss import LossFunction
@@ -145,6 +146,7 @@ def build(
     if world.membership is not None:
         check_restarts(plan, options.num_servers)
     own_modules(model)
+    compute_by_modules(model, plan)
     warn_of_lost_digits(model, plan_as_given)
     if plan.tp.size == 1:  # a tensor axis refuses them
         warn_of_parameter_hooks(model)
