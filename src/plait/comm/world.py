@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from plait.comm.axis import Axis
 from plait.comm.backends.base import Backend
@@ -372,6 +373,9 @@ def _make_group(
         dist.barrier()
 
 
+_worlds = count()  # that this process has joined
+
+
 def _join_told_world(kind: str, timeout: timedelta) -> None:
     """Join the world of torchrun's variables. Raises `ValueError` when they tell of none."""
     is_told = os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -379,6 +383,8 @@ def _join_told_world(kind: str, timeout: timedelta) -> None:
     if store is None:
         dist.init_process_group(kind, timeout=timeout)
         return
+    if earlier := next(_worlds):  # an agent's store still has the addresses of the earlier ones
+        store = PrefixStore(f"world/{earlier}", store)
     rank = int(os.environ["RANK"])
     size = int(os.environ["WORLD_SIZE"])
     RollCall(store, rank, size).answer(timeout)

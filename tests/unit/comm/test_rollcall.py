@@ -13,9 +13,12 @@ from datetime import timedelta
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
+import plait
+from plait.comm import init
 from plait.comm.network import LOOPBACK, listening_store
 from plait.comm.rollcall import RollCall
 from plait.errors import RankFailed, WorldSizeError
+from plait.mesh import Mesh
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(seconds=60)
@@ -100,3 +103,17 @@ def test_processes_that_were_told_different_worlds_end_with_a_sentence(
         ranks.append(subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True))
     said = [rank.communicate(timeout=60)[0] for rank in ranks]
     assert any("WORLD_SIZE must be alike" in line for line in said), said
+
+
+def worlds_one_after_the_other(number: int) -> int:
+    """The worlds that this rank has joined; the first rank comes to each a moment late."""
+    for _ in range(number):
+        if os.environ["RANK"] == "0":
+            time.sleep(0.5)
+        init(Mesh(dp=2), timeout_seconds=20, device="cpu").close()
+    return number
+
+
+def test_ranks_of_one_launch_meet_again_and_again() -> None:
+    """The agent's store still has the addresses of an earlier world, which nobody answers."""
+    assert plait.launch(worlds_one_after_the_other, 3, nproc=2) == [3, 3]
