@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from plait.engine.group_counts import RATES
+from plait.engine.group_counts import RATE, RATES
 from plait.errors import OptimizerError
 from plait.models.parameters import Parameters
 from plait.values import JsonMapping, JsonObject
@@ -36,8 +36,9 @@ def like(
         )
     if not follows_schedule:
         _refuse_schedule(optimizer)
-    settings = [_settings(kind, group) for group in optimizer.param_groups]
-    marks = [_marks(kind, group) for group in optimizer.param_groups]
+    names = _names_of_settings(optimizer)
+    settings = [_settings(names, group) for group in optimizer.param_groups]
+    marks = [_marks(names, group) for group in optimizer.param_groups]
     group_of = _group_of(optimizer, model)
     missing = [
         name
@@ -136,18 +137,33 @@ def _refuse_schedule(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def _settings(kind: Any, group: JsonMapping) -> JsonObject:
+def _names_of_settings(optimizer: torch.optim.Optimizer) -> set[str]:
+    """The settings that the optimizer's constructors take, also those that a class hands on to its
+    base as `**kwargs`. Where none is named, groups alone have settings, and all of them count.
+    """
+    taken: dict[str, inspect.Parameter] = {}
+    for kind in type(optimizer).__mro__:
+        if issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer:
+            taken |= inspect.signature(kind.__init__).parameters
+    names = set(taken)
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
+        names |= optimizer.defaults.keys()
+    written = {key for group in optimizer.param_groups for key in group} - {"params"}
+    of_schedules = RATES - {RATE}
+    return (names if names & written else written - of_schedules) - {"params", "param_names"}
+
+
+def _settings(names: Set[str], group: JsonMapping) -> JsonObject:
     """The settings of a group that the optimizer's constructor takes."""
-    taken = inspect.signature(kind.__init__).parameters
-    return {key: value for key, value in group.items() if key in taken and key != "params"}
+    return {key: value for key, value in group.items() if key in names}
 
 
-def _marks(kind: Any, group: JsonMapping) -> JsonObject:
+def _marks(names: Set[str], group: JsonMapping) -> JsonObject:
     """The entries of a group that the user wrote for code of their own, as `lr_scale`.
 
     A schedule's are left out, as the engine's optimizer has none, and so are names of parameters.
     """
-    others = {"params", "param_names", *RATES, *_settings(kind, group)}
+    others = {"params", "param_names", *RATES, *_settings(names, group)}
     return {key: value for key, value in group.items() if key not in others}
 
 

@@ -249,7 +249,9 @@ def _shape(part: UnitPart) -> tuple[int, ...]:
 
 def _empty(part: UnitPart, tensor: Tensor) -> nn.Parameter:
     """A parameter for a unit, of zeros while optimizers look at its shape."""
-    return nn.Parameter(torch.zeros(_shape(part), dtype=tensor.dtype, device=tensor.device))
+    value = nn.Parameter(torch.zeros(_shape(part), dtype=tensor.dtype, device=tensor.device))
+    vars(value).update(vars(tensor))
+    return value
 
 
 def _checked(optimizer: object, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:

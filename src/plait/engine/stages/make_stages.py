@@ -242,11 +242,11 @@ def _params_by_stage(
         by_stage[stage] = {}
         for name, param in params.items():
             if name in plan.params[stage]:
-                by_stage[stage][name] = (
-                    nn.Parameter(param.data, requires_grad=param.requires_grad)
-                    if name in seen
-                    else param
-                )
+                own_param = param
+                if name in seen:
+                    own_param = nn.Parameter(param.data, requires_grad=param.requires_grad)
+                    vars(own_param).update(vars(param))
+                by_stage[stage][name] = own_param
         seen |= plan.params[stage]
     return by_stage
 

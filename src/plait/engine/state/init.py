@@ -65,6 +65,7 @@ def place_holders(model: nn.Module, dtype: torch.dtype, device: torch.device) ->
                 replaced[id(param)] = nn.Parameter(
                     element.expand(param.shape), requires_grad=param.requires_grad
                 )
+                vars(replaced[id(param)]).update(vars(param))
             module._parameters[name] = replaced[id(param)]
 
 

@@ -345,6 +345,7 @@ def make_optimizer_shard(
     """
     name = part.slot.name
     value = nn.Parameter(part.view(flat))
+    vars(value).update(vars(part.slot.param))  # such as `_optim`, by which users make groups
     return OptimizerShard(name, part, value, state, replicas, name in group.tied_copies)
 
 

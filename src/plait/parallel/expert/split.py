@@ -156,4 +156,5 @@ def _place(module: nn.Module, key: str, param: nn.Parameter, shape: tuple[int, .
     """Put a parameter of a rank's shape, without memory, in the place of the whole one."""
     element = torch.zeros((), dtype=param.dtype, device=param.device)
     part = nn.Parameter(element.expand(shape), requires_grad=param.requires_grad)
+    vars(part).update(vars(param))
     module.register_parameter(key, part)

@@ -132,6 +132,7 @@ class _Splitter:
             row = torch.zeros(shape[-1:], dtype=param.dtype, device=param.device)
             data = row.expand(shape)  # its last dim has steps of one, as view_as_complex asks
             known = LocalParameter(nn.Parameter(data, requires_grad=param.requires_grad), placement)
+            vars(known.param).update(vars(param))
             self._local[id(param)] = known
         if known.placement.box != placement.box:
             owners = (f"'{name}' ({self._roles.get(name, 'none')})" for name in self._owners(param))
