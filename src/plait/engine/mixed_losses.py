@@ -44,6 +44,12 @@ ALONG: Final = frozenset(
 OF_ONE_NUMBER: Final = frozenset({"sqrt", "rsqrt", "exp", "log", "log1p", "pow", "square"})
 """Functions of a mean over samples whose results are no means over samples."""
 
+DIVISIONS: Final = frozenset({"div", "divide", "truediv", "true_divide", "itruediv", "idiv"})
+INVERSES: Final = frozenset({"rdiv", "rtruediv", "reciprocal"})
+"""Divisions by the first argument."""
+
+PRODUCTS_OF_NUMBERS: Final = frozenset({"mul", "rmul", "imul", "multiply"})
+
 NORMS: Final = frozenset({"norm", "linalg_norm", "linalg_vector_norm", "linalg_matrix_norm"})
 
 TURNS: Final = frozenset({"t", "T", "mT", "transpose", "permute", "swapaxes", "movedim", "adjoint"})
@@ -214,8 +220,10 @@ def _mixes(
     if first_kind is _Kind.SAMPLES and name in ALONG:
         return _is_along_samples(args, named, first)
     if not made.dim() and made.requires_grad:
+        numbers = [tensor for tensor, kind in kinds if _is_trained_number(tensor, kind)]
         is_number = first_kind in (_Kind.STATISTIC, _Kind.LOSS) and not first.dim()
-        return name in (OF_ONE_NUMBER if is_number else NORMS)
+        is_no_sum = _is_no_sum(name, args, named, numbers)
+        return is_no_sum or name in (OF_ONE_NUMBER if is_number else NORMS)
     if name == "grad" or len(kinds) == 1:
         return name == "grad" and _is_mean(first)
     pair, both = [first, kinds[1][0]], [first_kind, kinds[1][1]]
@@ -226,6 +234,26 @@ def _mixes(
     if name == "einsum":
         return set(both) == {_Kind.SAMPLES} and _einsum_mixes(args, [one for one, _ in kinds])
     return name in BETWEEN and _meets(name, pair, both)
+
+
+def _is_trained_number(tensor: Tensor, kind: _Kind) -> bool:
+    """Whether a tensor is one number over all samples, with a gradient."""
+    return kind in (_Kind.STATISTIC, _Kind.LOSS) and not tensor.dim() and tensor.requires_grad
+
+
+def _is_no_sum(
+    name: str, args: Sequence[Any], named: Mapping[str, Any], numbers: Sequence[Tensor]
+) -> bool:
+    """Whether a function divides by a number over samples, or multiplies two of them.
+
+    Dice over a whole batch is such a quotient.
+    """
+    if name in PRODUCTS_OF_NUMBERS:
+        return len(numbers) > 1
+    if name in DIVISIONS:
+        divisor = named.get("other", args[1] if len(args) > 1 else None)
+        return any(divisor is one for one in numbers)
+    return name in INVERSES and bool(numbers)
 
 
 def _is_mean(number: Tensor) -> bool:

@@ -225,12 +225,43 @@ def gradient_of_each(output: Tensor, targets: Tensor) -> Tensor:
     return (losses + slopes.square().sum(1)).mean()
 
 
+def batch_dice(output: Tensor, targets: Tensor) -> Tensor:
+    probabilities, places = output.sigmoid(), targets.sigmoid()
+    both = 2 * (probabilities * places).sum(dim=(-1, -2))
+    all_of_them = probabilities.sum(dim=(-1, -2)) + places.sum(dim=(-1, -2))
+    all_of_them = torch.where(all_of_them == 0, both, all_of_them)
+    return 1 - ((both + 1e-6) / (all_of_them + 1e-6)).mean()
+
+
+def weighted_by_outputs(output: Tensor, targets: Tensor) -> Tensor:
+    weights = output[:, 0].exp()
+    loss = (weights * targets[:, 0]).sum()
+    loss /= weights.sum()
+    return loss
+
+
+def inverse(output: Tensor, targets: Tensor) -> Tensor:
+    return 1 / (output - targets).square().mean()
+
+
+def product_of_means(output: Tensor, targets: Tensor) -> Tensor:
+    return F.mse_loss(output, targets) * output.square().mean()
+
+
+def scaled_by_constants(output: Tensor, targets: Tensor) -> Tensor:
+    loss, other = F.mse_loss(output, targets), output.square().mean()
+    scale = nn.Parameter(torch.ones(()))
+    return loss / scale + loss * (loss.detach() / other.detach()) + other / 2
+
+
 MIXED = (
+    *(batch_dice, weighted_by_outputs, inverse, product_of_means),
     *(clip, in_batch, simclr, batch_hard, pairs, cosines, labels_alike),
     *(barlow, covariance, variance, advantages, cox, load),
     *(root, root_of_a_sum, norm, focal, hidden, written, gradient_of_a_mean),
 )
 OF_EACH = (
+    scaled_by_constants,
     *(squares, classes, by_hand, centred_rows, turned, policy, distilled, dice, each),
     *(focal_of_each, norms_of_each, told_beside, of_two_parts, logged),
     *(one_by_one, at_places, matched, by_a_matrix, gradient_of_each),
