@@ -176,9 +176,11 @@ class Zero3(DataStrategy):
         def hook(module: nn.Module, args: object, output: object) -> None:
             if not self._backward:
                 self._running.pop()
+                if not _on_gradient(output, before_backward) and _hides_tensors(output):
+                    for other in in_order(needed):
+                        other.take()
                 for other in needed.difference(*self._running):
                     other.rest()
-                _on_gradient(output, before_backward)
 
         return hook
 
@@ -277,8 +279,20 @@ def in_order(units: Iterable[ShardedUnit]) -> list[ShardedUnit]:
     return sorted(units, key=lambda unit: unit.index)
 
 
-def _on_gradient(values: object, hook: Callable[[Tensor], None]) -> None:
-    """Call `hook` when the gradient of a tensor among `values` has been computed."""
-    for tensor in tree_leaves(values):
-        if isinstance(tensor, Tensor) and tensor.requires_grad:
-            tensor.register_hook(hook)
+def _hides_tensors(output: object) -> bool:
+    """Whether an output may hold tensors inside objects, of whose gradients nothing tells."""
+    plain = (Tensor, int, float, complex, str, bytes, type(None))
+    are_plain = (isinstance(leaf, plain) for leaf in tree_leaves(output))
+    return torch.is_grad_enabled() and not all(are_plain)
+
+
+def _on_gradient(values: object, hook: Callable[[Tensor], None]) -> bool:
+    """Call `hook` when the gradient of a tensor among `values` has been computed.
+
+    Returns whether there is such a tensor.
+    """
+    leaves = (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
+    tensors = [tensor for tensor in leaves if tensor.requires_grad]
+    for tensor in tensors:
+        tensor.register_hook(hook)
+    return bool(tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -125,3 +126,13 @@ def test_an_object_that_a_block_returns_to_a_later_stage_is_refused() -> None:
     models: list[nn.Module] = [Handed().double() for _ in range(2)]
     with pytest.raises(ModelError, match=r"'blocks\.1' returns an object with tensors"):
         threaded(2, losses, models, "pp2:1f1b mb2", plan="pp2:1f1b mb2")
+
+
+@pytest.mark.parametrize("plan", ["dp2:zero3", "dp2:zero3 mb2", "dp2:zero3 remat:full"])
+def test_zero3_has_the_weights_of_blocks_that_return_objects_in_backward(plan: str) -> None:
+    torch.manual_seed(0)
+    model = Handed().double()
+    models: list[nn.Module] = [copy.deepcopy(model) for _ in range(3)]
+    alone = threaded(1, losses, models[:1], "dp1", plan="dp1")[0]
+    found = threaded(2, losses, models[1:], plan, plan=plan)[0]
+    assert found == pytest.approx(alone, rel=1e-12)
