@@ -22,6 +22,7 @@ from plait.engine.modes import TrainingModes
 from plait.engine.parts import EngineParts
 from plait.engine.seeds import derive_seed, own_random_state
 from plait.engine.stages.pipeline import PipelineStep
+from plait.engine.state.computed_buffers import ComputedBuffers
 from plait.engine.step import Outcome, StepNumbers
 from plait.engine.step_update import StepUpdate
 from plait.origin import batch_norm_error
@@ -69,6 +70,9 @@ class TrainingStep:
         self._seed = parts.seed
         self._stages = parts.world.axis("pp")
         self._within_stage = within_stage(parts.world)
+        self._computed = ComputedBuffers(
+            parts.holding, parts.world, together=parts.driver.is_synchronous
+        )
         self._updates_left = 0
         table = {
             **parts.pipeline.handlers(),
@@ -96,6 +100,7 @@ class TrainingStep:
         self._modes.train()
         if not call:
             self.update.begin()
+            self._computed.before_step()
         step, actions = self.timing.begin(self._of(batch, call), self.index)
         if not call:
             self._driver.before_step()
