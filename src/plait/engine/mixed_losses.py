@@ -36,10 +36,33 @@ STATISTICS: Final = frozenset({"mean", "nanmean", "std", "var", "std_mean", "var
 ALONG: Final = frozenset(
     {
         *("softmax", "log_softmax", "logcumsumexp", "cumsum", "cumprod", "sort", "argsort"),
-        *("std", "var", "std_mean", "var_mean", "logsumexp"),
+        *("std", "var", "std_mean", "var_mean", "logsumexp", "softmin", "cummax", "cummin"),
+        *("topk", "kthvalue", "mode", "msort", "median", "nanmedian", "quantile", "nanquantile"),
+        *("argmax", "argmin"),
     }
 )
 """Functions along a dim whose results are no sums of a number of each place."""
+
+EXTREMES: Final = frozenset({"max", "min", "amax", "amin"})
+
+DIM_IS_THIRD: Final = frozenset({"topk", "kthvalue", "quantile", "nanquantile"})
+"""Functions whose second argument is how many, or which part."""
+
+OF_LAST_DIM: Final = frozenset({"topk", "kthvalue", "mode", "sort", "argsort"})
+"""Functions along the last dim where none is given."""
+
+OF_ALL_DIMS: Final = frozenset(
+    {
+        *("median", "nanmedian", "quantile", "nanquantile", "argmax", "argmin"),
+        *("std", "var", "std_mean", "var_mean", *EXTREMES),
+    }
+)
+"""Functions over all numbers where no dim is given."""
+
+OF_A_GUESSED_DIM: Final = frozenset({"softmax", "log_softmax", "softmin"})
+"""Functions that choose a dim by the number of dims where none is given."""
+
+DIFFERENCES: Final = frozenset({"sub", "rsub", "subtract", "isub"})
 
 OF_ONE_NUMBER: Final = frozenset({"sqrt", "rsqrt", "exp", "log", "log1p", "pow", "square"})
 """Functions of a mean over samples whose results are no means over samples."""
@@ -62,6 +85,8 @@ class _Kind(Enum):
     """Another dim is that of samples, which was the first."""
     STATISTIC = auto()
     """Sums or means over all samples."""
+    EXTREME = auto()
+    """The largest or smallest number over all samples."""
     LOSS = auto()
     """A number over all samples that another function made, such as a loss."""
 
@@ -88,6 +113,8 @@ class MixedSamples(TorchFunctionMode):
         """The name of a function that mixes samples and that a loss was computed by, if any."""
         tensors = [leaf for leaf in tree_leaves(loss) if isinstance(leaf, Tensor)]
         names = [name for one in tensors if (name := self._mixed.get(one)) is not None]
+        if any(self._known.get(one) is _Kind.EXTREME and one.requires_grad for one in tensors):
+            names.append("max or min")
         if names or not self._mixed_nodes:
             return next(iter(names), "")
         seen: set[object] = set()
@@ -182,6 +209,8 @@ def _kind_of(
     turned = [tensor for tensor, kind in kinds if kind is _Kind.TURNED]
     if _is_statistic(name, args, named, samples, made):
         return _Kind.STATISTIC
+    if name in EXTREMES and samples and _is_along_samples(name, args, named, samples[0]):
+        return _Kind.EXTREME
     if not (samples or turned):
         return kinds[0][1]
     return _kind_of_rows(name, args, samples, turned, made) if made.dim() else _Kind.LOSS
@@ -218,12 +247,16 @@ def _mixes(
     """Whether a result has numbers that depend on several samples, beside those of one."""
     first, first_kind = kinds[0]
     if first_kind is _Kind.SAMPLES and name in ALONG:
-        return _is_along_samples(args, named, first)
-    if not made.dim() and made.requires_grad:
+        is_linear = name in STATISTICS and not made.requires_grad and not made.dim()
+        return not is_linear and _is_along_samples(name, args, named, first)
+    extremes = [tensor for tensor, kind in kinds if kind is _Kind.EXTREME]
+    reads_an_extreme = _reads_an_extreme(name, args, named, extremes, made)
+    if reads_an_extreme or (not made.dim() and made.requires_grad):
         numbers = [tensor for tensor, kind in kinds if _is_trained_number(tensor, kind)]
         is_number = first_kind in (_Kind.STATISTIC, _Kind.LOSS) and not first.dim()
         is_no_sum = _is_no_sum(name, args, named, numbers)
-        return is_no_sum or name in (OF_ONE_NUMBER if is_number else NORMS)
+        is_bent = is_no_sum or name in (OF_ONE_NUMBER if is_number else NORMS)
+        return reads_an_extreme or is_bent
     if name == "grad" or len(kinds) == 1:
         return name == "grad" and _is_mean(first)
     pair, both = [first, kinds[1][0]], [first_kind, kinds[1][1]]
@@ -254,6 +287,21 @@ def _is_no_sum(
         divisor = named.get("other", args[1] if len(args) > 1 else None)
         return any(divisor is one for one in numbers)
     return name in INVERSES and bool(numbers)
+
+
+def _reads_an_extreme(
+    name: str,
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    extremes: Sequence[Tensor],
+    made: Tensor,
+) -> bool:
+    """Whether a result depends on the largest number of a batch, or is divided by it.
+
+    Its difference from others keeps exponentials small, and a mask of lengths compares with it.
+    """
+    is_trained = any(one.requires_grad for one in extremes) and made.requires_grad
+    return (is_trained and name not in DIFFERENCES) or _is_no_sum(name, args, named, extremes)
 
 
 def _is_mean(number: Tensor) -> bool:
@@ -297,10 +345,19 @@ def _takes_one(name: str, args: Sequence[Any]) -> bool:
     return name == "getitem" and isinstance(first, int) and not isinstance(first, bool)
 
 
-def _is_along_samples(args: Sequence[Any], named: Mapping[str, Any], source: Tensor) -> bool:
-    """Whether a function is asked for one dim, which is that of samples."""
-    dim = named.get("dim", args[1] if len(args) > 1 else None)
+def _is_along_samples(
+    name: str, args: Sequence[Any], named: Mapping[str, Any], source: Tensor
+) -> bool:
+    """Whether a function works along the dim of samples, by its own choice or as it is asked."""
+    place = 2 if name in DIM_IS_THIRD else 1
+    dim = named.get("dim", named.get("axis", args[place] if len(args) > place else None))
+    if isinstance(dim, Tensor):  # the other argument of a maximum of two
+        return False
     dims = [one for one in tree_leaves(dim) if isinstance(one, int) and not isinstance(one, bool)]
+    if not dims and "other" not in named:
+        if name in OF_A_GUESSED_DIM:
+            return source.dim() in (1, 3)
+        return name in OF_ALL_DIMS or name == "msort" or (name in OF_LAST_DIM and source.dim() == 1)
     return any(one % source.dim() == 0 for one in dims)
 
 
@@ -314,7 +371,7 @@ def _is_statistic(
     """Whether a result is a number over all samples, or one for each feature of theirs."""
     if name not in STATISTICS or not samples:
         return False
-    return not made.dim() or _is_along_samples(args, named, samples[0])
+    return not made.dim() or _is_along_samples(name, args, named, samples[0])
 
 
 def _einsum_mixes(args: Sequence[Any], samples: Sequence[Tensor]) -> bool:
