@@ -7,7 +7,7 @@ look at the error, the model and the batch. An error that none of them explains 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -45,16 +45,23 @@ def explained(*explainers: Explainer) -> Iterator[None]:
 
 
 def step_errors(
-    model: nn.Module, batches: Iterable[tuple[object, object]] | None, rank: int, what: str
+    model: nn.Module,
+    batches: Sequence[tuple[object, object]] | None,
+    rank: int,
+    data_ranks: int,
+    what: str,
 ) -> list[Explainer]:
     """Explainers of a work of that name on a rank.
+
+    Each of the data ranks has as many samples.
 
     They look at memory, and at tokens and labels where the work has batches of (inputs, targets).
     """
     memory = memory_error(rank, what)
     if batches is None:
         return [memory]
-    return [memory, token_error(model, batches, what), label_error(model, what)]
+    graph = graph_error(batches, data_ranks, what)
+    return [memory, token_error(model, batches, what), label_error(model, what), graph]
 
 
 def memory_error(rank: int, what: str) -> Explainer:
@@ -93,6 +100,58 @@ def inner_gradient_error(model: nn.Module) -> Explainer:
         )
 
     return explain
+
+
+_UNEQUAL = re.compile(r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
+_NO_BATCH = re.compile(r"batch2 tensor to be: \[\d+, (\d+)\] but got: \[\d+, (\d+)\]")
+_NO_PRODUCT = re.compile(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)")
+
+
+def graph_error(batches: Sequence[tuple[object, object]], data_ranks: int, what: str) -> Explainer:
+    """Explains an input [N, N, ...] of which each part of (inputs, targets) has some rows alone."""
+
+    def explain(error: Exception) -> DataError | None:
+        sizes = _sizes_that_differ(error)
+        parts = data_ranks * len(batches)
+        for leaf in leaves_of([inputs for inputs, _ in batches]):
+            if not isinstance(leaf, Tensor) or leaf.dim() < 2:
+                continue
+            rows, columns = leaf.shape[:2]
+            if parts > 1 and columns == rows * parts and sizes == {rows, columns}:
+                return DataError(
+                    f"{what}: each of the {parts} parts of a batch has {rows} rows of an input "
+                    f"that is {[columns, *leaf.shape[1:]]}, and torch says {str(error)!r}; if it "
+                    "is the adjacency of one graph, keep the graph whole (tpN:1d, remat, or dp1 "
+                    "without mb), or make each graph of several one sample"
+                )
+        return None
+
+    return explain
+
+
+def graph_of_an_example_error(example: object) -> Explainer:
+    """Explains an example of one sample whose input [1, N, ...] has all of a graph's columns."""
+
+    def explain(error: Exception) -> ModelError | None:
+        sizes = _sizes_that_differ(error)
+        for leaf in leaves_of(example):
+            if isinstance(leaf, Tensor) and leaf.dim() > 1 and set(leaf.shape[:2]) == sizes:
+                return ModelError(
+                    f"the forward refuses one sample, whose input is {list(leaf.shape)}: "
+                    f"{str(error)!r}; if it is a row of the adjacency of one graph, cut the "
+                    "pipeline by a whole graph, Options(cutting=Cutting(example=...)), and add mb1 "
+                    "to the plan"
+                )
+        return None
+
+    return explain
+
+
+def _sizes_that_differ(error: Exception) -> set[int]:
+    """The two sizes that torch says should be one; none where it says something else."""
+    searched = (one.search(str(error)) for one in (_UNEQUAL, _NO_BATCH, _NO_PRODUCT))
+    match = next((one for one in searched if one is not None), None)
+    return set() if match is None else {int(match[1]), int(match[2])}
 
 
 _CLASS = re.compile(r"Target (-?\d+) is out of bounds")

@@ -115,7 +115,11 @@ class TrainingStep:
         """
         name = "the flush" if step is None else f"step {self.index + 1}"
         pairs = None if step is None else step.pairs()
-        explainers = [*self._explainers, *step_errors(self._model, pairs, self._world.rank, name)]
+        data_ranks = self._world.axis("dp").size
+        explainers = [
+            *self._explainers,
+            *step_errors(self._model, pairs, self._world.rank, data_ranks, name),
+        ]
         self._updates_left = sum(action.kind is Kind.UPDATE for action in actions)
         with explained(*explainers), own_random_state(self._world.device):
             begin = self._world.recorder.flight.action
