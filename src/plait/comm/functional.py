@@ -89,9 +89,20 @@ def _run(tensor: Tensor, axis: Axis, source: Layout, target: Layout) -> Tensor:
     op = operation(source, target)
     if op == "none" or axis.size == 1:
         return tensor.view_as(tensor)
+    if op not in COLLECTIVES:
+        return _moved(tensor, axis, source, target)
+    if tensor.is_complex():  # travels as pairs of real numbers
+        pairs = torch.view_as_real(tensor.resolve_conj())
+        return torch.view_as_complex(_run(pairs, axis, source, target).contiguous())
     wire = wire_of(tensor.dtype, axis)
-    if wire is not None and op in COLLECTIVES:
-        return _run(tensor.to(wire), axis, source, target).to(tensor.dtype)
+    if wire is None:
+        return _moved(tensor, axis, source, target)
+    return _run(tensor.to(wire), axis, source, target).to(tensor.dtype)
+
+
+def _moved(tensor: Tensor, axis: Axis, source: Layout, target: Layout) -> Tensor:
+    """The operation of a pair of layouts, on numbers that travel as they are."""
+    op = operation(source, target)
     if op == "all_reduce":
         return reduced(tensor, axis, target)
     if op == "keep":

@@ -45,6 +45,7 @@ from plait.models.losses import IGNORE, cross_entropy
 from plait.parallel import context, data, expert, tensor
 from plait.parallel.context import ContextGroup
 from plait.parallel.expert import ExpertSplit
+from plait.parallel.pipeline.side_effects import attributes_kept
 from plait.parallel.tensor import Placement, TensorGroup, TensorSplit
 from plait.parallel.tensor.mixed_samples import refuse_mixed_samples
 from plait.plan import Plan, TensorAxis
@@ -225,7 +226,7 @@ def followed_roles(model: nn.Module, cutting: Cutting, size: int) -> Table:
     def place(leaf: Tensor) -> Tensor:
         return leaf.to("cpu", floats if leaf.is_floating_point() else leaf.dtype)
 
-    with unmoved(model):
+    with unmoved(model), attributes_kept(model):
         return derive_or_leave(model, lambda: call(model, map_tensors(place, example)), size)
 
 
@@ -235,7 +236,8 @@ def call_without_values(
     """Call a model on inputs made from the example.
 
     Its parameters are zeros of one row's memory, on the device of the inputs. Views as complex
-    numbers ask for rows that lie in memory.
+    numbers ask for rows that lie in memory. Attributes keep what they held, such as a count of
+    calls, or a table that the forward moves.
     """
     inputs = in_its_precision(model, make(accepted(model, example)))
     positional, named = arguments(inputs)
@@ -246,7 +248,8 @@ def call_without_values(
         row = torch.zeros(tensor.shape[-1:], dtype=tensor.dtype, device=device)
         return row.expand(tensor.shape)
 
-    return call_with(model, replaced(model, zeros), positional, named)
+    with attributes_kept(model):
+        return call_with(model, replaced(model, zeros), positional, named)
 
 
 def _split_layers(
