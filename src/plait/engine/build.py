@@ -6,7 +6,7 @@ After it the plan is not read any more: each room has been handed what concerns 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ from plait.engine.loss_parameters import watched
 from plait.engine.loss_reads import absent_parameters, original_parameters
 from plait.engine.lost_digits import warn_of_lost_digits
 from plait.engine.masked_means import MaskedMeanCheck
-from plait.engine.optimizer_like import like
+from plait.engine.optimizer_like import check_elementwise, like
 from plait.engine.options import Options
 from plait.engine.own_modules import own_modules
 from plait.engine.parameter_hooks import warn_of_parameter_hooks
@@ -136,8 +136,7 @@ def build(
     asks = getattr(optimizer, "needs_whole", False)
     cuts_parameters = plan.dp.strategy in data.ELEMENTWISE_ONLY or plan.tp.size > 1
     if cuts_parameters and not asks:
-        make_optimizer = optimizer
-        data.require_elementwise(lambda params: make_optimizer(_unnamed(params)), str(plan))
+        check_elementwise(optimizer, model, str(plan))
 
     check_state_whole(optimizer, plan)
     guard = make_guard(plan, options)
@@ -305,7 +304,3 @@ def _checked(plan: Plan | str) -> Plan:
     eight_bits.check(plan)
     check_composition(plan)
     return plan
-
-
-def _unnamed(params: Sequence[nn.Parameter]) -> Parameters:
-    return Parameters([(f"parameter {index}", param) for index, param in enumerate(params)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from plait.engine.group_counts import RATE, RATES
 from plait.errors import OptimizerError
 from plait.models.parameters import Parameters
+from plait.parallel.data import require_elementwise
 from plait.values import JsonMapping, JsonObject
 
 
@@ -54,6 +55,25 @@ def like(
     return Remade(optimizer, settings, marks, group_of, follows_schedule=follows_schedule)
 
 
+def check_elementwise(
+    make_optimizer: Callable[[Parameters], torch.optim.Optimizer], model: nn.Module, plan_text: str
+) -> None:
+    """Raise `OptimizerError` unless the optimizer is elementwise in each of its groups.
+
+    The parameters of the trial have names of the model's. An optimizer made again has one for each
+    group.
+    """
+    names = [name for name, param in model.named_parameters() if param.requires_grad]
+    if isinstance(make_optimizer, Remade):
+        names = list({make_optimizer.group(name): name for name in names}.values())
+    names = names or ["parameter"]
+
+    def make(params: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        return make_optimizer(Parameters(list(zip(names, params, strict=True))))
+
+    require_elementwise(make, plan_text, len(names))
+
+
 class Remade:
     """Makes optimizers of a rank's parameters, like one that the user made for the whole model."""
 
@@ -77,7 +97,7 @@ class Remade:
         """The optimizer of these parameters, which a rank has."""
         members: list[list[nn.Parameter]] = [[] for _ in self._groups]
         for name, param in params.named():
-            members[self._group_of.get(name, 0)].append(param)
+            members[self.group(name)].append(param)
         groups = [
             {"params": own, **settings} for own, settings in zip(members, self._groups, strict=True)
         ]
@@ -93,6 +113,10 @@ class Remade:
             for key, value in marks.items():
                 group.setdefault(key, value)
         return made
+
+    def group(self, name: str) -> int:
+        """The number of the group that a parameter of the model is in."""
+        return self._group_of.get(name, 0)
 
     def check_settings(self) -> None:
         """Raise `OptimizerError` where the user's optimizer has got a schedule or other settings.

@@ -13,6 +13,7 @@ from torch import nn
 import plait
 from plait.comm import World
 from plait.engine.optimizer_like import like
+from plait.errors import OptimizerError
 from plait.models.parameters import Parameters
 from tests.helpers.threaded import threaded
 
@@ -120,3 +121,46 @@ def test_marks_of_parameters_reach_the_function_of_the_optimizer(plan: str, whol
     alone = F.mse_loss(model(batch[0]), batch[1]).item()
     for rank in threaded(plait.Plan.parse(plan).world_size, train, plan=plan):
         assert rank["losses"] == pytest.approx([alone], rel=1e-12)
+
+
+class Mixed(torch.optim.SGD):
+    """Steps of one length for the tensors of some groups, and plain ones for the others."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                length = param.grad.norm() if group.get("equal") else 1.0
+                param.data.sub_(param.grad / length, alpha=group["lr"])
+
+
+def mixed(named: Iterable[tuple[str, nn.Parameter]]) -> Mixed:
+    groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "equal": True}]
+    for name, param in named:
+        groups["1" in name]["params"].append(param)
+    return Mixed(groups, lr=0.1)
+
+
+@pytest.mark.parametrize("plan", ["dp2:zero1", "tp2"])
+@pytest.mark.parametrize("is_given", [True, False])
+def test_every_group_of_an_optimizer_is_tried(plan: str, is_given: bool) -> None:
+    """Groups behind the first were not, so that ranks took the lengths of their parts."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+    optimizer = (
+        mixed(model.named_parameters()) if is_given else lambda params: mixed(params.named())
+    )
+    with pytest.raises(OptimizerError, match="Mixed is not elementwise"):
+        plait.build(model, plan, loss=F.mse_loss, optimizer=optimizer)
+
+
+def test_a_length_of_all_parameters_is_not_elementwise() -> None:
+    """Each rank had the length of its parts."""
+
+    class Together(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            params = [param for group in self.param_groups for param in group["params"]]
+            length = torch.stack([param.grad.norm() for param in params]).norm()
+            for param in params:
+                param.data.sub_(param.grad / length, alpha=0.1)
+
+    with pytest.raises(OptimizerError, match="Together is not elementwise"):
+        plait.build(nn.Linear(4, 4), "dp2:zero1", loss=F.mse_loss, optimizer=Together)

@@ -20,8 +20,8 @@ from plait.errors import OptimizerError
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
 CURE = (
-    "Use an elementwise optimizer (SGD, Adam, AdamW, ...), one that says needs_whole = True, or "
-    "dpN:allreduce, ring or server without tpN"
+    "Use an elementwise optimizer (SGD, Adam, AdamW, ...), plait.WholeTensors(function of the "
+    "parameters), one that says needs_whole = True, or dpN:allreduce, ring or server without tpN"
 )
 
 SHARPNESS_STEPS = ("first_step", "second_step")
@@ -45,32 +45,32 @@ def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str) -> None:
-    """Raise `OptimizerError` unless the optimizer updates a matrix and the two halves of its
-    elements alike.
+def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str, count: int = 1) -> None:
+    """Raise `OptimizerError` unless the optimizer updates matrices and their two halves alike.
 
-    `make_optimizer` is tried on parameters (4, 6), and on (10,) and (14,), for three steps on the
-    CPU.
+    Each half has an optimizer of its own.
+
+    `make_optimizer` is tried for three steps on the CPU: on `count` parameters (4, 6), and on as
+    many of (10,) and (14,).
     """
     generator = torch.Generator().manual_seed(0)
-    start = torch.randn(_ROWS, _COLUMNS, generator=generator)
-    grads = [torch.randn(_ROWS, _COLUMNS, generator=generator) for _ in range(_STEPS)]
-    whole = nn.Parameter(start.clone())
-    halves = [nn.Parameter(half.clone()) for half in _halves(start)]
+    starts = [torch.randn(_ROWS, _COLUMNS, generator=generator) for _ in range(count)]
+    whole = [nn.Parameter(start.clone()) for start in starts]
+    halves = [[nn.Parameter(_halves(start)[k].clone()) for start in starts] for k in range(2)]
     name = "the optimizer"
     try:
-        on_whole = make_optimizer([whole])
-        on_halves = make_optimizer(halves)
-        name = type(on_whole).__name__
-        refuse_closures(on_whole)
-        begin_training(on_whole)
-        begin_training(on_halves)
-        for grad in grads:
-            whole.grad = grad.clone()
-            for half, part in zip(halves, _halves(grad), strict=True):
-                half.grad = part.clone()
-            torch_internals.step(on_whole)
-            torch_internals.step(on_halves)
+        optimizers = [make_optimizer(params) for params in (whole, *halves)]
+        name = type(optimizers[0]).__name__
+        refuse_closures(optimizers[0])
+        for optimizer in optimizers:
+            begin_training(optimizer)
+        for _ in range(_STEPS):
+            for index, param in enumerate(whole):
+                param.grad = torch.randn(_ROWS, _COLUMNS, generator=generator)
+                for half, part in zip(halves, _halves(param.grad), strict=True):
+                    half[index].grad = part.clone()
+            for optimizer in optimizers:
+                torch_internals.step(optimizer)
     except OptimizerError:
         raise
     except Exception as error:
@@ -78,12 +78,10 @@ def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str) -> None:
             f"{plan_text} updates shards, which are one-dimensional ranges of elements, and {name} "
             f"does not take them: {error}. {CURE}"
         ) from error
-    if not torch.allclose(
-        whole.detach().reshape(-1),
-        torch.cat([half.detach() for half in halves]),
-        rtol=1e-5,
-        atol=1e-7,
-    ):
+    updated = torch.cat([param.detach().reshape(-1) for param in whole])
+    pairs = zip(*halves, strict=True)
+    joined = torch.cat([half.detach() for pair in pairs for half in pair])
+    if not torch.allclose(updated, joined, rtol=1e-5, atol=1e-7):
         raise OptimizerError(
             f"{plan_text} updates shards, which are ranges of elements, and {name} is not "
             "elementwise: it updates a matrix otherwise than the two halves of its elements. "
