@@ -5,6 +5,7 @@ targets that are not masked. The two differ as soon as samples have different nu
 a weight for each class it is over the weights of the targets, which differ from class to class.
 The same holds of a mask that the loss multiplies or selects by. Under `cpN` parts of one sequence
 have a loss each, and differ even where all samples have equal masks.
+A loss that takes positions together takes those of its part alone.
 A sum over samples shrinks with the parts of a batch, as its gradient does under DDP. A contrastive
 loss has fewer pairs there.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterator
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from torch import Tensor
 from plait.batch_trees import leaves_of
 from plait.engine.loss import LossFunction
 from plait.engine.mixed_losses import MixedSamples
+from plait.engine.mixed_positions import MixedPositions
 from plait.engine.sample_sums import SampleSums
 from plait.engine.uneven_means import UnevenMeans
 from plait.models.losses import IGNORE
@@ -59,7 +62,8 @@ class MaskedMeanCheck:
         mixed = MixedSamples(output, targets)
         watched = SampleSums(output, targets)
         uneven = UnevenMeans(output, targets, cuts_sequences=self.sequences > 1)
-        with uneven as means, watched as sums, mixed:
+        along = MixedPositions(output, targets) if self.sequences > 1 else nullcontext()
+        with uneven as means, watched as sums, mixed, along:
             loss = self._function(output, targets)
         self._looks -= 1
         self._ignored |= means.ignored
@@ -68,6 +72,9 @@ class MaskedMeanCheck:
         if self._cuts_samples and (found := mixed.found(loss)):
             self._looks = 0
             self._warn_of_mixed_samples(found)
+        elif isinstance(along, MixedPositions) and (found := along.found(loss)):
+            self._looks = 0
+            self._warn_of_mixed_positions(found)
         elif isinstance(loss, Tensor):
             if sums.has(loss):
                 self._looks = 0
@@ -140,6 +147,16 @@ class MaskedMeanCheck:
             "(tpN:1d and remat keep a batch whole), compute statistics of targets, such as "
             "normalised advantages, before engine.step, and quotients, such as Dice, sample by "
             "sample",
+            stacklevel=2,
+        )
+
+    def _warn_of_mixed_positions(self, name: str) -> None:
+        warnings.warn(
+            "the loss takes positions of a sequence together, as attention, a shift of labels or "
+            f"a sum over a sequence does ({name}); under cp it gets one of {self.sequences} parts "
+            "of each sequence, so the loss is another one than that of one device: shift targets "
+            "before engine.step, call other models, such as a frozen teacher, before it or inside "
+            "the model's forward, or leave cp out",
             stacklevel=2,
         )
 

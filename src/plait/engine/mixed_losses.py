@@ -6,16 +6,14 @@ plan that divides the batch gives such a loss fewer pairs and other statistics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, Final
 
-import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from plait.engine.notes import Notes
+from plait.engine.followed import Followed
 from plait.values import PyTree
 
 PRODUCTS: Final = frozenset({"matmul", "rmatmul", "mm", "linear", "inner", "cdist"})
@@ -91,7 +89,7 @@ class _Kind(Enum):
     """A number over all samples that another function made, such as a loss."""
 
 
-class MixedSamples(TorchFunctionMode):
+class MixedSamples(Followed[_Kind]):
     """Follows outputs and targets of a micro-batch [B, ...] through a loss.
 
     Numbers beside the loss, such as a correlation that is logged, may mix samples.
@@ -99,70 +97,21 @@ class MixedSamples(TorchFunctionMode):
 
     def __init__(self, output: PyTree, targets: PyTree) -> None:
         super().__init__()
-        self._known = Notes[_Kind]()
-        self._mixed = Notes[str]()
-        self._mixed_nodes: dict[object, str] = {}
         given = [one for one in tree_leaves((output, targets)) if isinstance(one, Tensor)]
         shaped = [one for one in given if one.dim()]
         rows = next((one.shape[0] for one in shaped if one.is_floating_point()), 0)
         for leaf in shaped:
             if rows > 1 and leaf.shape[0] == rows:
-                self._known.add(leaf, _Kind.SAMPLES)
+                self.known.add(leaf, _Kind.SAMPLES)
 
     def found(self, loss: PyTree) -> str:
         """The name of a function that mixes samples and that a loss was computed by, if any."""
         tensors = [leaf for leaf in tree_leaves(loss) if isinstance(leaf, Tensor)]
-        names = [name for one in tensors if (name := self._mixed.get(one)) is not None]
-        if any(self._known.get(one) is _Kind.EXTREME and one.requires_grad for one in tensors):
-            names.append("max or min")
-        if names or not self._mixed_nodes:
-            return next(iter(names), "")
-        seen: set[object] = set()
-        left: list[Any] = [one.grad_fn for one in tensors]
-        while left:
-            node = left.pop()
-            if node in self._mixed_nodes:
-                return self._mixed_nodes[node]
-            if node is not None and node not in seen:
-                seen.add(node)
-                left.extend(following for following, _ in node.next_functions)
-        return ""
+        if any(self.known.get(one) is _Kind.EXTREME and one.requires_grad for one in tensors):
+            return "max or min"
+        return super().found(loss)
 
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Call a function of torch, and look at what it does with samples."""
-        named = dict(kwargs or {})
-        with torch._C.DisableTorchFunction():
-            mixed = self._mixed_by((args, named))
-            kinds = [] if mixed else self._kinds((args, named))
-        result = function(*args, **named)
-        if (mixed or kinds) and not isinstance(function, type):
-            with torch._C.DisableTorchFunction():
-                name = _name(function)
-                if mixed:
-                    self._note_mixed(args[0] if name == "setitem" else result, mixed)
-                else:
-                    self._look(name, args, named, kinds, result)
-        return result
-
-    def _mixed_by(self, given: PyTree) -> str:
-        """The name of the function that mixed samples into one of the arguments, if any."""
-        tensors = (leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
-        return next((name for one in tensors if (name := self._mixed.get(one)) is not None), "")
-
-    def _note_mixed(self, result: PyTree, name: str) -> None:
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self._mixed.add(leaf, name)
-                if leaf.grad_fn is not None:  # an autograd.Function hides what it computes from
-                    self._mixed_nodes[leaf.grad_fn] = name
-
-    def _look(
+    def look(
         self,
         name: str,
         args: Sequence[Any],
@@ -170,31 +119,15 @@ class MixedSamples(TorchFunctionMode):
         kinds: Sequence[tuple[Tensor, _Kind]],
         result: PyTree,
     ) -> None:
+        """Note what a function makes of samples [B, ...], which it may mix."""
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if made and _mixes(name, args, named, kinds, made[0]):
-            self._note_mixed(result, name)
+            self.note_mixed(result, name)
             return
         for leaf in made:
             kind = _kind_of(name, args, named, kinds, leaf)
-            if kind is not None and leaf not in self._known:
-                self._known.add(leaf, kind)
-
-    def _kinds(self, given: PyTree) -> list[tuple[Tensor, _Kind]]:
-        """The tensors among the arguments that hold samples or statistics, in their order."""
-        found = []
-        for leaf in tree_leaves(given):
-            kind = self._known.get(leaf) if isinstance(leaf, Tensor) else None
-            if kind is not None:
-                found.append((leaf, kind))
-        return found
-
-
-def _name(function: Callable[..., Any]) -> str:
-    """The name of a function, or of the property that it reads."""
-    name = getattr(function, "__name__", "")
-    if name == "__get__":
-        name = getattr(getattr(function, "__self__", None), "__name__", "")
-    return str(name).strip("_")
+            if kind is not None and leaf not in self.known:
+                self.known.add(leaf, kind)
 
 
 def _kind_of(

@@ -1,0 +1,115 @@
+"""Follows tensors of a kind through the functions of torch that a loss calls.
+
+A function may make what a plan that cuts batches computes otherwise. Its results are noted, and
+what is made of them, as far as the loss.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from plait.engine.notes import Notes
+from plait.values import PyTree
+
+Kind = TypeVar("Kind")
+
+
+class Followed(TorchFunctionMode, Generic[Kind]):
+    """Tensors of a kind, and those that a function mixed, with the name of the function.
+
+    Attributes:
+        known: the kinds of tensors.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known = Notes[Kind]()
+        self._mixed = Notes[str]()
+        self._mixed_nodes: dict[object, str] = {}
+
+    @abstractmethod
+    def look(
+        self,
+        name: str,
+        args: Sequence[Any],
+        named: Mapping[str, Any],
+        kinds: Sequence[tuple[Tensor, Kind]],
+        result: PyTree,
+    ) -> None:
+        """Note what a function of torch made of tensors [B, ...] of these kinds."""
+
+    def found(self, loss: PyTree) -> str:
+        """The name of a function that mixed tensors and that a loss was computed by, if any."""
+        tensors = [leaf for leaf in tree_leaves(loss) if isinstance(leaf, Tensor)]
+        names = [name for one in tensors if (name := self._mixed.get(one)) is not None]
+        if names or not self._mixed_nodes:
+            return next(iter(names), "")
+        seen: set[object] = set()
+        left: list[Any] = [one.grad_fn for one in tensors]
+        while left:
+            node = left.pop()
+            if node in self._mixed_nodes:
+                return self._mixed_nodes[node]
+            if node is not None and node not in seen:
+                seen.add(node)
+                left.extend(following for following, _ in node.next_functions)
+        return ""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch, and look at what it does with tensors of a kind."""
+        named = dict(kwargs or {})
+        with torch._C.DisableTorchFunction():
+            mixed = self._mixed_by((args, named))
+            kinds = [] if mixed else self._kinds((args, named))
+        result = function(*args, **named)
+        if (mixed or kinds) and not isinstance(function, type):
+            with torch._C.DisableTorchFunction():
+                name = _name(function)
+                if mixed:
+                    self.note_mixed(args[0] if name == "setitem" else result, mixed)
+                else:
+                    self.look(name, args, named, kinds, result)
+        return result
+
+    def _mixed_by(self, given: PyTree) -> str:
+        """The name of the function that mixed one of the arguments, if any."""
+        tensors = (leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
+        return next((name for one in tensors if (name := self._mixed.get(one)) is not None), "")
+
+    def note_mixed(self, result: PyTree, name: str) -> None:
+        """Note that the tensors of a result were mixed by a function."""
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._mixed.add(leaf, name)
+                if leaf.grad_fn is not None:  # an autograd.Function hides what it computes from
+                    self._mixed_nodes[leaf.grad_fn] = name
+
+    def _kinds(self, given: PyTree) -> list[tuple[Tensor, Kind]]:
+        """The tensors among the arguments that are of a kind, in their order."""
+        found = []
+        for leaf in tree_leaves(given):
+            kind = self.known.get(leaf) if isinstance(leaf, Tensor) else None
+            if kind is not None:
+                found.append((leaf, kind))
+        return found
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """The name of a function, or of the property that it reads."""
+    name = getattr(function, "__name__", "")
+    if name == "__get__":
+        name = getattr(getattr(function, "__self__", None), "__name__", "")
+    return str(name).strip("_")

@@ -1,0 +1,270 @@
+"""Sees whether a loss compares the positions of a sequence with each other.
+
+Under `cpN` a loss gets a part of each sequence. Its attention, its sums along the sequence, and its
+shifts of labels by one then stay within that part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
+from typing import Any, Final
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from plait.engine.followed import Followed
+from plait.engine.mixed_losses import (
+    BETWEEN,
+    DIVISIONS,
+    INVERSES,
+    PRODUCTS_OF_NUMBERS,
+    TURNS,
+)
+from plait.engine.sample_sums import KEEP_SUMS
+from plait.values import PyTree
+
+ATTENTION: Final = frozenset(
+    {
+        *("scaled_dot_product_attention", "multi_head_attention_forward"),
+        *("transformer_encoder_layer_fwd", "native_multi_head_attention"),
+        *("lstm", "gru", "rnn_tanh", "rnn_relu"),
+    }
+)
+"""Functions of whole sequences."""
+
+ALONG: Final = frozenset(
+    {
+        *("softmax", "log_softmax", "logsumexp", "logcumsumexp", "cumsum", "cumprod", "sort"),
+        *("std", "var", "std_mean", "var_mean", "roll", "flip", "diff", "argsort", "median"),
+        *("max", "min", "amax", "amin", "argmax", "argmin", "topk", "prod"),
+    }
+)
+"""Functions along a dim whose results are no sums of a number of each place."""
+
+OF_CLASSES: Final = frozenset({"cross_entropy", "nll_loss"})
+"""Functions whose second dim is that of classes."""
+
+SUMS: Final = frozenset({"mean", "nanmean", "sum", "nansum"})
+
+CURVED: Final = frozenset(
+    {
+        *("exp", "log", "log1p", "sqrt", "rsqrt", "pow", "square", "abs", "relu", "sigmoid"),
+        *("log_sigmoid", "softplus", "tanh", "softmax", "log_softmax", "normalize", "norm"),
+        *("cross_entropy", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
+        *("binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_similarity"),
+    }
+)
+"""Functions of a mean over positions whose results are no means over positions."""
+
+DIM_THIRD: Final = frozenset({"roll", "topk", "diff"})
+"""Functions whose third argument is the dim."""
+
+LAST_DIM: Final = frozenset({"sort", "argsort", "topk", "diff"})
+"""Functions along the last dim where none is given."""
+
+PRODUCTS: Final = frozenset({"matmul", "bmm", "einsum"})
+
+VIEWS: Final = frozenset({"view", "reshape", "flatten"})
+
+
+class _Kind(Enum):
+    POSITIONS = auto()
+    """Tensors [B, T, ...]; a view may have several numbers of each position side by side."""
+    DERIVED = auto()
+    """Positions are another dim than the second."""
+    POOLED = auto()
+    """Sums or means over the positions of each sample."""
+    SUMMED = auto()
+    """Sums over the positions of each sample, and means of these over samples."""
+
+
+OVER_POSITIONS: Final = (_Kind.POOLED, _Kind.SUMMED)
+
+
+class MixedPositions(Followed[_Kind]):
+    """Follows outputs and targets [B, T, ...] of parts of sequences through a loss."""
+
+    def __init__(self, output: PyTree, targets: PyTree) -> None:
+        super().__init__()
+        given = [one for one in tree_leaves((output, targets)) if isinstance(one, Tensor)]
+        shaped = [one for one in given if one.dim() > 1 and not one.is_nested]
+        shapes = (one.shape[:2] for one in shaped if one.is_floating_point())
+        self._samples, self._positions = next(shapes, (0, 0))
+        self._selected: set[int] = set()
+        self._is_scaled = False
+        for leaf in shaped:
+            if self._positions > 1 and leaf.shape[:2] == (self._samples, self._positions):
+                self.known.add(leaf, _Kind.POSITIONS)
+
+    def found(self, loss: PyTree) -> str:
+        """The name of a function that mixes positions and that a loss was computed by, if any.
+
+        A loop may take each of the positions by itself. A sum over positions may have factors that
+        make it a mean, and a loss of two numbers has its own count.
+        """
+        is_sum = isinstance(loss, Tensor) and self.known.get(loss) is _Kind.SUMMED
+        if is_sum and not self._is_scaled:
+            return "sum"
+        name = super().found(loss)
+        takes_each = name == "getitem of one position" and len(self._selected) == self._positions
+        return "" if takes_each else name
+
+    def look(
+        self,
+        name: str,
+        args: Sequence[Any],
+        named: Mapping[str, Any],
+        kinds: Sequence[tuple[Tensor, _Kind]],
+        result: PyTree,
+    ) -> None:
+        """Note what a function makes of positions [B, T, ...], which it may mix."""
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if not made:
+            return
+        is_product = name in DIVISIONS or name in PRODUCTS_OF_NUMBERS
+        self._is_scaled = self._is_scaled or (is_product and len(kinds) == 1)
+        mixing = self._mixing(name, args, named, kinds, made[0])
+        if mixing:
+            self.note_mixed(result, mixing)
+            return
+        for leaf in made:
+            kind = self._kind_of(name, args, named, kinds, leaf)
+            if kind is not None and leaf not in self.known:
+                self.known.add(leaf, kind)
+
+    def _mixing(
+        self,
+        name: str,
+        args: Sequence[Any],
+        named: Mapping[str, Any],
+        kinds: Sequence[tuple[Tensor, _Kind]],
+        made: Tensor,
+    ) -> str:
+        """The name of what mixes positions [B, T, ...] in a call, if anything surely does."""
+        first, kind = kinds[0]
+        if any(one in OVER_POSITIONS for _, one in kinds):
+            return name if _bends(name, args, kinds) else ""
+        if self._is_of_whole_sequences(name, args, named, kinds, made):
+            return name
+        if kind is not _Kind.POSITIONS or not args or args[0] is not first:
+            return ""
+        is_along = name in ALONG and _is_along_positions(name, args, named, first)
+        return name if is_along or name in OF_CLASSES else self._taking(name, args, named, first)
+
+    def _is_of_whole_sequences(
+        self,
+        name: str,
+        args: Sequence[Any],
+        named: Mapping[str, Any],
+        kinds: Sequence[tuple[Tensor, _Kind]],
+        made: Tensor,
+    ) -> bool:
+        """Whether a function attends, recurs or slides along a sequence."""
+        first = kinds[0][0]
+        if name in ATTENTION:
+            return self._positions in first.shape
+        if name == "conv1d":
+            weight = named.get("weight", args[1] if len(args) > 1 else None)
+            slides = isinstance(weight, Tensor) and weight.shape[-1] > 1
+            return slides and first.shape[-1] == self._positions
+        return name in PRODUCTS and self._is_square(kinds, made)
+
+    def _is_square(self, kinds: Sequence[tuple[Tensor, _Kind]], made: Tensor) -> bool:
+        """Whether a product has a number for each pair of positions."""
+        size = (self._positions, self._positions)
+        return len(kinds) > 1 and made.dim() > 2 and made.shape[-2:] == size
+
+    def _taking(
+        self, name: str, args: Sequence[Any], named: Mapping[str, Any], source: Tensor
+    ) -> str:
+        """The name of what takes some positions of a tensor [B, T, ...], or one."""
+        if name in ("select", "narrow", "index_select"):
+            dim = named.get("dim", args[1] if len(args) > 1 else None)
+            if not isinstance(dim, int) or dim % source.dim() != 1:
+                return ""
+            place = named.get("index", args[2] if len(args) > 2 else None)
+            return self._one(place) if name == "select" else name
+        if name != "getitem":
+            return ""
+        index = _of_second(args[1], source.dim())
+        if isinstance(index, int) and not isinstance(index, bool):
+            return self._one(index)
+        if isinstance(index, slice):
+            whole = range(*index.indices(source.shape[1])) == range(source.shape[1])
+            return "" if whole else "getitem of some positions"
+        return ""
+
+    def _one(self, place: object) -> str:
+        if isinstance(place, int):
+            self._selected.add(place % self._positions)
+        return "getitem of one position"
+
+    def _kind_of(
+        self,
+        name: str,
+        args: Sequence[Any],
+        named: Mapping[str, Any],
+        kinds: Sequence[tuple[Tensor, _Kind]],
+        made: Tensor,
+    ) -> _Kind | None:
+        first, kind = kinds[0]
+        if kind in OVER_POSITIONS:
+            stays = kind is _Kind.SUMMED and (name in KEEP_SUMS or name in SUMS)
+            return _Kind.SUMMED if stays else _Kind.POOLED
+        if not made.dim():
+            return None
+        is_sum = kind is _Kind.POSITIONS and name in SUMS
+        if is_sum and _is_along_positions(name, args, named, first):
+            return _Kind.SUMMED if name == "sum" else _Kind.POOLED
+        if self._is_second(name, kinds, made):
+            return _Kind.POSITIONS
+        return _Kind.DERIVED if self._positions in made.shape else None
+
+    def _is_second(self, name: str, kinds: Sequence[tuple[Tensor, _Kind]], made: Tensor) -> bool:
+        """Whether the second dim of a result is that of positions."""
+        first, kind = kinds[0]
+        if made.dim() < 2 or made.shape[0] != self._samples:
+            return False
+        width = made.shape[1]
+        if kind is _Kind.POSITIONS:
+            is_folded = name in VIEWS and width % self._positions == 0
+            return name not in TURNS and (is_folded or width == first.shape[1])
+        is_beside = any(one is _Kind.POSITIONS for _, one in kinds)
+        return width == self._positions and (name in TURNS or is_beside)
+
+
+def _bends(name: str, args: Sequence[Any], kinds: Sequence[tuple[Tensor, _Kind]]) -> bool:
+    """Whether a function of means over positions is no mean over positions any more."""
+    pooled = [tensor for tensor, kind in kinds if kind in OVER_POSITIONS]
+    if name in DIVISIONS and len(args) > 1:
+        return any(args[1] is one for one in pooled)
+    if name in BETWEEN and len(kinds) > 1:
+        are_two = len(pooled) > 1 and name.endswith(("mul", "multiply"))
+        return are_two or any(kind is _Kind.POSITIONS for _, kind in kinds)
+    return name in CURVED or name in INVERSES
+
+
+def _is_along_positions(
+    name: str, args: Sequence[Any], named: Mapping[str, Any], source: Tensor
+) -> bool:
+    """Whether a function is asked for some dims, of which one is the second of its argument."""
+    given = args[2:] if name in DIM_THIRD else args[1:]
+    dim = named.get("dim", named.get("dims", given))
+    dims = [one for one in tree_leaves(dim) if isinstance(one, int) and not isinstance(one, bool)]
+    if not dims and name in LAST_DIM:
+        dims = [-1]
+    return any(one % source.dim() == 1 for one in dims)
+
+
+def _of_second(index: object, dims: int) -> object:
+    """The part of an index of a tensor [B, T, ...] that is for its second dim."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if any(isinstance(one, Tensor) and one.dtype.itemsize == 1 for one in parts):
+        return None  # a mask may take several dims
+    given = [one for one in parts if one is not None and one is not Ellipsis]
+    if Ellipsis in [one for one in parts if not isinstance(one, Tensor)]:
+        place = next(place for place, one in enumerate(parts) if one is Ellipsis)
+        before = [one for one in parts[:place] if one is not None]
+        given = [*before, *[slice(None)] * (dims - len(given)), *given[len(before) :]]
+    return given[1] if len(given) > 1 else None

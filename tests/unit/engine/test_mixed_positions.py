@@ -1,0 +1,188 @@
+"""A loss that takes positions of a sequence together is told where a plan cuts sequences."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plait.comm.simulated import simulate
+from plait.comm.world import World
+from plait.engine.build import build
+from plait.engine.masked_means import MaskedMeanCheck
+from plait.mesh import Mesh
+from tests.unit.engine.test_masked_means import Words
+
+Loss = Callable[[Tensor, Tensor], "Tensor | tuple[Tensor, Tensor]"]
+
+
+def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(output.flatten(0, 1), labels.flatten())
+
+
+def shifted(output: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(output[..., :-1, :].contiguous(), labels[..., 1:].contiguous())
+
+
+def shifted_and_counted(output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    last = output.shape[1] - 1
+    total = F.cross_entropy(output.narrow(1, 0, last).mT, labels[:, 1:], reduction="sum")
+    return total, torch.tensor(labels[:, 1:].numel())
+
+
+def of_first(output: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(output[:, 0], labels[:, 0])
+
+
+def of_mean(output: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(output.mean(1), labels.new_zeros(len(labels)))
+
+
+def of_sequences(output: Tensor, labels: Tensor) -> Tensor:
+    logs = output.log_softmax(-1).gather(2, labels[..., None]).squeeze(2)
+    return -F.logsigmoid(logs.sum(-1)).mean()
+
+
+def sum_of_each(output: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(output.mT, labels, reduction="none").sum(1).mean()
+
+
+def span(output: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(output[..., 0], labels.new_zeros(len(labels)))
+
+
+def rolled(output: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(output, labels.roll(-1, 1))
+
+
+def smooth(output: Tensor, labels: Tensor) -> Tensor:
+    return output.diff(1, 1).abs().mean()
+
+
+def centred(output: Tensor, labels: Tensor) -> Tensor:
+    return (output - output.mean(1, keepdim=True)).pow(2).mean()
+
+
+def attention(output: Tensor, labels: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(output, output, output).mean()
+
+
+def attention_by_hand(output: Tensor, labels: Tensor) -> Tensor:
+    heads = output.unflatten(2, (2, 4)).transpose(1, 2)
+    return ((heads @ heads.mT).softmax(-1) @ heads).mean()
+
+
+def attention_of_torch(output: Tensor, labels: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        seen = nn.MultiheadAttention(8, 2, batch_first=True)(output, output, output)[0]
+    return (output - seen).pow(2).mean()
+
+
+def recurrent(output: Tensor, labels: Tensor) -> Tensor:
+    return nn.GRU(8, 3, batch_first=True)(output)[0].mean()
+
+
+def sliding(output: Tensor, labels: Tensor) -> Tensor:
+    return F.conv1d(output.mT, torch.ones(1, 8, 3)).mean()
+
+
+MIXING = [
+    *(shifted, shifted_and_counted, of_first, of_mean, of_sequences, sum_of_each, span, rolled),
+    *(smooth, centred, attention, attention_by_hand, attention_of_torch, recurrent, sliding),
+]
+
+
+def each(output: Tensor, labels: Tensor) -> Tensor:
+    places = range(output.size(1))
+    return torch.stack([F.cross_entropy(output[:, i], labels[:, i]) for i in places]).mean()
+
+
+def mean_of_means(output: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(output.mT, labels, reduction="none").mean(1).mean()
+
+
+def mean_by_hand(output: Tensor, labels: Tensor) -> Tensor:
+    losses = F.cross_entropy(output.mT, labels, reduction="none")
+    return (losses.sum(1) / losses.size(1)).mean()
+
+
+def mean_by_weights(output: Tensor, labels: Tensor) -> Tensor:
+    losses = F.cross_entropy(output.mT, labels, reduction="none")
+    return (losses * (1 / losses.size(1))).sum(1).mean()
+
+
+def of_places(output: Tensor, labels: Tensor) -> Tensor:
+    logs = output.log_softmax(-1)
+    own = logs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return (-((1 - own.exp()) ** 2) * own).mean() + (output.logsumexp(-1) ** 2).mean()
+
+
+def of_features(output: Tensor, labels: Tensor) -> Tensor:
+    parts = output.topk(1)[0].mean() + output.max(-1)[0].mean() + output.std(-1).mean()
+    return parts + (output - output.roll(1, -1)).pow(2).mean() + output[:, :, :3].mean()
+
+
+def of_samples(output: Tensor, labels: Tensor) -> Tensor:
+    pairs = zip(output, labels, strict=True)
+    return torch.stack([F.cross_entropy(*pair) for pair in pairs]).mean()
+
+
+def counted(output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    total = F.cross_entropy(output.mT, labels, reduction="none").sum(1).sum()
+    return total, torch.tensor(labels.numel())
+
+
+def with_accuracy(output: Tensor, labels: Tensor) -> Tensor:
+    (output[:, 0].argmax(-1) == labels[:, 0]).float().mean()
+    return cross_entropy(output, labels)
+
+
+PLACE_BY_PLACE = [
+    *(cross_entropy, each, mean_of_means, mean_by_hand, mean_by_weights, of_places, of_features),
+    *(of_samples, counted, with_accuracy),
+]
+
+
+def texts(loss: Loss, positions: int) -> list[str]:
+    """The warnings of two looks at a part of three sequences."""
+    check = MaskedMeanCheck(loss, 1, 2)
+    torch.manual_seed(0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            output = torch.randn(3, positions, 8, requires_grad=True)
+            check(output, torch.arange(3 * positions).view(3, positions) % 8)
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("loss", MIXING)
+def test_a_loss_that_takes_positions_together_is_told_once(loss: Loss) -> None:
+    (text,) = texts(loss, 6)
+    assert "takes positions of a sequence together" in text
+    assert "one of 2 parts" in text
+
+
+@pytest.mark.parametrize("positions", [6, 8])
+@pytest.mark.parametrize("loss", PLACE_BY_PLACE)
+def test_a_loss_of_each_position_says_nothing(loss: Loss, positions: int) -> None:
+    assert texts(loss, positions) == []
+
+
+def in_parts(world: World) -> None:
+    engine = build(Words(), "cp2:ring", loss=shifted, optimizer=torch.optim.SGD, world=world)
+    tokens = torch.arange(16).view(2, 8) % 8
+    engine.step((tokens, tokens))
+
+
+def test_a_shift_of_labels_in_the_loss_is_told_under_context_parallelism() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        simulate(Mesh(cp=2), in_parts)
+    told = [str(one.message) for one in caught if "positions of a sequence" in str(one.message)]
+    assert told
+    assert all("shift targets before engine.step" in text for text in told)
