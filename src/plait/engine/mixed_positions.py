@@ -101,7 +101,7 @@ class MixedPositions(Followed[_Kind]):
         """The name of a function that mixes positions and that a loss was computed by, if any.
 
         A loop may take each of the positions by itself. A sum over positions may have factors that
-        make it a mean, and a loss of two numbers has its own count.
+        make it a mean. A loss of two numbers has its own count.
         """
         is_sum = isinstance(loss, Tensor) and self.known.get(loss) is _Kind.SUMMED
         if is_sum and not self._is_scaled:
