@@ -183,7 +183,7 @@ def compose(
     guard: Guard,
 ) -> EngineParts:
     """Apply each parallelism of a plan that was checked, in their order. Collective."""
-    end_guard(model)
+    has_zeros = end_guard(model)
     precision = Precision.of(plan, float16=options.float16)
     blocks = block_names(model, options.blocks)
     whole = FullState.of(model, world)
@@ -202,7 +202,13 @@ def compose(
         clips=options.clip_grad_norm is not None,
     )
     values = prepare(
-        model, options.seed, precision, world=world, whole=whole, originals=split.originals
+        model,
+        options.seed,
+        precision,
+        world=world,
+        whole=whole,
+        originals=split.originals,
+        compares=not has_zeros,
     )
     balance = make_balance(model, split, options, world, loss)
 
@@ -285,6 +291,7 @@ def compose(
         graphs=graphs.make(model, pipeline, strategy, plan, options),
         deferral=deferral,
         unchanged=Unchanged(model, optimizer, plan, precision),
+        has_zeros=has_zeros,
         mean_of_workers=options.aggregate == "mean" and driver.is_synchronous,
     )
 

@@ -18,6 +18,7 @@ from plait.engine.loss import LossFunction, MetricSum
 from plait.engine.modes import TrainingModes
 from plait.engine.parts import EngineParts, Uncut
 from plait.engine.prepare import example_of, first_batch, share
+from plait.engine.stages.whole_model import refuse_zeros
 from plait.engine.state.copies import CopiesBeside
 from plait.engine.state.memory import live_bytes
 from plait.engine.state.shards import gradient_shards, with_decoded
@@ -66,6 +67,7 @@ class Engine:
         self.split = parts.split
         self._measured = parts.measure
         self._unchanged = parts.unchanged
+        self._has_zeros = parts.has_zeros
         self.pipeline = parts.pipeline
         self.balance = parts.balance
         self.graphs = parts.graphs
@@ -126,11 +128,13 @@ class Engine:
             NonFiniteLoss: a loss or gradient is no number; the parameters are those before the
                 step. On a GPU the next step raises it, or `settle`.
             DataError: an unfit batch.
-            ModelError: a parameter was frozen, or set free, since the engine was built.
+            ModelError: a parameter was frozen, or set free, since the engine was built. Or the
+                model has zeros of an earlier engine.
             OptimizerError: the optimizer that `build` got has a schedule, or other settings, since.
             OutOfMemory: the device has no room for the step.
         """
         training_step = self.training_step(batch)
+        self._check_filled()
         self._unchanged.check()
         began = time.perf_counter()
         rolled_back = self.guard.rolls_back
@@ -202,6 +206,7 @@ class Engine:
         does. It sees whole outputs (samples, ...). Nothing is updated. Collective.
         """
         training_step = self.training_step(batch)
+        self._check_filled()
         training_step.update.read_pending()
         return training_step.measure(batch, [self._measured(one) for one in functions])
 
@@ -270,6 +275,7 @@ class Engine:
         """Go on from the step, and the scale of the loss, that a checkpoint's meta data has."""
         self._training_step.resume(meta)
         self._weights.forget()
+        self._has_zeros = False
 
     @property
     def may_defer(self) -> bool:
@@ -295,6 +301,10 @@ class Engine:
     def grad_norm(self) -> float:
         """The global norm of the last step's gradient, before clipping."""
         return self._training_step.update.grad_norm()
+
+    def _check_filled(self) -> None:
+        if self._has_zeros:
+            refuse_zeros(self.model)
 
     def _observe(self) -> None:
         for observe in self.before_update:

@@ -43,6 +43,7 @@ class EngineParts:
         graphs: the recorder of what comes before an update, where steps are recorded.
         deferral: decides on the device whether a step counts; None where the host does.
         unchanged: refuses a step after the caller changed what the engine was built from.
+        has_zeros: whether the model was cut by an earlier engine, and has no numbers of others.
     """
 
     plan: Plan
@@ -66,6 +67,7 @@ class EngineParts:
     graphs: StepGraphs | None
     deferral: Deferral | None
     unchanged: Unchanged
+    has_zeros: bool
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -248,23 +250,65 @@ def test_a_model_may_be_called_again_under_an_engine_of_one_stage() -> None:
         trained(world, models[world.rank], "pp2")
 
     def whole(world: World) -> int:
-        return len(trained(world, models[world.rank], "dp1").model.state_dict())
+        model = models[world.rank]
+        plait.build(model, "dp1", loss=F.cross_entropy, optimizer=torch.optim.SGD, world=world)
+        return len(model.state_dict())
 
     threaded(2, cut, plan="pp2")
     with pytest.warns(UserWarning, match="cut into stages by an earlier engine, and has zeros"):
         assert threaded(1, whole, plan="dp1") == [6]
 
 
+BATCH = (torch.ones(4, 6), torch.zeros(4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("plan", ["dp2", "pp2:1f1b mb2"])
+@pytest.mark.parametrize("call", [plait.Engine.step, plait.Engine.evaluate])
+def test_zeros_of_an_earlier_engine_are_not_trained(
+    plan: str, call: Callable[[plait.Engine, object], object], tmp_path: Path
+) -> None:
+    models = twice(chain)
+
+    def first(world: World) -> float:
+        engine = trained(world, models[world.rank], "pp2")
+        engine.save(tmp_path / "first")
+        return engine.evaluate(BATCH)
+
+    def second(world: World) -> float:
+        engine = plait.build(
+            models[world.rank], plan, loss=F.cross_entropy, optimizer=torch.optim.SGD, world=world
+        )
+        with pytest.raises(plait.errors.ModelError, match=r"has zeros .* engine\.load"):
+            call(engine, BATCH)
+        engine.load(tmp_path / "first")
+        return engine.evaluate(BATCH)
+
+    before = threaded(2, first, plan="pp2")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        after = threaded(2, second, plan=plan)
+    assert after == pytest.approx(before)
+    assert not [one for one in caught if "initial values" in str(one.message)]
+
+
 @pytest.mark.filterwarnings("ignore:.*")
 @pytest.mark.parametrize("plan", ["dp2", "tp2", "pp2", "pp2:1f1b mb2"])
 @pytest.mark.parametrize("make", [chain_of_tables, Skipping])
 def test_a_cut_model_is_built_again_under_any_plan(
-    make: Callable[[], nn.Module], plan: str
+    make: Callable[[], nn.Module], plan: str, tmp_path: Path
 ) -> None:
     models = twice(make)
 
-    def work(world: World, plan: str) -> None:
-        trained(world, models[world.rank], plan)
+    def work(world: World, plan: str, path: Path | None) -> None:
+        engine = plait.build(
+            models[world.rank], plan, loss=F.cross_entropy, optimizer=torch.optim.SGD, world=world
+        )
+        engine.prepare([BATCH])
+        if path is not None:
+            engine.load(path)
+        engine.step(BATCH)
+        engine.evaluate(BATCH)
+        engine.save(tmp_path / "first")
 
-    threaded(2, work, "pp2", plan="pp2")
-    threaded(2, work, plan, plan=plan)
+    threaded(2, work, "pp2", None, plan="pp2")
+    threaded(2, work, plan, tmp_path / "first", plan=plan)

@@ -91,6 +91,16 @@ class WholeModelGuard:
         )
 
 
+def refuse_zeros(model: nn.Module) -> NoReturn:
+    """Raise `ModelError` for a model that an earlier engine cut, and that nobody has filled."""
+    raise ModelError(
+        f"the {type(model).__name__} was cut into stages by an engine that was built of it before, "
+        "and has zeros for the parameters of other ranks; call engine.load(path) with what "
+        "engine.save(path) of the first has written, before a step or an evaluation, or build an "
+        "engine of a new model"
+    )
+
+
 def guard(
     model: nn.Module,
     num_stages: int,
@@ -111,8 +121,8 @@ def guard(
             become(param, OfAnotherStage.kind(type(param), wanted))
 
 
-def end_guard(model: nn.Module) -> None:
-    """Let a model that an earlier engine cut be called and changed, as another one is built of it.
+def end_guard(model: nn.Module) -> bool:
+    """Whether an earlier engine cut a model, which may be called and changed from now on.
 
     Its values are not restored, and a warning says so.
     """
@@ -133,3 +143,4 @@ def end_guard(model: nn.Module) -> None:
             "engine.load(path) next",
             stacklevel=2,
         )
+    return is_cut

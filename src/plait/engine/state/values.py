@@ -26,7 +26,11 @@ from plait.parallel.data.gradients import BucketState
 
 
 class InitialValues:
-    """A model whose parameters wait for their memory, and where the values come from."""
+    """A model whose parameters wait for their memory, and where the values come from.
+
+    Attributes:
+        are_compared: whether ranks are told of whose values differ from those of the first.
+    """
 
     def __init__(
         self,
@@ -45,7 +49,7 @@ class InitialValues:
         self._axis = axis
         self._kind = kind
         self._weights = weights_of(model) if initializer is not None else None
-        self._told_by_all = bool(brought) and axis.size > 1
+        self.are_compared = bool(brought) and axis.size > 1
         self._differing = list(differing)
 
     def fill(
@@ -123,7 +127,7 @@ class InitialValues:
 
     def _tell_differences(self) -> None:
         """Warn where a rank brought other values than the first. Collective."""
-        if not self._told_by_all:
+        if not self.are_compared:
             return
         for rank, names in enumerate(self._axis.gather_objects(self._differing)):
             if names and self._axis.rank == 0:
@@ -195,10 +199,12 @@ def prepare(
     world: World,
     whole: FullState,
     originals: Mapping[str, nn.Module],
+    compares: bool = True,
 ) -> InitialValues:
     """Take the values out of a model, and leave parameters that have the memory of one element.
 
-    `originals` are the modules that can make whole values, where layers are split.
+    `originals` are the modules that can make whole values, where layers are split. `compares` is
+    whether ranks are told of values that differ.
     """
     axis = world.axis("world")
     dtype = precision.compute
@@ -223,7 +229,9 @@ def prepare(
         for key, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[key] = buffer.to(world.device, buffer_dtype(module, key, dtype))
-    return InitialValues(model, None, brought, axis, kind=kind, differing=whole.differing)
+    values = InitialValues(model, None, brought, axis, kind=kind, differing=whole.differing)
+    values.are_compared = values.are_compared and compares
+    return values
 
 
 def _agree_on_buffers(model: nn.Module, world: World) -> list[str]:
