@@ -13,7 +13,7 @@ from typing import Any, Final
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from plait.engine.followed import Followed
+from plait.engine.loss_follower import LossFollower
 from plait.values import PyTree
 
 PRODUCTS: Final = frozenset({"matmul", "rmatmul", "mm", "linear", "inner", "cdist"})
@@ -89,7 +89,7 @@ class _Kind(Enum):
     """A number over all samples that another function made, such as a loss."""
 
 
-class MixedSamples(Followed[_Kind]):
+class MixedSamples(LossFollower[_Kind]):
     """Follows outputs and targets of a micro-batch [B, ...] through a loss.
 
     Numbers beside the loss, such as a correlation that is logged, may mix samples.

@@ -13,7 +13,7 @@ from typing import Any, Final
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from plait.engine.followed import Followed
+from plait.engine.loss_follower import LossFollower
 from plait.engine.mixed_losses import (
     BETWEEN,
     DIVISIONS,
@@ -68,7 +68,7 @@ PRODUCTS: Final = frozenset({"matmul", "bmm", "einsum"})
 VIEWS: Final = frozenset({"view", "reshape", "flatten"})
 
 
-class _Kind(Enum):
+class _Places(Enum):
     POSITIONS = auto()
     """Tensors [B, T, ...]; a view may have several numbers of each position side by side."""
     DERIVED = auto()
@@ -79,10 +79,10 @@ class _Kind(Enum):
     """Sums over the positions of each sample, and means of these over samples."""
 
 
-OVER_POSITIONS: Final = (_Kind.POOLED, _Kind.SUMMED)
+OVER_POSITIONS: Final = (_Places.POOLED, _Places.SUMMED)
 
 
-class MixedPositions(Followed[_Kind]):
+class MixedPositions(LossFollower[_Places]):
     """Follows outputs and targets [B, T, ...] of parts of sequences through a loss."""
 
     def __init__(self, output: PyTree, targets: PyTree) -> None:
@@ -95,7 +95,7 @@ class MixedPositions(Followed[_Kind]):
         self._is_scaled = False
         for leaf in shaped:
             if self._positions > 1 and leaf.shape[:2] == (self._samples, self._positions):
-                self.known.add(leaf, _Kind.POSITIONS)
+                self.known.add(leaf, _Places.POSITIONS)
 
     def found(self, loss: PyTree) -> str:
         """The name of a function that mixes positions and that a loss was computed by, if any.
@@ -103,7 +103,7 @@ class MixedPositions(Followed[_Kind]):
         A loop may take each of the positions by itself. A sum over positions may have factors that
         make it a mean. A loss of two numbers has its own count.
         """
-        is_sum = isinstance(loss, Tensor) and self.known.get(loss) is _Kind.SUMMED
+        is_sum = isinstance(loss, Tensor) and self.known.get(loss) is _Places.SUMMED
         if is_sum and not self._is_scaled:
             return "sum"
         name = super().found(loss)
@@ -115,7 +115,7 @@ class MixedPositions(Followed[_Kind]):
         name: str,
         args: Sequence[Any],
         named: Mapping[str, Any],
-        kinds: Sequence[tuple[Tensor, _Kind]],
+        kinds: Sequence[tuple[Tensor, _Places]],
         result: PyTree,
     ) -> None:
         """Note what a function makes of positions [B, T, ...], which it may mix."""
@@ -138,7 +138,7 @@ class MixedPositions(Followed[_Kind]):
         name: str,
         args: Sequence[Any],
         named: Mapping[str, Any],
-        kinds: Sequence[tuple[Tensor, _Kind]],
+        kinds: Sequence[tuple[Tensor, _Places]],
         made: Tensor,
     ) -> str:
         """The name of what mixes positions [B, T, ...] in a call, if anything surely does."""
@@ -147,7 +147,7 @@ class MixedPositions(Followed[_Kind]):
             return name if _bends(name, args, kinds) else ""
         if self._is_of_whole_sequences(name, args, named, kinds, made):
             return name
-        if kind is not _Kind.POSITIONS or not args or args[0] is not first:
+        if kind is not _Places.POSITIONS or not args or args[0] is not first:
             return ""
         is_along = name in ALONG and _is_along_positions(name, args, named, first)
         return name if is_along or name in OF_CLASSES else self._taking(name, args, named, first)
@@ -157,7 +157,7 @@ class MixedPositions(Followed[_Kind]):
         name: str,
         args: Sequence[Any],
         named: Mapping[str, Any],
-        kinds: Sequence[tuple[Tensor, _Kind]],
+        kinds: Sequence[tuple[Tensor, _Places]],
         made: Tensor,
     ) -> bool:
         """Whether a function attends, recurs or slides along a sequence."""
@@ -170,7 +170,7 @@ class MixedPositions(Followed[_Kind]):
             return slides and first.shape[-1] == self._positions
         return name in PRODUCTS and self._is_square(kinds, made)
 
-    def _is_square(self, kinds: Sequence[tuple[Tensor, _Kind]], made: Tensor) -> bool:
+    def _is_square(self, kinds: Sequence[tuple[Tensor, _Places]], made: Tensor) -> bool:
         """Whether a product has a number for each pair of positions."""
         size = (self._positions, self._positions)
         return len(kinds) > 1 and made.dim() > 2 and made.shape[-2:] == size
@@ -205,43 +205,43 @@ class MixedPositions(Followed[_Kind]):
         name: str,
         args: Sequence[Any],
         named: Mapping[str, Any],
-        kinds: Sequence[tuple[Tensor, _Kind]],
+        kinds: Sequence[tuple[Tensor, _Places]],
         made: Tensor,
-    ) -> _Kind | None:
+    ) -> _Places | None:
         first, kind = kinds[0]
         if kind in OVER_POSITIONS:
-            stays = kind is _Kind.SUMMED and (name in KEEP_SUMS or name in SUMS)
-            return _Kind.SUMMED if stays else _Kind.POOLED
+            stays = kind is _Places.SUMMED and (name in KEEP_SUMS or name in SUMS)
+            return _Places.SUMMED if stays else _Places.POOLED
         if not made.dim():
             return None
-        is_sum = kind is _Kind.POSITIONS and name in SUMS
+        is_sum = kind is _Places.POSITIONS and name in SUMS
         if is_sum and _is_along_positions(name, args, named, first):
-            return _Kind.SUMMED if name == "sum" else _Kind.POOLED
+            return _Places.SUMMED if name == "sum" else _Places.POOLED
         if self._is_second(name, kinds, made):
-            return _Kind.POSITIONS
-        return _Kind.DERIVED if self._positions in made.shape else None
+            return _Places.POSITIONS
+        return _Places.DERIVED if self._positions in made.shape else None
 
-    def _is_second(self, name: str, kinds: Sequence[tuple[Tensor, _Kind]], made: Tensor) -> bool:
+    def _is_second(self, name: str, kinds: Sequence[tuple[Tensor, _Places]], made: Tensor) -> bool:
         """Whether the second dim of a result is that of positions."""
         first, kind = kinds[0]
         if made.dim() < 2 or made.shape[0] != self._samples:
             return False
         width = made.shape[1]
-        if kind is _Kind.POSITIONS:
+        if kind is _Places.POSITIONS:
             is_folded = name in VIEWS and width % self._positions == 0
             return name not in TURNS and (is_folded or width == first.shape[1])
-        is_beside = any(one is _Kind.POSITIONS for _, one in kinds)
+        is_beside = any(one is _Places.POSITIONS for _, one in kinds)
         return width == self._positions and (name in TURNS or is_beside)
 
 
-def _bends(name: str, args: Sequence[Any], kinds: Sequence[tuple[Tensor, _Kind]]) -> bool:
+def _bends(name: str, args: Sequence[Any], kinds: Sequence[tuple[Tensor, _Places]]) -> bool:
     """Whether a function of means over positions is no mean over positions any more."""
     pooled = [tensor for tensor, kind in kinds if kind in OVER_POSITIONS]
     if name in DIVISIONS and len(args) > 1:
         return any(args[1] is one for one in pooled)
     if name in BETWEEN and len(kinds) > 1:
         are_two = len(pooled) > 1 and name.endswith(("mul", "multiply"))
-        return are_two or any(kind is _Kind.POSITIONS for _, kind in kinds)
+        return are_two or any(kind is _Places.POSITIONS for _, kind in kinds)
     return name in CURVED or name in INVERSES
 
 

@@ -92,7 +92,7 @@ class WholeModelGuard:
 
 
 def refuse_zeros(model: nn.Module) -> NoReturn:
-    """Raise `ModelError` for a model that an earlier engine cut, and that nobody has filled."""
+    """Raise `ModelError` for a model that an earlier engine cut, without values since."""
     raise ModelError(
         f"the {type(model).__name__} was cut into stages by an engine that was built of it before, "
         "and has zeros for the parameters of other ranks; call engine.load(path) with what "

@@ -26,11 +26,7 @@ from plait.parallel.data.gradients import BucketState
 
 
 class InitialValues:
-    """A model whose parameters wait for their memory, and where the values come from.
-
-    Attributes:
-        are_compared: whether ranks are told of whose values differ from those of the first.
-    """
+    """A model whose parameters wait for their memory, and where the values come from."""
 
     def __init__(
         self,
@@ -41,15 +37,19 @@ class InitialValues:
         *,
         kind: Tensor,
         differing: Sequence[str] = (),
+        compares: bool = True,
     ) -> None:
-        """`brought`: whole values by name. One at a time goes to the device, as those of `kind`."""
+        """`brought`: whole values by name. One at a time goes to the device, as those of `kind`.
+
+        `compares`: whether a warning names values that differ between ranks.
+        """
         self._name_of = {id(param): name for name, param in model.named_parameters()}
         self._initializer = initializer
         self._brought = brought
         self._axis = axis
         self._kind = kind
         self._weights = weights_of(model) if initializer is not None else None
-        self.are_compared = bool(brought) and axis.size > 1
+        self._compares = compares and bool(brought) and axis.size > 1
         self._differing = list(differing)
 
     def fill(
@@ -127,7 +127,7 @@ class InitialValues:
 
     def _tell_differences(self) -> None:
         """Warn where a rank brought other values than the first. Collective."""
-        if not self.are_compared:
+        if not self._compares:
             return
         for rank, names in enumerate(self._axis.gather_objects(self._differing)):
             if names and self._axis.rank == 0:
@@ -204,7 +204,7 @@ def prepare(
     """Take the values out of a model, and leave parameters that have the memory of one element.
 
     `originals` are the modules that can make whole values, where layers are split. `compares` is
-    whether ranks are told of values that differ.
+    whether a warning names values that differ between ranks.
     """
     axis = world.axis("world")
     dtype = precision.compute
@@ -229,9 +229,9 @@ def prepare(
         for key, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[key] = buffer.to(world.device, buffer_dtype(module, key, dtype))
-    values = InitialValues(model, None, brought, axis, kind=kind, differing=whole.differing)
-    values.are_compared = values.are_compared and compares
-    return values
+    return InitialValues(
+        model, None, brought, axis, kind=kind, differing=whole.differing, compares=compares
+    )
 
 
 def _agree_on_buffers(model: nn.Module, world: World) -> list[str]:

@@ -21,7 +21,7 @@ from plait.values import PyTree
 Kind = TypeVar("Kind")
 
 
-class Followed(TorchFunctionMode, Generic[Kind]):
+class LossFollower(TorchFunctionMode, Generic[Kind]):
     """Tensors of a kind, and those that a function mixed, with the name of the function.
 
     Attributes:
