@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -112,7 +113,7 @@ class Plain(nn.Module):
 
 
 class Skipping(nn.Module):
-    """Layers that Python's own random numbers leave out."""
+    """Layers that Python's own random numbers leave out, and numpy's scale."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +122,8 @@ class Skipping(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             if not self.training or random.random() < 0.7:
-                x = x + layer(x).relu()
+                scale = numpy.random.uniform(0.5, 1.5) if self.training else 1.0
+                x = x + scale * layer(x).relu()
         return x
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from plait.random_state import set_state_of_host, state_of_host
+from plait.random_state import numpys_own, set_state_of_host, state_of_host
 
 
 def derive_seed(*words: object) -> int:
@@ -20,14 +20,15 @@ def derive_seed(*words: object) -> int:
 
 @contextmanager
 def own_random_state(device: torch.device) -> Iterator[None]:
-    """Leave the user's random state unchanged, Python's too. A step has its own, so that dropout is
-    the same under every plan.
+    """Leave the user's random state unchanged, Python's and numpy's too. A step has its own, so
+    that dropout is the same under every plan.
     """
     pythons = random.getstate()
     users = state_of_host()
     of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
-        yield
+        with numpys_own():
+            yield
     finally:
         set_state_of_host(users)
         if of_device is not None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten, treespec_leaf
 
 from plait.errors import ModelError
-from plait.random_state import seeding, set_state_of_host, state_of_host
+from plait.random_state import seed_numpy, seeding, set_state_of_host, state_of_host
 from plait.values import PyTree
 
 SENDABLE = frozenset(
@@ -201,12 +201,13 @@ class RandomState:
         self._stays = False
 
     def seed(self, seed: int) -> Tensor:
-        """Start from a seed, Python's own numbers too; returns the state that this gives:
+        """Start from a seed, Python's and numpy's numbers too; returns the state that this gives:
         (num_bytes,) uint8.
         """
         if self._stays:
             return self._fresh
         pythons.seed(seed)
+        seed_numpy(seed)
         with seeding():
             # torch.manual_seed asks every kind of device, and takes half a millisecond.
             torch.default_generator.manual_seed(seed)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from plait.random_state import numpys_own, seed_numpy
 
 
 @contextmanager
@@ -17,10 +19,11 @@ def random_from(seed: int, wanted: bool = True) -> Iterator[None]:
     """Random numbers start from `seed`; nothing changes outside."""
     pythons = random.getstate()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), numpys_own() if wanted else nullcontext():
             if wanted:
                 torch.manual_seed(seed)
                 random.seed(seed)
+                seed_numpy(seed)
             yield
     finally:
         random.setstate(pythons)
@@ -59,17 +62,10 @@ def all_from(seed: int, only: str = "") -> Iterator[None]:
     torchs, pythons, numpys = (
         seed if only in ("", name) else 0 for name in ("torch", "random", "numpy")
     )
-    numpy = sys.modules.get("numpy")
-    before = None if numpy is None else numpy.random.get_state()
-    try:
-        with random_from(torchs):
-            random.seed(pythons)
-            if numpy is not None:
-                numpy.random.seed(numpys)
-            yield
-    finally:
-        if numpy is not None:
-            numpy.random.set_state(before)
+    with random_from(torchs):
+        random.seed(pythons)
+        seed_numpy(numpys)
+        yield
 
 
 def _numpy_state() -> tuple[object, ...]:
