@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 import threading
@@ -10,8 +11,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+_States = list[tuple[Callable[[Any], object], Any]]
+"""What sets the state of each of several generators, and the state."""
 
 _DRAWING = threading.RLock()
 _OF_NUMPY: list[Any] = []  # generators that no `numpys_own` uses now
@@ -90,15 +94,17 @@ def _numpys() -> Any:
 class FirstDraws:
     """Around code that may run again: remembers the states of Python's and numpy's generators.
 
-    Recomputation by torch repeats torch's numbers alone.
+    So too of those that are attributes of the block or its submodules. Recomputation by torch
+    repeats torch's own numbers alone.
     """
 
-    def __init__(self, inner: AbstractContextManager[object]) -> None:
+    def __init__(self, inner: AbstractContextManager[object], block: nn.Module) -> None:
         self._inner = inner
-        self.before: tuple[Any, Any] | None = None
+        self.block = block
+        self.before: _States = []
 
     def __enter__(self) -> None:
-        self.before = _other_states()
+        self.before = _other_states(self.block)
         self._inner.__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -114,34 +120,44 @@ class RepeatedDraws:
     def __init__(self, first: FirstDraws, inner: AbstractContextManager[object]) -> None:
         self._first = first
         self._inner = inner
-        self._now: tuple[Any, Any] | None = None
+        self._now: _States = []
 
     def __enter__(self) -> None:
-        self._now = _other_states()
-        if self._first.before is not None:
-            _set_other_states(self._first.before)
+        self._now = _other_states(self._first.block)
+        _set_states(self._first.before)
         self._inner.__enter__()
 
     def __exit__(self, *error: Any) -> None:
         try:
             self._inner.__exit__(*error)
         finally:
-            if self._now is not None:
-                _set_other_states(self._now)
-                self._now = None
+            _set_states(self._now)
+            self._now = []
 
 
-def _other_states() -> tuple[Any, Any]:
-    """The states of Python's generator, and of numpy's where it is loaded."""
-    numpy_random = sys.modules.get("numpy.random")
-    return random.getstate(), None if numpy_random is None else numpy_random.get_state()
+def _other_states(block: nn.Module) -> _States:
+    """The states of Python's generator, of numpy's where it is loaded, and of the block's."""
+    states: _States = [(random.setstate, random.getstate())]
+    numbers = _numpys()
+    if numbers is not None:
+        states.append((numbers.set_state, numbers.get_state()))
+    for module in block.modules():
+        for value in vars(module).values():
+            if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+                states.append((value.setstate, value.getstate()))
+            elif isinstance(value, torch.Generator):
+                states.append((value.set_state, value.get_state()))
+            elif numbers is not None and isinstance(value, numbers.RandomState):
+                states.append((value.set_state, value.get_state(legacy=False)))
+            elif numbers is not None and isinstance(value, numbers.Generator):
+                bits = value.bit_generator
+                states.append((functools.partial(setattr, bits, "state"), bits.state))
+    return states
 
 
-def _set_other_states(states: tuple[Any, Any]) -> None:
-    of_python, of_numpy = states
-    random.setstate(of_python)
-    if of_numpy is not None:
-        sys.modules["numpy.random"].set_state(of_numpy)
+def _set_states(states: _States) -> None:
+    for set_state, state in states:
+        set_state(state)
 
 
 class IsolatedRandom(TorchDispatchMode):

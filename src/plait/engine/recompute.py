@@ -99,24 +99,23 @@ def apply(model: nn.Module, blocks: Sequence[str], policy: str) -> None:
         contexts = functools.partial(create_selective_checkpoint_contexts, _keep_products)
     for name in blocks:
         block = model.get_submodule(name)
-        give_forward(block, _checkpointed(block.forward, contexts, Buffers(block)))
+        give_forward(block, _checkpointed(block, contexts))
 
 
 def _no_contexts() -> tuple[Context, Context]:
     return nullcontext(), nullcontext()
 
 
-def _checkpointed(
-    forward: Callable[..., PyTree], contexts: Contexts, buffers: Buffers
-) -> Callable[..., PyTree]:
+def _checkpointed(block: nn.Module, contexts: Contexts) -> Callable[..., PyTree]:
     """A graph of torch.compile gets `contexts` alone: it makes the buffers' changes once."""
+    forward, buffers = block.forward, Buffers(block)
 
     def repeating() -> tuple[Context, Context]:
         inner, inner_again = contexts()
         if buffers:
             first = First(buffers, inner)
             inner, inner_again = first, Again(buffers, first, inner_again)
-        draws = FirstDraws(inner)
+        draws = FirstDraws(inner, block)
         return draws, RepeatedDraws(draws, inner_again)
 
     def recomputing(*args: PyTree, **kwargs: PyTree) -> PyTree:

@@ -1,9 +1,12 @@
-"""Blocks that draw from Python's or numpy's generator draw the same numbers when they run again."""
+"""Blocks that draw from Python's or numpy's generator, or from one of their own, draw the same
+numbers when they run again.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy
 import pytest
@@ -13,26 +16,39 @@ from torch import Tensor, nn
 
 import plait
 
-DRAWS: dict[str, Callable[[], float]] = {
-    "torch": lambda: torch.rand(()).item(),
-    "python": random.random,
-    "numpy": numpy.random.rand,
+DRAWS: dict[str, Callable[[Any], float]] = {
+    "torch": lambda _: torch.rand(()).item(),
+    "python": lambda _: random.random(),
+    "numpy": lambda _: numpy.random.rand(),
+    "own of torch": lambda own: torch.rand((), generator=own).item(),
+    "own of python": lambda own: own.random(),
+    "own of numpy": lambda own: own.random(),
+    "own of numpy, as before": lambda own: own.standard_normal(),
+    "of the system": lambda own: 0.5 + own.random() * 0,
+}
+OWN: dict[str, Callable[[], object]] = {
+    "own of torch": lambda: torch.Generator().manual_seed(1),
+    "own of python": lambda: random.Random(1),
+    "own of numpy": lambda: numpy.random.default_rng(1),
+    "own of numpy, as before": lambda: numpy.random.RandomState(1),
+    "of the system": random.SystemRandom,
 }
 
 
 class Scaled(nn.Module):
     """A layer whose gradient depends on a number that its forward draws."""
 
-    def __init__(self, draw: Callable[[], float]) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
-        self.draw = draw
+        self.draw = DRAWS[name]
+        self.linear.own = OWN[name]() if name in OWN else None
         with torch.no_grad():
             self.linear.weight.copy_(torch.linspace(-1, 1, 16).view(4, 4))
             self.linear.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        scale = self.draw() if self.training else 1.0
+        scale = self.draw(self.linear.own) if self.training else 1.0
         return x + torch.tanh(scale * self.linear(x))
 
 
@@ -59,7 +75,7 @@ def as_they_are(blocks: nn.Sequential) -> nn.Module:
 def norms(plan: str, name: str, form: Callable[[nn.Sequential], nn.Module]) -> list[float]:
     """The gradients' norms of three steps."""
     numpy.random.seed(0)
-    model = form(nn.Sequential(*(Scaled(DRAWS[name]) for _ in range(3)))).double()
+    model = form(nn.Sequential(*(Scaled(name) for _ in range(3)))).double()
     text = f"{plan} precision:float64"
     engine = plait.build(
         model, text, loss=F.mse_loss, optimizer=lambda params: torch.optim.SGD(params, lr=0.1)
