@@ -14,9 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_States = list[tuple[Callable[[Any], object], Any]]
-"""What sets the state of each of several generators, and the state."""
-
+_States = list[tuple[Callable[[Any], object], Any]]  # of generators: a setter, and what it sets
 _DRAWING = threading.RLock()
 _OF_NUMPY: list[Any] = []  # generators that no `numpys_own` uses now
 
