@@ -247,3 +247,15 @@ def test_an_unknown_key_beside_a_pasted_config_is_refused_with_each_known_key_on
         config_tables(tables)
     known = str(caught.value).partition("known: ")[2].split(", ")
     assert len(known) == len(set(known))
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"adapter": {"rank": 4}}, "adapter.rank 4 needs adapter.kind"),
+        ({"recovery": {"replan": "atuo"}}, "recovery.replan 'atuo' is neither 'auto' nor 'never'"),
+    ],
+)
+def test_rules_of_adapters_and_recovery_hold_as_for_train(section, said):
+    with pytest.raises(ConfigError, match=said):
+        config_tables({"model": GPT, **section})

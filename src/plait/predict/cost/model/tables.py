@@ -9,6 +9,7 @@ without code here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -150,10 +151,25 @@ def _schema_faults(tables: JsonMapping) -> list[str]:
         elif isinstance(table, Mapping) and section == "eval":
             read.read_eval(table, None, faults)
         elif isinstance(table, Mapping):
-            read.read_section(section, SCHEMAS[section], table, faults)
+            _check_alone(read.read_section(section, SCHEMAS[section], table, faults), faults)
         elif section != "model" or not hasattr(table, "named_modules"):
             faults.append(f"[{section}] must be a table of keys, not {table!r}")
     return faults
+
+
+def _check_alone(value: object, faults: list[str]) -> None:
+    """Rules between the keys of `[adapter]` or `[recovery]`, which no other section matters to."""
+    from plait.config import ClusterSection, Data, PlanSection, Train
+    from plait.config.adapter import AdapterConfig
+    from plait.config.model import ModelSection
+    from plait.config.rules import adapters_have_a_kind, new_plans_are_named
+    from plait.config.sections import Recovery, Sections
+
+    rest = Sections(ModelSection(), Data(name="random"), Train(), PlanSection(), ClusterSection())
+    if isinstance(value, AdapterConfig):
+        faults += adapters_have_a_kind(replace(rest, adapter=value))
+    elif isinstance(value, Recovery):
+        faults += new_plans_are_named(replace(rest, recovery=value))
 
 
 def _check_model(table: JsonMapping, faults: list[str]) -> None:
