@@ -316,6 +316,7 @@ def test_verify_checks_the_step_that_the_documentation_shows(tmp_path: Path) -> 
         (("--tolerance", "-1"), "a number above 0 is needed"),
         (("--tolerance", "nan"), "a number above 0 is needed"),
         (("--steps-after-resume", "-1"), "0 or more"),
+        (("--steps", "0"), "--steps 0: at least one step"),
         (("--resume-plan", "dp1"), "needs --steps-after-resume"),
         (("--all", "--plan", "dp1"), "not allowed with"),
     ],

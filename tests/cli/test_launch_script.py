@@ -53,6 +53,7 @@ def test_the_answer_has_the_script(config: Path, capsys: pytest.CaptureFixture[s
         (["--for", "slurm", "--nodes", "3", "--gpus", "2"], "needs 2 ranks; 3 nodes with 2 GPUs"),
         (["--for", "slurm", "--nodes", "0"], "--nodes is 0"),
         (["--for", "pbs"], "no script for 'pbs'"),
+        (["--for", "slrm", "--nodes", "3"], "did you mean 'slurm'"),
         (["--for", "slurm", "--plan", "auto"], "--gpus M"),
         ([], "--for"),
     ],

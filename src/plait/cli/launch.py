@@ -65,7 +65,9 @@ def run(arguments: argparse.Namespace) -> Answer:
         UsageError: a number below 1.
     """
     from plait.jobs import TrainJob, script_for
+    from plait.jobs.api import target_of
 
+    target_of(arguments.target)
     config = common.read_config(arguments, with_steps=False)
     for option in ("nodes", "gpus", "hours"):
         value = getattr(arguments, option)

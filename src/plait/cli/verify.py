@@ -143,6 +143,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UsageError(
             f"--html shows one proof of equality: leave --all and --dtype {arguments.dtype} out"
         )
+    if arguments.steps < 1:
+        raise UsageError(f"--steps {arguments.steps}: at least one step is needed")
     if arguments.steps_after_resume < 0:
         raise UsageError(f"--steps-after-resume {arguments.steps_after_resume}: 0 or more")
     if arguments.resume_plan and not arguments.steps_after_resume:
