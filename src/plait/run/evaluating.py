@@ -13,6 +13,8 @@ from plait.values import JsonObject
 if TYPE_CHECKING:
     from plait.config import Config
 
+WHOLE = "; this is the whole data set, and --batches N (or eval.batches) takes less of it"
+
 
 @dataclass(frozen=True)
 class EvaluateJob:
@@ -43,7 +45,10 @@ def run(job: EvaluateJob) -> JsonObject:
     batches = make_eval_batches(job.config, *world.worker, batches=job.batches)
     tell: Callable[[int, float], None] = _silent
     if world.rank == 0:
-        tell = EvaluatedLines(batches.num_samples, terminal_of(sys.stderr))
+        is_whole = job.batches is None and job.config.eval.batches is None
+        tell = EvaluatedLines(
+            batches.num_samples, terminal_of(sys.stderr), remark=WHOLE if is_whole else ""
+        )
     evaluation = evaluate(training.engine, batches, tell)
     assert evaluation is not None  # nothing tells it to leave off
     result = {

@@ -89,14 +89,23 @@ class Lines(Hook):
 
 
 class EvaluatedLines:
-    """A line of an evaluation that goes on, when some seconds have passed since the last."""
+    """A line of an evaluation that goes on, when some seconds have passed since the last.
+
+    `remark` ends the first one.
+    """
 
     def __init__(
-        self, num_samples: int, stream: TextIO, every_seconds: float = LINE_SECONDS
+        self,
+        num_samples: int,
+        stream: TextIO,
+        every_seconds: float = LINE_SECONDS,
+        *,
+        remark: str = "",
     ) -> None:
         self._num_samples = num_samples
         self._stream = stream
         self._every_seconds = every_seconds
+        self._remark = remark
         self._printed_at = time.monotonic()
 
     def __call__(self, num_done: int, loss: float) -> None:
@@ -106,7 +115,8 @@ class EvaluatedLines:
             return
         self._printed_at = now
         line = f"evaluated {num_done:,} of {self._num_samples:,} samples, loss so far {loss:.4f}"
-        print(line, file=self._stream, flush=True)
+        print(line + self._remark, file=self._stream, flush=True)
+        self._remark = ""
 
 
 class ProgressBar(Hook):
