@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_States = list[tuple[Callable[[Any], object], Any]]  # of generators: a setter, and what it sets
+_Generator = tuple[Callable[[], Any], Callable[[Any], object]]  # reads a state, and sets it
+_OTHERS = frozenset({dict, set, list, tuple, str, int, float, bool, type(None)})
 _DRAWING = threading.RLock()
 _OF_NUMPY: list[Any] = []  # generators that no `numpys_own` uses now
 
@@ -98,11 +99,13 @@ class FirstDraws:
 
     def __init__(self, inner: AbstractContextManager[object], block: nn.Module) -> None:
         self._inner = inner
-        self.block = block
-        self.before: _States = []
+        self._block = block
+        self.generators: list[_Generator] = []
+        self.states: list[Any] = []
 
     def __enter__(self) -> None:
-        self.before = _other_states(self.block)
+        self.generators = list(_generators_beside_torchs(self._block))
+        self.states = [read() for read, _ in self.generators]
         self._inner.__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -110,52 +113,56 @@ class FirstDraws:
 
 
 class RepeatedDraws:
-    """Around code that runs again, which draws the numbers of the first time.
+    """Around the same code run again: its draws are those of the first run.
 
-    Afterwards the states are as they were. A backward may run it more than once.
+    A forward that takes a gradient of its blocks enters it more than once.
     """
 
     def __init__(self, first: FirstDraws, inner: AbstractContextManager[object]) -> None:
         self._first = first
         self._inner = inner
-        self._now: _States = []
+        self._now: list[Any] = []
 
     def __enter__(self) -> None:
-        self._now = _other_states(self._first.block)
-        _set_states(self._first.before)
+        self._now = [read() for read, _ in self._first.generators]
+        self._set(self._first.states)
         self._inner.__enter__()
 
     def __exit__(self, *error: Any) -> None:
         try:
             self._inner.__exit__(*error)
         finally:
-            _set_states(self._now)
+            self._set(self._now)
             self._now = []
 
+    def _set(self, states: list[Any]) -> None:
+        for (_, set_state), state in zip(self._first.generators, states, strict=True):
+            set_state(state)
 
-def _other_states(block: nn.Module) -> _States:
-    """The states of Python's generator, of numpy's where it is loaded, and of the block's."""
-    states: _States = [(random.setstate, random.getstate())]
+
+def _generators_beside_torchs(block: nn.Module) -> Iterator[_Generator]:
+    """Python's generator, numpy's where it is loaded, and those of the block's modules."""
+    yield random.getstate, random.setstate
     numbers = _numpys()
     if numbers is not None:
-        states.append((numbers.set_state, numbers.get_state()))
+        yield numbers.get_state, numbers.set_state
     for module in block.modules():
         for value in vars(module).values():
-            if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
-                states.append((value.setstate, value.getstate()))
-            elif isinstance(value, torch.Generator):
-                states.append((value.set_state, value.get_state()))
-            elif numbers is not None and isinstance(value, numbers.RandomState):
-                states.append((value.set_state, value.get_state(legacy=False)))
-            elif numbers is not None and isinstance(value, numbers.Generator):
-                bits = value.bit_generator
-                states.append((functools.partial(setattr, bits, "state"), bits.state))
-    return states
+            if type(value) not in _OTHERS:
+                yield from _generator(value, numbers)
 
 
-def _set_states(states: _States) -> None:
-    for set_state, state in states:
-        set_state(state)
+def _generator(value: object, numbers: Any) -> Iterator[_Generator]:
+    """What reads and sets the state of a generator; nothing for another object."""
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        yield value.getstate, value.setstate
+    elif isinstance(value, torch.Generator):
+        yield value.get_state, value.set_state
+    elif numbers is not None and isinstance(value, numbers.RandomState):
+        yield functools.partial(value.get_state, legacy=False), value.set_state
+    elif numbers is not None and isinstance(value, numbers.Generator):
+        bits = value.bit_generator
+        yield functools.partial(getattr, bits, "state"), functools.partial(setattr, bits, "state")
 
 
 class IsolatedRandom(TorchDispatchMode):
