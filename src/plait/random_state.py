@@ -153,7 +153,7 @@ def _generators_beside_torchs(block: nn.Module) -> Iterator[_Generator]:
 
 
 def _generator(value: object, numbers: Any) -> Iterator[_Generator]:
-    """What reads and sets the state of a generator; nothing for another object."""
+    """Functions that read and set the state of a generator; none for another object."""
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         yield value.getstate, value.setstate
     elif isinstance(value, torch.Generator):
