@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 
@@ -12,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import plait
+from plait.comm import World
+from tests.helpers.threaded import threaded
 
 DRAWS: dict[str, Callable[[], float]] = {"numpy": numpy.random.rand, "python": random.random}
 
@@ -70,13 +73,31 @@ def test_the_users_draws_go_on_as_without_a_step(name: str) -> None:
     assert [*found, DRAWS[name]()] == expected
 
 
-def test_another_generator_of_the_users_own_stays() -> None:
+def test_another_generator_of_the_users_own_goes_on_as_without_a_step() -> None:
     users = numpy.random.get_bit_generator()
     other = numpy.random.PCG64(1)
     numpy.random.set_bit_generator(other)
     try:
-        first = drawn_by(numpy.random.rand)
+        drawn_by(numpy.random.rand)
         assert numpy.random.get_bit_generator() is other
+        found = numpy.random.rand()
     finally:
         numpy.random.set_bit_generator(users)
-    assert drawn_by(numpy.random.rand) == first
+    assert found == numpy.random.RandomState(numpy.random.PCG64(1)).rand()
+
+
+def test_ranks_that_are_threads_do_not_wait_for_each_others_draws() -> None:
+    model = nn.Linear(4, 4)
+
+    def train(world: World) -> None:
+        engine = plait.build(
+            copy.deepcopy(model),
+            "dp4",
+            loss=F.mse_loss,
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+            world=world,
+        )
+        for _ in range(100):
+            engine.step((torch.ones(4, 4), torch.zeros(4, 4)), trace=False)
+
+    threaded(4, train, plan="dp4")
