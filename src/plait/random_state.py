@@ -143,7 +143,7 @@ def _generators_beside_torchs(block: nn.Module) -> Iterator[_Generator]:
     yield random.getstate, random.setstate
     numbers = _numpys()
     if numbers is not None:
-        yield numbers.get_state, numbers.set_state
+        yield functools.partial(numbers.get_state, legacy=False), numbers.set_state
     for module in block.modules():
         for value in vars(module).values():
             if type(value) not in _OTHERS:
