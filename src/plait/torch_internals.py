@@ -62,6 +62,17 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def without_compiling() -> AbstractContextManager[object]:
+    """A context in which compiled functions run as they were written.
+
+    A process that has not loaded the compiler does not load it for this.
+    """
+    if _COMPILER not in sys.modules:
+        return nullcontext()
+    asked: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return asked
+
+
 _COMPILER = "torch._dynamo"
 _CALLBACKS = "torch._dynamo.callback"
 

@@ -26,7 +26,7 @@ from plait.engine.mixed_positions import MixedPositions
 from plait.engine.sample_sums import SampleSums
 from plait.engine.uneven_means import UnevenMeans
 from plait.models.losses import IGNORE
-from plait.torch_internals import is_recorded
+from plait.torch_internals import is_recorded, without_compiling
 from plait.values import PyTree
 
 MINUS_ONE = -1
@@ -40,6 +40,8 @@ LOOKS = 4
 
 class MaskedMeanCheck:
     """A loss function that looks at its first targets, and warns once.
+
+    A compiled loss is looked at as it was written, and its kernels follow.
 
     Attributes:
         parts: the slices of a batch that have a loss each, over all ranks.
@@ -63,7 +65,7 @@ class MaskedMeanCheck:
         watched = SampleSums(output, targets)
         uneven = UnevenMeans(output, targets, cuts_sequences=self.sequences > 1)
         along = MixedPositions(output, targets) if self.sequences > 1 else nullcontext()
-        with uneven as means, watched as sums, mixed, along:
+        with without_compiling(), uneven as means, watched as sums, mixed, along:
             loss = self._function(output, targets)
         self._looks -= 1
         self._ignored |= means.ignored
@@ -91,6 +93,7 @@ class MaskedMeanCheck:
 
     def _look(self, targets: PyTree) -> None:
         leaves = [leaf for leaf in leaves_of(targets) if isinstance(leaf, Tensor)]
+        leaves = [leaf for leaf in leaves if leaf.layout is torch.strided and not leaf.is_nested]
         marks = {mark for leaf in leaves for mark in self._marks(leaf)}
         self._is_masked = self._is_masked or bool(marks)
         if marks and self.sequences > 1:

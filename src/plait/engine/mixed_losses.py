@@ -98,7 +98,7 @@ class MixedSamples(LossFollower[_Kind]):
     def __init__(self, output: PyTree, targets: PyTree) -> None:
         super().__init__()
         given = [one for one in tree_leaves((output, targets)) if isinstance(one, Tensor)]
-        shaped = [one for one in given if one.dim()]
+        shaped = [one for one in given if one.dim() and not one.is_nested]
         rows = next((one.shape[0] for one in shaped if one.is_floating_point()), 0)
         for leaf in shaped:
             if rows > 1 and leaf.shape[0] == rows:

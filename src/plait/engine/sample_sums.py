@@ -37,7 +37,7 @@ class SampleSums(TorchFunctionMode):
     def __init__(self, output: PyTree, targets: PyTree = None) -> None:
         super().__init__()
         given = [leaf for leaf in tree_leaves(targets) if isinstance(leaf, Tensor)]
-        self._rows = {leaf.shape[0] for leaf in given if leaf.dim()}
+        self._rows = {leaf.size(0) for leaf in given if leaf.dim()}
         self._places = Notes[int]()
         self._outputs = Notes[bool]()
         self._averaged = Notes[bool]()
@@ -47,7 +47,7 @@ class SampleSums(TorchFunctionMode):
         for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.dim():
                 self._outputs.add(leaf, True)
-                self._sizes.add(leaf.shape[0])
+                self._sizes.add(leaf.size(0))
 
     def has(self, loss: Tensor) -> bool:
         """Whether a loss (0-dim) is a sum over samples, with or without other terms."""

@@ -1,0 +1,37 @@
+"""The look at the first losses takes compiled losses, and targets of any layout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+
+from plait.engine.masked_means import MaskedMeanCheck
+from tests.unit.engine.test_masked_means import mean, said
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
+@pytest.mark.parametrize("kind", ["coo", "nested"])
+def test_targets_of_another_layout_are_left_to_the_loss(kind: str) -> None:
+    """The look at a rank's first targets ended in an error of torch."""
+    dense = torch.ones(4, 5)
+    wanted = dense.to_sparse() if kind == "coo" else torch.nested.nested_tensor(list(dense))
+
+    def far(output: Tensor, wanted: Tensor) -> Tensor:
+        whole = wanted.to_padded_tensor(0.0) if wanted.is_nested else wanted.to_dense()
+        return F.mse_loss(output, whole)
+
+    check = MaskedMeanCheck(far, 2)
+    output = torch.zeros(4, 5, requires_grad=True)
+    assert [check(output, wanted).item() for _ in range(2)] == [1.0, 1.0]
+
+
+def test_a_compiled_loss_is_looked_at_as_it_was_written() -> None:
+    """Its graph took in the functions that look at a loss, and ended in a TypeError."""
+    compiled = CompileCounter()
+    loss = torch.compile(mean, backend=compiled)
+    (text,) = said("mb2", loss, [1, 4, 2, 2])
+    assert "1 to 4 targets that are not -100" in text
+    assert compiled.frame_count == 1
