@@ -21,6 +21,7 @@ from plait.engine.mixed_losses import (
     PRODUCTS_OF_NUMBERS,
     TURNS,
 )
+from plait.engine.notes import Notes
 from plait.engine.sample_sums import KEEP_SUMS
 from plait.values import PyTree
 
@@ -65,6 +66,8 @@ LAST_DIM: Final = frozenset({"sort", "argsort", "topk", "diff"})
 
 PRODUCTS: Final = frozenset({"matmul", "bmm", "einsum"})
 
+SOME: Final = "getitem of some positions"
+
 VIEWS: Final = frozenset({"view", "reshape", "flatten"})
 
 
@@ -92,6 +95,8 @@ class MixedPositions(LossFollower[_Places]):
         shapes = (one.shape[:2] for one in shaped if one.is_floating_point())
         self._samples, self._positions = next(shapes, (0, 0))
         self._selected: set[int] = set()
+        self._pieces = Notes[list[range]]()
+        self._of_each: list[tuple[int, list[range]]] = []
         self._is_scaled = False
         for leaf in shaped:
             if self._positions > 1 and leaf.shape[:2] == (self._samples, self._positions):
@@ -100,15 +105,16 @@ class MixedPositions(LossFollower[_Places]):
     def found(self, loss: PyTree) -> str:
         """The name of a function that mixes positions and that a loss was computed by, if any.
 
-        A loop may take each of the positions by itself. A sum over positions may have factors that
-        make it a mean. A loss of two numbers has its own count.
+        A loop may take each of the positions by itself, or piece by piece. A sum over
+        positions may have factors that make it a mean. A loss of two numbers has its own count.
         """
         is_sum = isinstance(loss, Tensor) and self.known.get(loss) is _Places.SUMMED
         if is_sum and not self._is_scaled:
             return "sum"
         name = super().found(loss)
         takes_each = name == "getitem of one position" and len(self._selected) == self._positions
-        return "" if takes_each else name
+        takes_pieces = name == SOME and all(_are_pieces(*one) for one in self._of_each)
+        return "" if takes_each or takes_pieces else name
 
     def look(
         self,
@@ -191,9 +197,20 @@ class MixedPositions(LossFollower[_Places]):
         if isinstance(index, int) and not isinstance(index, bool):
             return self._one(index)
         if isinstance(index, slice):
-            whole = range(*index.indices(source.shape[1])) == range(source.shape[1])
-            return "" if whole else "getitem of some positions"
+            return self._some(source, range(*index.indices(source.shape[1])))
         return ""
+
+    def _some(self, source: Tensor, piece: range) -> str:
+        width = source.shape[1]
+        if piece == range(width):
+            return ""
+        pieces = self._pieces.get(source)
+        if pieces is None:
+            pieces = []
+            self._pieces.add(source, pieces)
+            self._of_each.append((width, pieces))
+        pieces.append(piece)
+        return SOME
 
     def _one(self, place: object) -> str:
         if isinstance(place, int):
@@ -243,6 +260,13 @@ def _bends(name: str, args: Sequence[Any], kinds: Sequence[tuple[Tensor, _Places
         are_two = len(pooled) > 1 and name.endswith(("mul", "multiply"))
         return are_two or any(kind is _Places.POSITIONS for _, kind in kinds)
     return name in CURVED or name in INVERSES
+
+
+def _are_pieces(width: int, pieces: Sequence[range]) -> bool:
+    """Whether slices of so many positions follow each other, all of one length but the last."""
+    size = len(pieces[0])
+    starts = range(0, width, max(size, 1))
+    return list(pieces) == [range(start, min(start + size, width)) for start in starts]
 
 
 def _is_along_positions(

@@ -17,7 +17,7 @@ from plait.engine.masked_means import MaskedMeanCheck
 from plait.mesh import Mesh
 from tests.unit.engine.test_masked_means import Words
 
-Loss = Callable[[Tensor, Tensor], "Tensor | tuple[Tensor, Tensor]"]
+Loss = Callable[[Tensor, Tensor], "Tensor | tuple[Tensor, Tensor | int]"]
 
 
 def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
@@ -91,7 +91,12 @@ def sliding(output: Tensor, labels: Tensor) -> Tensor:
     return F.conv1d(output.mT, torch.ones(1, 8, 3)).mean()
 
 
+def neighbours(output: Tensor, labels: Tensor) -> Tensor:
+    return (output[:, 1:] - output[:, :-1]).pow(2).mean()
+
+
 MIXING = [
+    neighbours,
     *(shifted, shifted_and_counted, of_first, of_mean, of_sequences, sum_of_each, span, rolled),
     *(smooth, centred, attention, attention_by_hand, attention_of_torch, recurrent, sliding),
 ]
@@ -100,6 +105,13 @@ MIXING = [
 def each(output: Tensor, labels: Tensor) -> Tensor:
     places = range(output.size(1))
     return torch.stack([F.cross_entropy(output[:, i], labels[:, i]) for i in places]).mean()
+
+
+def pieces(output: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+    starts = range(0, output.size(1), 4)
+    parts = [(output[:, i : i + 4], labels[:, i : i + 4]) for i in starts]
+    losses = [F.cross_entropy(own.mT, wanted, reduction="sum") for own, wanted in parts]
+    return torch.stack(losses).sum(), labels.numel()
 
 
 def mean_of_means(output: Tensor, labels: Tensor) -> Tensor:
@@ -143,7 +155,16 @@ def with_accuracy(output: Tensor, labels: Tensor) -> Tensor:
 
 
 PLACE_BY_PLACE = [
-    *(cross_entropy, each, mean_of_means, mean_by_hand, mean_by_weights, of_places, of_features),
+    *(
+        cross_entropy,
+        each,
+        pieces,
+        mean_of_means,
+        mean_by_hand,
+        mean_by_weights,
+        of_places,
+        of_features,
+    ),
     *(of_samples, counted, with_accuracy),
 ]
 
