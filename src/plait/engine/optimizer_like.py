@@ -60,16 +60,20 @@ def check_elementwise(
 ) -> None:
     """Raise `OptimizerError` unless the optimizer is elementwise in each of its groups.
 
-    The parameters of the trial have names of the model's. An optimizer made again has one for each
-    group.
+    The parameters of the trial have names and attributes of the model's. An optimizer made again
+    has one for each group.
     """
-    names = [name for name, param in model.named_parameters() if param.requires_grad]
+    known = dict(model.named_parameters())
+    names = [name for name, param in known.items() if param.requires_grad]
     if isinstance(make_optimizer, Remade):
         names = list({make_optimizer.group(name): name for name in names}.values())
     names = names or ["parameter"]
 
     def make(params: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        return make_optimizer(Parameters(list(zip(names, params, strict=True))))
+        named = list(zip(names, params, strict=True))
+        for name, param in named:
+            vars(param).update(vars(known[name]) if name in known else {})
+        return make_optimizer(Parameters(named))
 
     require_elementwise(make, plan_text, len(names))
 

@@ -123,6 +123,26 @@ def test_marks_of_parameters_reach_the_function_of_the_optimizer(plan: str, whol
         assert rank["losses"] == pytest.approx([alone], rel=1e-12)
 
 
+@pytest.mark.parametrize("plan", ["dp2:zero1", "tp2"])
+def test_parameters_of_the_trial_have_the_marks_of_the_models(plan: str) -> None:
+    """A function that read one without asking ended in an AttributeError of the trial."""
+
+    def by_scale(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": [one], "lr": one.scale / 10} for one in params], lr=1.0)
+
+    def train(world: World) -> float:
+        model = nn.Linear(4, 4)
+        for number, param in enumerate(model.parameters()):
+            param.scale = 1.0 + number
+            nn.init.ones_(param)
+        engine = plait.build(model, plan, loss=F.mse_loss, optimizer=by_scale, world=world)
+        (own,) = engine.prepare([(torch.ones(2, 4), torch.ones(2, 4))])
+        return engine.step(own).loss
+
+    first, second = threaded(2, train, plan=plan)
+    assert first == second
+
+
 class Mixed(torch.optim.SGD):
     """Steps of one length for the tensors of some groups, and plain ones for the others."""
 

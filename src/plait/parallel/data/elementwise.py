@@ -64,6 +64,9 @@ def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str, count: in
         refuse_closures(optimizers[0])
         for optimizer in optimizers:
             begin_training(optimizer)
+            for group in optimizer.param_groups:
+                if "capturable" in group:  # CUDA graphs ask for it, and a CPU refuses it
+                    group["capturable"] = False
         for _ in range(_STEPS):
             for index, param in enumerate(whole):
                 param.grad = torch.randn(_ROWS, _COLUMNS, generator=generator)

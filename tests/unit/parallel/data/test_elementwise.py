@@ -12,6 +12,7 @@ from plait.parallel.data import require_elementwise
 ELEMENTWISE = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True),
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.1),
+    "adamw for graphs": lambda params: torch.optim.AdamW(params, lr=0.1, capturable=True),
     "adam amsgrad": lambda params: torch.optim.Adam(params, lr=0.1, amsgrad=True),
     "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.1),
     "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.1),
