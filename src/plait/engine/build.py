@@ -53,6 +53,7 @@ from plait.engine.stages.make_stages import (
     local_stages,
     make_parts,
 )
+from plait.engine.stages.parts_of_layers import guard_whole_parameters
 from plait.engine.stages.tied import tied_sums
 from plait.engine.stages.whole_model import end_guard
 from plait.engine.state.shards import optimizer_shards
@@ -236,6 +237,7 @@ def compose(
         compiling.leave_out(model, blocks)
     values.fill(strategies, holding, coded)
     guard_loading(model, plan)
+    guard_whole_parameters(originals, model, str(plan))
 
     strategy = as_one(strategies)
     matrices = whole_matrices(plan, world, [one for _, one in optimizer_shards(strategy, holding)])
@@ -252,8 +254,15 @@ def compose(
     driver = make_driver(plan.dp.strategy, strategy, updater.make, asynchrony_of(plan, options))
     world.at_close(driver.leave, driver.close)
     contexts = contexts_of(split, balance, norms, TimeFirst(model, plan, world), world)
-    absent = absent_parameters(dict(originals), plan, cut.params[-1], split.placements)
-    own_loss = split.loss(watched(loss, model, originals, absent, world))
+    own_loss = split.loss(
+        watched(
+            loss,
+            model,
+            originals,
+            absent_parameters(dict(originals), plan, cut.params[-1], split.placements),
+            world,
+        )
+    )
     num_parts = plan.dp.size * plan.micro_batches
     if plan.compile and compiled(own_loss) is not own_loss:
         own_loss = compiled(own_loss)  # it counts, and compiled kernels are not looked into

@@ -62,3 +62,72 @@ def test_a_second_engine_of_parts_is_refused(first: str) -> None:
 
 def test_a_second_engine_of_whole_layers_is_made() -> None:
     threaded(2, second, made(2), "dp2", "dp2:zero1", plan="dp2")
+
+
+class Policy(nn.Module):
+    """A mean by two layers, and a deviation that is a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.mean = nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12))
+        self.log_std = nn.Parameter(torch.zeros(1, 12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(x)
+
+    def act(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.mean(x)
+        return out + self.log_std.exp()
+
+
+def trained(world: World | None, policy: Policy, plan: str) -> list[torch.Tensor]:
+    """What code that holds a module and a parameter from before the build reads after two steps."""
+    held = policy.log_std
+    model = nn.Sequential(policy)
+    x = torch.linspace(-1, 1, 48).view(4, 12)
+    if world is None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.mse_loss(model(x), 2 * x).backward()
+            optimizer.step()
+    else:
+        engine = build(world, model, plan)
+        for _ in range(2):
+            engine.step((x, 2 * x))
+    return [tensor.detach().clone() for tensor in (held, policy.log_std, policy.act(x))]
+
+
+def trained_on(world: World, policies: list[Policy], plan: str) -> list[torch.Tensor]:
+    return trained(world, policies[world.rank], plan)
+
+
+@pytest.mark.parametrize("plan", ["tp2", "tp2:1d,sp"])
+def test_a_module_and_a_parameter_that_code_holds_are_trained(plan: str) -> None:
+    reference = trained(None, Policy(), plan)
+    for read in threaded(2, trained_on, [Policy(), Policy()], plan, plan=plan):
+        for got, expected in zip(read, reference, strict=True):
+            torch.testing.assert_close(got, expected)
+
+
+def read_before(world: World, models: list[nn.Sequential], plan: str, what: str) -> None:
+    model = models[world.rank]
+    layer, weight = model[0], model[0].weight
+    assert isinstance(weight, nn.Parameter)
+    build(world, model, plan)
+    assert list(weight.shape) == [12, 12]
+    if what == "norm":
+        weight.norm()
+    elif what == "write":
+        with torch.no_grad():
+            weight.mul_(0.5)
+    else:
+        layer(torch.ones(1, 12))
+
+
+@pytest.mark.parametrize("what", ["norm", "write", "call"])
+def test_a_cut_parameter_that_code_holds_has_no_numbers(what: str) -> None:
+    match = r"'0\.weight' \[12, 12\] was taken from the model before 'tp2' cut it"
+    with pytest.raises(ModelError, match=match):
+        threaded(2, read_before, [net(), net()], "tp2", what, plan="tp2")

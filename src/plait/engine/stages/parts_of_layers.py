@@ -3,14 +3,22 @@
 Under `tpN` and `epN` each rank has its part of a layer under the name of the whole. A `state_dict`
 would look like that of the model, and no plain model could load it. A second engine would split the
 parts once more, and train other numbers.
+
+A layer that was cut is another module then. Code may still hold the one before, or its parameters.
+These have no numbers any more, and say so.
 """
 
 from __future__ import annotations
 
-from torch import nn
+import weakref
+from collections.abc import Iterable
+from functools import partial
+
+from torch import Tensor, nn
 
 from plait.engine.stages.whole_model import STATE
 from plait.errors import ModelError
+from plait.parallel.data.absent import Absent, become
 
 
 class LayerPartsGuard:
@@ -34,6 +42,33 @@ class LayerPartsGuard:
     def __deepcopy__(self, memo: object) -> LayerPartsGuard:
         """A copy of the model is split as the model is."""
         return self
+
+
+class CutIntoParts(Absent):
+    """A parameter [...] from before a layer was cut, in whose place the model has a part of it."""
+
+    where = "in parts on several ranks"
+
+
+def guard_whole_parameters(
+    before: Iterable[tuple[str, weakref.ref[nn.Parameter]]], model: nn.Module, plan: str
+) -> None:
+    """Let parameters from before the split, by name, tell who reads them."""
+    still_there = {id(param) for param in model.parameters()}
+    for name, ref in before:
+        param = ref()
+        if param is not None and id(param) not in still_there:
+            become(param, CutIntoParts.kind(type(param), partial(_refuse_read, name, plan)))
+
+
+def _refuse_read(name: str, plan: str, param: Tensor) -> None:
+    """Raise `ModelError` for a read of a parameter [...] that the model does not have any more."""
+    raise ModelError(
+        f"the parameter '{name}' {list(param.shape)} was taken from the model before '{plan}' cut "
+        "it, and has no numbers to read, to copy or to change: this rank's part of it is "
+        f"model.get_parameter('{name}'), and its layer model.get_submodule(...) of the model that "
+        f"was given to build; {STATE}"
+    )
 
 
 def guard_parts(model: nn.Module, plan: str) -> None:

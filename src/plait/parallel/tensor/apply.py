@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
 from plait.comm import Axis
@@ -20,7 +19,14 @@ from plait.parallel.tensor.group import ForwardContext, TensorGroup
 from plait.parallel.tensor.inside import InsideRoles
 from plait.parallel.tensor.mode import LinearRule, Mode
 from plait.parallel.tensor.modes import mode_of
-from plait.parallel.tensor.placement import Cut, LocalParameter, Placement, parts, place
+from plait.parallel.tensor.placement import (
+    Cut,
+    LocalParameter,
+    Placement,
+    local_parameter,
+    parts,
+    place,
+)
 from plait.parallel.tensor.roles import (
     check_sizes,
     divides,
@@ -128,12 +134,7 @@ class _Splitter:
         known = self._local.get(id(param))
         if known is None:
             layers.check_parameter_hooks(f"{self._owners(param)[0]}.{key}", param, self._group)
-            shape = placement.local_shape
-            row = torch.zeros(shape[-1:], dtype=param.dtype, device=param.device)
-            data = row.expand(shape)  # its last dim has steps of one, as view_as_complex asks
-            known = LocalParameter(nn.Parameter(data, requires_grad=param.requires_grad), placement)
-            vars(known.param).update(vars(param))
-            self._local[id(param)] = known
+            known = self._local[id(param)] = local_parameter(param, placement)
         if known.placement.box != placement.box:
             owners = (f"'{name}' ({self._roles.get(name, 'none')})" for name in self._owners(param))
             raise ModelError(
@@ -333,10 +334,9 @@ class _Splitter:
         """
         norm = self._norm(name, module)
         axis = self._mode.residual.sequence
-        context = self.context
         if axis is not None and axis.size > 1:
             norm.register_forward_hook(
-                lambda module, args, y: context.enter(y, axis, Sharded(1), REPLICATED)
+                lambda module, args, y: self.context.enter(y, axis, Sharded(1), REPLICATED)
             )
         return norm
 
@@ -383,14 +383,13 @@ class _Splitter:
         A hook gathers the sequence before it runs.
         """
         axis = self._mode.residual.sequence
-        context = self.context
         if axis is not None and axis.size > 1:
 
             def gather(
                 module: nn.Module, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
             ) -> tuple[PyTree, dict[str, PyTree]]:
                 x = args[0] if args else kwargs["hidden_states"]
-                whole = context.enter(x, axis, Sharded(1), REPLICATED)
+                whole = self.context.enter(x, axis, Sharded(1), REPLICATED)
                 layers.check_mask(name, kwargs.get("attention_mask"), whole.shape[1])
                 if args:
                     return (whole, *args[1:]), kwargs

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from plait.comm import Axis
@@ -60,6 +61,18 @@ class LocalParameter:
 
     param: nn.Parameter
     placement: Placement
+
+
+def local_parameter(param: nn.Parameter, placement: Placement) -> LocalParameter:
+    """A new parameter of a part's shape; one that no rank cuts stays, as code may hold it."""
+    shape = placement.local_shape
+    if shape == tuple(param.shape):
+        return LocalParameter(param, placement)
+    row = torch.zeros(shape[-1:], dtype=param.dtype, device=param.device)
+    data = row.expand(shape)  # its last dim has steps of one, as view_as_complex asks
+    local = nn.Parameter(data, requires_grad=param.requires_grad)
+    vars(local).update(vars(param))
+    return LocalParameter(local, placement)
 
 
 Cut = tuple[Axis, ...]
