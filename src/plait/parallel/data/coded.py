@@ -95,6 +95,9 @@ class CodedBucket(GatheredBucket):
         codes = rows[:, :each].reshape(-1, self._code_bytes)
         return codes, rows[:, each:].reshape(-1).view(torch.float32)
 
+    def keep_written(self) -> None:
+        """Codes stay as they are."""
+
     def load(self, index: int, value: Tensor) -> None:
         """Keep this rank's blocks of slot `index`; `value` is all its codes, then its scales."""
         coding = self._codings[index]

@@ -20,6 +20,7 @@ from plait.parallel.data.absent import Absent, Wanted, become
 from plait.parallel.data.bucket import Bucket
 from plait.parallel.data.strategy import DataGroup, RunningForward, bind
 from plait.parallel.data.units import Unit
+from plait.torch_internals import storage_of
 
 
 class UnitState(Enum):
@@ -115,6 +116,19 @@ class GatheredBucket:
         for slot, kind in zip(self.bucket.slots, self._freed_kinds, strict=True):
             become(slot.param, kind)
 
+    def keep_written(self) -> None:
+        """Write what a forward has written into parameters, as a moving average, into the shard."""
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            views = self.bucket.views(self._full)
+            for slot, view in zip(self.bucket.slots, views, strict=True):
+                is_elsewhere = storage_of(slot.param) != storage_of(self._full)
+                if is_elsewhere and not slot.param.requires_grad:  # by param.data = values
+                    view.copy_(slot.param)
+                    bind(slot.param, view)
+            for part in self.bucket.shard_parts(self._axis.rank):
+                whole = views[self.bucket.slots.index(part.slot)].reshape(-1)
+                part.view(self.shard).reshape(-1).copy_(whole[part.start : part.stop])
+
     def free(self) -> None:
         """Give the bytes back; views of the buffer stay."""
         self.rest()
@@ -172,6 +186,12 @@ class ShardedUnit:
             for bucket in self.buckets:
                 bucket.rest()
             self.state = UnitState.RESTING
+
+    def keep_written(self) -> None:
+        """A forward has used the unit: keep what it has written into parameters."""
+        if self.state in (UnitState.WHOLE, UnitState.RESTING, UnitState.TAKEN):
+            for bucket in self.buckets:
+                bucket.keep_written()
 
     def take(self) -> None:
         """Have the whole parameters until `release`."""

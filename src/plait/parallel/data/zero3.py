@@ -144,6 +144,7 @@ class Zero3(DataStrategy):
                 return
             in_use = needed.union(*self._running)
             for previous in in_order(self._current - in_use):
+                previous.keep_written()
                 previous.reshard()
             self._current = self._current & in_use | needed
             self._running.append(needed)
@@ -225,6 +226,8 @@ class Zero3(DataStrategy):
         self._forward = False
         self.group.running_forward.end()
         self._keep_running()
+        for unit in self._units:
+            unit.keep_written()
         if not torch.is_grad_enabled():
             self._release()
         self._reshard()
