@@ -22,6 +22,7 @@ from torch.utils.checkpoint import (
 
 from plait import products
 from plait.engine.state.buffers import Again, Buffers, Context, First
+from plait.engine.state.counters import FirstCounts, RepeatedCounts
 from plait.errors import ModelError, PlanError, nearest
 from plait.forwards import give_forward
 from plait.plan import Plan
@@ -115,8 +116,9 @@ def _checkpointed(block: nn.Module, contexts: Contexts) -> Callable[..., PyTree]
         if buffers:
             first = First(buffers, inner)
             inner, inner_again = first, Again(buffers, first, inner_again)
-        draws = FirstDraws(inner, block)
-        return draws, RepeatedDraws(draws, inner_again)
+        counts = FirstCounts(inner, block)
+        draws = FirstDraws(counts, block)
+        return draws, RepeatedDraws(draws, RepeatedCounts(counts, inner_again))
 
     def recomputing(*args: PyTree, **kwargs: PyTree) -> PyTree:
         is_eager = torch.is_grad_enabled() and not torch.compiler.is_compiling()

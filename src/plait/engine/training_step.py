@@ -23,6 +23,7 @@ from plait.engine.parts import EngineParts
 from plait.engine.seeds import derive_seed, own_random_state
 from plait.engine.stages.pipeline import PipelineStep
 from plait.engine.state.computed_buffers import ComputedBuffers
+from plait.engine.state.counters import CountedForwards
 from plait.engine.step import Outcome, StepNumbers
 from plait.engine.step_update import StepUpdate
 from plait.origin import batch_norm_error
@@ -73,9 +74,14 @@ class TrainingStep:
         self._computed = ComputedBuffers(
             parts.holding, parts.world, together=parts.driver.is_synchronous
         )
+        data, tensor = parts.world.axis("dp").rank, parts.world.axis("tp").rank
+        self._counted = CountedForwards(
+            parts.model, str(parts.plan), tells=data == 0 and tensor == 0
+        )
         self._updates_left = 0
         table = {
             **parts.pipeline.handlers(),
+            Kind.FORWARD: self._forward,
             Kind.REDUCE: self.update.before_last_backward,
             Kind.UPDATE: self._update,
         }
@@ -105,6 +111,7 @@ class TrainingStep:
         if not call:
             self._driver.before_step()
         self._pipeline.begin(step)
+        self._counted.begin(len(step.micro_batches))
         return step, actions
 
     def execute(
@@ -130,6 +137,7 @@ class TrainingStep:
             else:
                 act(self._recorded(self._graphs, step, actions, act), self._handlers)
             self._pipeline.end()
+        self._counted.end()
 
     def _recorded(
         self,
@@ -227,6 +235,10 @@ class TrainingStep:
             lambda number: derive_seed(self._seed, "step", self.index, first + number),
             self.update.loss_scale,
         )
+
+    def _forward(self, action: Action) -> None:
+        samples = self._pipeline.num_samples(action)
+        self._counted.during(partial(self._pipeline.forward, action), samples)
 
     def _update(self, action: Action) -> None:
         self._updates_left -= 1

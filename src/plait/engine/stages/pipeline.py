@@ -195,6 +195,10 @@ class Pipeline:
             transport.send_output(stage, micro_batch)
         return output
 
+    def num_samples(self, action: Action) -> int:
+        """The samples of the micro-batch of an action."""
+        return self._step.micro_batches[index_of(action)].num_samples
+
     def forward(self, action: Action) -> None:
         """Run one stage on a micro-batch; on the last stage, the loss too."""
         stage = action.stage

@@ -1,0 +1,152 @@
+"""Numbers in attributes that a forward counts in, as `self.calls += 1` for a schedule in the model.
+
+The forward that backward repeats finds them as the first run did, and leaves them unchanged. A
+micro-batch is counted as one forward of its own, unlike on one device, so this is told once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from plait.engine.state.buffers import Context
+
+Slot = tuple[str, str]
+"""The path of a module and the name of its attribute or buffer."""
+NAMED = 3
+"""How many numbers a warning names."""
+
+
+class FirstCounts:
+    """Around the first forward of a block: remembers the numbers in its modules' attributes."""
+
+    def __init__(self, inner: Context, block: nn.Module) -> None:
+        self._inner = inner
+        self._block = block
+        self.before: list[tuple[dict[str, Any], str, float]] = []
+
+    def __enter__(self) -> None:
+        self.before = list(_numbers(self._block))
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._inner.__exit__(*error)
+        self.before = [one for one in self.before if one[0].get(one[1]) != one[2]]
+
+
+class RepeatedCounts:
+    """Around the same forward run again: the numbers as before the first run, and afterwards as
+    they are now.
+    """
+
+    def __init__(self, first: FirstCounts, inner: Context) -> None:
+        self._first = first
+        self._inner = inner
+        self._now: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._now = [table.get(name) for table, name, _ in self._first.before]
+        for table, name, value in self._first.before:
+            table[name] = value
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._inner.__exit__(*error)
+        finally:
+            for (table, name, _), value in zip(self._first.before, self._now, strict=True):
+                table[name] = value
+
+
+def _numbers(block: nn.Module) -> Iterator[tuple[dict[str, Any], str, float]]:
+    """The attributes of all modules of a block that hold plain numbers."""
+    for module in block.modules():
+        table = vars(module)
+        for name, value in table.items():
+            if type(value) is int or type(value) is float:
+                yield table, name, value
+
+
+class CountedForwards:
+    """Warns after the first step of a model whose forward counts each of several micro-batches."""
+
+    def __init__(self, model: nn.Module, plan: str, *, tells: bool) -> None:
+        self._model = model
+        self._plan = plan
+        self._left = int(tells)
+        self._num = 0
+        self._changes: dict[Slot, list[tuple[float, float]]] = {}
+
+    def begin(self, num_micro_batches: int) -> None:
+        """A step begins; the first is looked at, if it has several micro-batches."""
+        self._num = num_micro_batches if self._left and num_micro_batches > 1 else 0
+        self._left = 0
+
+    def during(self, forward: Callable[[], None], num_samples: int) -> None:
+        """Do the forward of a micro-batch and note which numbers it changes."""
+        if not self._num:
+            forward()
+            return
+        before = dict(self._values())
+        forward()
+        for slot, value in self._values():
+            old = before.get(slot, value)
+            # What rises by its samples, or by their tokens, counts the same for any micro-batches.
+            counts_samples = num_samples > 1 and (value - old) % num_samples == 0
+            if value != old and not counts_samples:
+                self._changes.setdefault(slot, []).append((old, value))
+
+    def end(self) -> None:
+        """The step has ended: tell of what was counted in it."""
+        num, self._num = self._num, 0
+        changes, self._changes = self._changes, {}
+        found = [".".join(filter(None, slot)) for slot, pairs in changes.items() if _counts(pairs)]
+        if num and found:
+            _warn(found, self._plan, num)
+
+    def _values(self) -> Iterator[tuple[Slot, float]]:
+        """The numbers in attributes and in buffers of one number, but those of norms."""
+        for path, module in self._model.named_modules():
+            if isinstance(module, _NormBase):
+                continue
+            for table in (vars(module), module._buffers):
+                for name, value in table.items():
+                    if type(value) in (int, float):
+                        yield (path, name), value
+                    elif type(value) is Tensor and _is_number(value):
+                        yield (path, name), value.item()
+
+
+def _is_number(value: Tensor) -> bool:
+    is_real = value.dtype not in (torch.bool, *_COMPLEX)
+    return value.numel() == 1 and is_real and not value.requires_grad and not value.is_meta
+
+
+_COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
+
+
+def _counts(pairs: list[tuple[float, float]]) -> bool:
+    """Whether each forward added one number, or multiplied by one."""
+    first, *others = pairs
+    if not others:
+        return False
+    step, ratio = first[1] - first[0], first[1] * others[0][0]
+    added = all(abs(new - old - step) <= 1e-6 * abs(step) for old, new in others)
+    return added or (first[0] != 0 and abs(ratio - others[0][1] * first[0]) <= 1e-6 * abs(ratio))
+
+
+def _warn(names: list[str], plan: str, num: int) -> None:
+    more = len(names) - NAMED
+    named = ", ".join(f"'{name}'" for name in names[:NAMED]) + (f" and {more} more" * (more > 0))
+    warnings.warn(
+        f"the forward counts in {named}, and the plan '{plan}' runs it for each of {num} "
+        f"micro-batches of a step: {num} are counted where one device counts 1, so what is "
+        "computed from the number is not what one device computes; count steps outside of the "
+        "model and pass the number in the batch, or take mb out of a plan without pp",
+        stacklevel=2,
+    )
