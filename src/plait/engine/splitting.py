@@ -127,9 +127,10 @@ def split_model(model: nn.Module, plan: Plan, options: Options, world: World) ->
     layers = _split_layers(model, plan, options, world)
     if sequence is not None:
         sequence.after_layers()
+    split = SplitModel(sequence, experts, layers)
     if layers is not None or experts is not None:
-        guard_parts(model, str(plan))
-    return SplitModel(sequence, experts, layers)
+        guard_parts(model, str(plan), split.placements)
+    return split
 
 
 def _split_sequences(

@@ -60,6 +60,46 @@ def test_a_second_engine_of_parts_is_refused(first: str) -> None:
             threaded(2, second, made(2), first, plan, plan=first)
 
 
+def of_a_part(world: World, models: list[nn.Module], order: tuple[int, int]) -> None:
+    inner = models[world.rank]
+    whole = nn.Sequential(inner, net())
+    for place in order:
+        engine = build(world, (inner, whole)[place], "tp2")
+        engine.step((torch.ones(4, 12), torch.zeros(4, 12)))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_second_engine_of_a_part_of_the_model_is_refused(order: tuple[int, int]) -> None:
+    match = "were split by an engine that was built of it before"
+    with pytest.raises(ModelError, match=match):
+        threaded(2, of_a_part, made(2), order, plan="tp2")
+
+
+@pytest.mark.filterwarnings("ignore:the Sequential was cut into stages")
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_second_engine_of_a_part_of_a_cut_model_is_refused(place: int) -> None:
+    def second_of_a_part(world: World, models: list[nn.Module]) -> None:
+        whole = nn.Sequential(net(), net())
+        build(world, whole, "pp2")
+        engine = build(world, whole[place], "pp2")
+        engine.step((torch.ones(4, 12), torch.zeros(4, 12)))
+
+    with pytest.raises(ModelError, match="was cut into stages by an engine"):
+        threaded(2, second_of_a_part, made(2), plan="pp2")
+
+
+def test_a_layer_that_was_not_split_may_be_read() -> None:
+    def read(world: World) -> list[int]:
+        model = nn.Sequential(net(), nn.LayerNorm(12))
+        build(world, model, "tp2")
+        assert len(model[1].state_dict()) == 2
+        with pytest.raises(ModelError, match="has split its layers"):
+            model[0].state_dict()
+        return []
+
+    threaded(2, read, plan="tp2")
+
+
 def test_a_second_engine_of_whole_layers_is_made() -> None:
     threaded(2, second, made(2), "dp2", "dp2:zero1", plan="dp2")
 

@@ -11,7 +11,7 @@ These have no numbers any more, and say so.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from plait.engine.stages.whole_model import STATE
 from plait.errors import ModelError
 from plait.parallel.data.absent import Absent, become
+from plait.parallel.tensor.placement import Placement
 
 
 class LayerPartsGuard:
@@ -71,9 +72,19 @@ def _refuse_read(name: str, plan: str, param: Tensor) -> None:
     )
 
 
-def guard_parts(model: nn.Module, plan: str) -> None:
-    """Let a model whose layers are split refuse its `state_dict`."""
-    model.register_state_dict_pre_hook(LayerPartsGuard(plan).before_state_dict)
+def guard_parts(model: nn.Module, plan: str, placements: Mapping[str, Placement]) -> None:
+    """Let a model whose layers are split refuse its `state_dict`.
+
+    So does each module in it that has a part of a parameter, by the placements of its parameters.
+    """
+    cut = [name for name, one in placements.items() if one.local_shape != one.shape]
+    holders = {""}
+    for name in cut:
+        path = name.split(".")
+        holders |= {".".join(path[:depth]) for depth in range(1, len(path))}
+    for name in holders:
+        guarded = model.get_submodule(name)
+        guarded.register_state_dict_pre_hook(LayerPartsGuard(plan).before_state_dict)
 
 
 def has_parts(model: nn.Module) -> bool:

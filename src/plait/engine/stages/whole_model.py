@@ -12,6 +12,7 @@ from functools import partial
 from typing import NoReturn
 
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from plait.errors import ModelError
 from plait.parallel.data.absent import Absent, become
@@ -22,6 +23,10 @@ STATE = (
     "engine.local_parameters() has those of this rank"
 )
 """The ways to the parameters of a model that is cut."""
+
+
+_CUT: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""The modules of models that are cut into stages."""
 
 
 class OfAnotherStage(Absent):
@@ -113,6 +118,7 @@ def guard(
     """
     if num_stages > 1:
         guarding = WholeModelGuard(num_stages, is_running)
+        _CUT.update((module, True) for module in model.modules())
         model.register_forward_pre_hook(guarding.before_forward)
         model.register_state_dict_pre_hook(guarding.before_state_dict)
         for name, place in elsewhere.items():
@@ -130,7 +136,9 @@ def end_guard(model: nn.Module) -> bool:
     for param in model.parameters():
         if isinstance(param, OfAnotherStage):
             become(param, param.own)
-    is_cut = False
+    is_cut = any(module in _CUT for module in model.modules())
+    for module in model.modules():
+        _CUT.pop(module, None)
     for hooks in (model._forward_pre_hooks, model._state_dict_pre_hooks):
         for key, hook in list(hooks.items()):
             if isinstance(getattr(hook, "__self__", None), WholeModelGuard):
