@@ -102,6 +102,20 @@ def inner_gradient_error(model: nn.Module) -> Explainer:
     return explain
 
 
+def whole_sequences_error(sequences: int) -> Explainer:
+    """Explains an alignment of whole sequences in a loss that gets a part of each."""
+
+    def explain(error: Exception) -> ModelError | None:
+        if sequences == 1 or "ctc_loss" not in str(error):
+            return None
+        return ModelError(
+            "the loss calls ctc_loss, which needs whole sequences, and under cp it gets one of "
+            f"{sequences} parts of each, of outputs as of labels: {str(error)!r}; leave cp out"
+        )
+
+    return explain
+
+
 _UNEQUAL = re.compile(r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 _NO_BATCH = re.compile(r"batch2 tensor to be: \[\d+, (\d+)\] but got: \[\d+, (\d+)\]")
 _NO_PRODUCT = re.compile(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)")
@@ -143,6 +157,23 @@ def graph_of_an_example_error(example: object) -> Explainer:
                     "to the plan"
                 )
         return None
+
+    return explain
+
+
+def example_error(model: nn.Module, example: object) -> Explainer:
+    """Explains sizes of an example of one sample that do not fit the model."""
+
+    def explain(error: Exception) -> ModelError | None:
+        if not _sizes_that_differ(error):
+            return None
+        shapes = [list(leaf.shape) for leaf in leaves_of(example) if isinstance(leaf, Tensor)]
+        return ModelError(
+            f"to cut a {type(model).__name__} into stages its forward is run on one sample, whose "
+            f"inputs are {', '.join(map(str, shapes))}, and torch says {str(error)!r}; let the "
+            "first batch have what the forward takes, or give inputs of one sample by "
+            "Options(cutting=Cutting(example=...))"
+        )
 
     return explain
 

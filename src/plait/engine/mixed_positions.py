@@ -29,7 +29,7 @@ ATTENTION: Final = frozenset(
     {
         *("scaled_dot_product_attention", "multi_head_attention_forward"),
         *("transformer_encoder_layer_fwd", "native_multi_head_attention"),
-        *("lstm", "gru", "rnn_tanh", "rnn_relu"),
+        *("lstm", "gru", "rnn_tanh", "rnn_relu", "ctc_loss"),
     }
 )
 """Functions of whole sequences."""

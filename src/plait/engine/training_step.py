@@ -15,7 +15,13 @@ import torch
 from plait.doctor.flight import Phase
 from plait.engine.axes import within_stage
 from plait.engine.deferral import PendingStep, StepReadout
-from plait.engine.explain import Explainer, explained, inner_gradient_error, step_errors
+from plait.engine.explain import (
+    Explainer,
+    explained,
+    inner_gradient_error,
+    step_errors,
+    whole_sequences_error,
+)
 from plait.engine.graphs import StepGraphs
 from plait.engine.loss import LossFunction, LossSum, MetricSum, summed
 from plait.engine.modes import TrainingModes
@@ -88,6 +94,7 @@ class TrainingStep:
         self._handlers = parts.timing.handlers(table)
         self._graphs = parts.graphs
         self._explainers: list[Explainer] = [batch_norm_error(parts.model)]
+        self._explainers.append(whole_sequences_error(parts.plan.cp.size))
         if parts.plan.pp.size > 1:
             self._explainers.append(inner_gradient_error(parts.model))
         if parts.split is not None:

@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import plait
+from plait.comm import World
 from plait.engine.explain import explained, graph_of_an_example_error
 from plait.errors import DataError, ModelError
+from tests.helpers.threaded import threaded
 
 
 class Convolution(nn.Module):
@@ -69,3 +71,17 @@ def test_one_node_as_an_example_is_told(model: type[nn.Module]) -> None:
         explained(graph_of_an_example_error(example)),
     ):
         model()(*example)
+
+
+def test_an_example_that_does_not_fit_the_model_is_told() -> None:
+    def run(world: World) -> None:
+        model = nn.Sequential(nn.Sequential(nn.Linear(8, 4)), nn.Linear(4, 3))
+        options = plait.Options(cutting=plait.Cutting(measure=True))
+        engine = plait.build(
+            model, "pp2", loss=F.mse_loss, optimizer=torch.optim.SGD, options=options, world=world
+        )
+        engine.prepare([(torch.randn(8, 6), torch.randn(8, 3))])
+
+    match = r"inputs are \[1, 6\], and torch says 'mat1 .*=Cutting\(example=\.\.\.\)"
+    with pytest.raises(ModelError, match=match):
+        threaded(2, run, plan="pp2")

@@ -14,6 +14,7 @@ from plait.comm.simulated import simulate
 from plait.comm.world import World
 from plait.engine.build import build
 from plait.engine.masked_means import MaskedMeanCheck
+from plait.errors import ModelError
 from plait.mesh import Mesh
 from tests.unit.engine.test_masked_means import Words
 
@@ -95,8 +96,15 @@ def neighbours(output: Tensor, labels: Tensor) -> Tensor:
     return (output[:, 1:] - output[:, :-1]).pow(2).mean()
 
 
+def aligned(output: Tensor, labels: Tensor) -> Tensor:
+    logs = output.log_softmax(-1).transpose(0, 1)
+    lengths = torch.full((len(labels),), output.size(1))
+    return F.ctc_loss(logs, labels.clamp(min=1), lengths, torch.ones_like(lengths))
+
+
 MIXING = [
     neighbours,
+    aligned,
     *(shifted, shifted_and_counted, of_first, of_mean, of_sequences, sum_of_each, span, rolled),
     *(smooth, centred, attention, attention_by_hand, attention_of_torch, recurrent, sliding),
 ]
@@ -207,3 +215,19 @@ def test_a_shift_of_labels_in_the_loss_is_told_under_context_parallelism() -> No
     told = [str(one.message) for one in caught if "positions of a sequence" in str(one.message)]
     assert told
     assert all("shift targets before engine.step" in text for text in told)
+
+
+@pytest.mark.filterwarnings("ignore:rank 1 brought other initial values")
+def test_lengths_of_whole_sequences_are_explained_where_parts_are_aligned() -> None:
+    def of_whole(output: Tensor, labels: Tensor) -> Tensor:
+        logs = output.log_softmax(-1).transpose(0, 1)
+        return F.ctc_loss(logs, labels, torch.full((2,), 8), torch.ones(2, dtype=torch.long))
+
+    def train(world: World) -> None:
+        engine = build(Words(), "cp2:ring", loss=of_whole, optimizer=torch.optim.SGD, world=world)
+        tokens = torch.arange(16).view(2, 8) % 8
+        engine.step((tokens, tokens))
+
+    match = "calls ctc_loss, which needs whole sequences, .* one of 2 parts .* leave cp out"
+    with pytest.raises(ModelError, match=match):
+        simulate(Mesh(cp=2), train)

@@ -22,7 +22,12 @@ from plait.batch_trees import entries_at, is_per_sample, map_leaves, map_tensors
 from plait.comm import World
 from plait.engine.axes import within_stage
 from plait.engine.batch import accepted, call
-from plait.engine.explain import explained, graph_of_an_example_error, inner_gradient_error
+from plait.engine.explain import (
+    example_error,
+    explained,
+    graph_of_an_example_error,
+    inner_gradient_error,
+)
 from plait.engine.state.buffers import unmoved
 from plait.errors import ModelError
 from plait.origin import ONE_VALUE, batch_norm_error
@@ -236,7 +241,7 @@ def _on_example(model: nn.Module, cutting: Cutting, see: Callable[[Run], Seen]) 
     """
     example = in_its_precision(model, accepted(model, example_inputs(model, cutting)))
     explainers = [batch_norm_error(model), inner_gradient_error(model)]
-    explainers.append(graph_of_an_example_error(example))
+    explainers += [graph_of_an_example_error(example), example_error(model, example)]
     with unmoved(model), explained(*explainers):
         try:
             return see(lambda: call(model, example))

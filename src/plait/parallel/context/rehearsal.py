@@ -327,10 +327,10 @@ def _give_whole(model: nn.Module, trunk: Trunk, name: str, why: str) -> None:
         if trunk.tail is not None:
             kind = type(model.get_submodule(name)).__name__
             where = f"'{name}' ({kind})" if name else f"the forward of {kind}"
-            first = next(iter(trunk.blocks))
+            cure = "compute the loss outside of the forward, by loss=, or " * ("target" in why)
             raise ModelError(
-                f"{where} mixes the positions of a sequence around the blocks {first} .. "
-                f"({why}); context parallelism cuts inside the blocks alone; leave cp out"
+                f"{where} mixes the positions of a sequence around {next(iter(trunk.blocks))} .. "
+                f"({why}); context parallelism cuts inside the blocks alone; {cure}leave cp out"
             )
         trunk.tail = WholeForm()
         return

@@ -100,6 +100,13 @@ class Pooled(Language):
         return super().forward(input_ids).mean(1)
 
 
+class WithLoss(Language):
+    """The loss inside of the forward."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return F.cross_entropy(super().forward(input_ids).flatten(0, 1), input_ids.flatten())
+
+
 class Series(Language):
     """Sequences of vectors -> logits of each; `x` tells nothing of its shape."""
 
@@ -218,6 +225,8 @@ def test_refusals_name_the_module_and_the_cure() -> None:
         ModelError, match=r"the forward of Pooled mixes the positions.*leave cp out"
     ):
         trunk_of(Pooled([Attention(False)]))
+    with pytest.raises(ModelError, match=r"the loss outside of the forward, by loss=, or leave cp"):
+        trunk_of(WithLoss([Attention(False)]))
     noisy = Language([nn.Sequential(Attention(False), nn.Dropout(0.1))])
     with pytest.raises(ModelError, match=r"'layers.0.mixer.1' \(Dropout\) draws random numbers"):
         trunk_of(noisy)
