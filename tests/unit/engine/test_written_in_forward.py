@@ -31,8 +31,6 @@ class Momentum(nn.Module):
         for kept, param in pairs:
             if self.how == "new memory":
                 kept.data = kept.data * 0.9 + param.data * 0.1
-            elif self.how == "data":
-                kept.data.mul_(0.9).add_(param.data, alpha=0.1)
             else:
                 kept.lerp_(param, 0.1)
 
@@ -69,7 +67,7 @@ def split(world: World, models: list[Momentum], plan: str) -> tuple[list[float],
     return losses, engine.local_parameters()
 
 
-@pytest.mark.parametrize("how", ["new memory", "data", "lerp"])
+@pytest.mark.parametrize("how", ["new memory", "lerp"])
 def test_zero3_keeps_what_a_forward_writes(how: str) -> None:
     whole = Momentum(how)
     losses = plain(whole)

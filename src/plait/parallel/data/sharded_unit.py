@@ -77,6 +77,7 @@ class GatheredBucket:
         self._freed_kinds = [Freed.kind(kind, self._not_here) for kind in self._kinds]
         for slot, view in zip(bucket.slots, bucket.views(self._full), strict=True):
             bind(slot.param, view)
+        self._versions = [slot.param._version for slot in bucket.slots]
         self.free()
 
     def _empty_shard(self, group: DataGroup) -> Tensor:
@@ -104,6 +105,7 @@ class GatheredBucket:
         if self._work is not None:
             self._work.wait()
             self._work = None
+            self._versions = [slot.param._version for slot in self.bucket.slots]
         self.wake()
 
     def wake(self) -> None:
@@ -117,17 +119,21 @@ class GatheredBucket:
             become(slot.param, kind)
 
     def keep_written(self) -> None:
-        """Write what a forward has written into parameters, as a moving average, into the shard."""
+        """Write what a forward has written into parameters, as a moving average, into the shard.
+
+        What it writes by `param.data.mul_` has no trace and is lost.
+        """
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            views = self.bucket.views(self._full)
-            for slot, view in zip(self.bucket.slots, views, strict=True):
+            for index, slot in enumerate(self.bucket.slots):
                 is_elsewhere = storage_of(slot.param) != storage_of(self._full)
                 if is_elsewhere and not slot.param.requires_grad:  # by param.data = values
+                    view = self.bucket.views(self._full)[index]
                     view.copy_(slot.param)
                     bind(slot.param, view)
-            for part in self.bucket.shard_parts(self._axis.rank):
-                whole = views[self.bucket.slots.index(part.slot)].reshape(-1)
-                part.view(self.shard).reshape(-1).copy_(whole[part.start : part.stop])
+                elif slot.param._version == self._versions[index]:
+                    continue
+                self._versions[index] = slot.param._version
+                self.load(index, slot.param)
 
     def free(self) -> None:
         """Give the bytes back; views of the buffer stay."""
