@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -62,15 +63,29 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def without_compiling() -> AbstractContextManager[object]:
+_STANCE_LOCK = threading.Lock()
+_STANCE = ExitStack()
+_WITHOUT: list[int] = []  # the threads within `without_compiling`
+
+
+@contextmanager
+def without_compiling() -> Iterator[None]:
     """A context in which compiled functions run as they were written.
 
-    A process that has not loaded the compiler does not load it for this.
+    A process that has not loaded the compiler does not load it for this. The stance of torch is one
+    for the process: the last of several threads restores it.
     """
-    if _COMPILER not in sys.modules:
-        return nullcontext()
-    asked: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
-    return asked
+    with _STANCE_LOCK:
+        if not _WITHOUT and _COMPILER in sys.modules:
+            _STANCE.enter_context(torch.compiler.set_stance("force_eager"))
+        _WITHOUT.append(threading.get_ident())
+    try:
+        yield
+    finally:
+        with _STANCE_LOCK:
+            _WITHOUT.remove(threading.get_ident())
+            if not _WITHOUT:
+                _STANCE.close()
 
 
 _COMPILER = "torch._dynamo"

@@ -33,13 +33,19 @@ def from_config(train: Train) -> Callable[[Iterable[nn.Parameter]], torch.optim.
     """
     if ":" in train.optimizer:
         function = reference.load(train.optimizer, OptimizerError, "train.optimizer")
-        made: Any = partial(_made_by_user, function, train.optimizer)
-        for mark in ("needs_whole", "keeps_state_whole"):
-            setattr(made, mark, getattr(function, mark, False))
-        return cast("Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]", made)
+        return _marked_like(function, partial(_made_by_user, function, train.optimizer))
     if train.optimizer == "muon":
-        return lambda params: Muon(params, train)
+        return _marked_like(Muon, partial(Muon, train=train))
     return lambda params: _elementwise(groups_of(named(params), train), train)
+
+
+def _marked_like(
+    function: object, made: Any
+) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
+    """A function of parameters that says what the optimizer needs whole, as another one does."""
+    for mark in ("needs_whole", "keeps_state_whole"):
+        setattr(made, mark, getattr(function, mark, False))
+    return cast("Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]", made)
 
 
 def named(params: Iterable[nn.Parameter]) -> list[tuple[str, nn.Parameter]]:
@@ -181,6 +187,8 @@ class Muon(torch.optim.Optimizer):
     Muon's update is torch's, with `adjust_lr_fn="match_rms_adamw"` (Jordan 2024; Liu et al. 2025,
     "Muon is Scalable for LLM Training").
     """
+
+    needs_whole = True
 
     def __init__(self, params: Iterable[nn.Parameter], train: Train) -> None:
         pairs = named(params)

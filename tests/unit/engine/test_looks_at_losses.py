@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from plait.engine.masked_means import MaskedMeanCheck
-from tests.unit.engine.test_masked_means import mean, said
+from plait.torch_internals import without_compiling
+from tests.unit.engine.test_masked_means import said
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
@@ -30,8 +33,33 @@ def test_targets_of_another_layout_are_left_to_the_loss(kind: str) -> None:
 
 def test_a_compiled_loss_is_looked_at_as_it_was_written() -> None:
     """Its graph took in the functions that look at a loss, and ended in a TypeError."""
+
+    def own(output: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(output.flatten(0, 1), labels.flatten())
+
+    torch._dynamo.reset()
     compiled = CompileCounter()
-    loss = torch.compile(mean, backend=compiled)
+    loss = torch.compile(own, backend=compiled)
     (text,) = said("mb2", loss, [1, 4, 2, 2])
     assert "1 to 4 targets that are not -100" in text
+    assert compiled.frame_count == 1
+
+
+def test_threads_that_look_at_once_leave_the_compiler_as_it_was() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with without_compiling():
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    entered.wait(10)
+    with without_compiling():
+        leave.set()
+        thread.join()
+    torch._dynamo.reset()
+    compiled = CompileCounter()
+    torch.compile(torch.sin, backend=compiled)(torch.ones(2))
     assert compiled.frame_count == 1
