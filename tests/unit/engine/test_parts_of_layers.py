@@ -10,12 +10,13 @@ from torch import nn
 import plait
 from plait.comm import World
 from plait.errors import ModelError
+from plait.random_state import drawn_alone
 from tests.helpers.threaded import threaded
 
 
 def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12))
+    with drawn_alone(0):  # ranks that are threads make models at once
+        return nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12))
 
 
 def build(world: World, model: nn.Module, plan: str) -> plait.Engine:
@@ -109,8 +110,7 @@ class Policy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.mean = nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12))
+        self.mean = net()
         self.log_std = nn.Parameter(torch.zeros(1, 12))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
