@@ -32,7 +32,7 @@ ELSEWHERE: Final = {
 SECTIONS_OF_OTHERS: Final = {
     **dict.fromkeys(("checkpoint", "checkpointing"), "did you mean 'train.checkpoint_every'?"),
     **dict.fromkeys(("parallel", "parallelism"), "the plan says it: [plan] text = 'dp2 tp2'"),
-    "lr_scheduler": "did you mean 'train.schedule'?",
+    **dict.fromkeys(("lr_scheduler", "scheduler"), "did you mean 'train.schedule'?"),
 }
 """Sections of other libraries, and which key says the same."""
 

@@ -213,6 +213,7 @@ def test_overrides_reach_inner_tables_and_new_sections() -> None:
         ("trian.lr=3", "override 'trian.lr=3': unknown section 'trian'; did you mean 'train'?"),
         ("optimizer.lr=3", "unknown section 'optimizer'; did you mean 'train.lr'?"),
         ("optimizer.kind=3", "unknown section 'optimizer'; it is a key of [train]"),
+        ("scheduler.warmup=3", "'scheduler'; did you mean 'train.schedule'?"),
         ("checkpoint.each=3", "'checkpoint'; did you mean 'train.checkpoint_every'?"),
         ("train.lrr=3", "unknown key train.lrr; did you mean 'lr'?"),
         ("train.lr=fast", "train.lr = 'fast' is wrong: it must be a number"),

@@ -125,8 +125,8 @@ class GatheredBucket:
         """
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             for index, slot in enumerate(self.bucket.slots):
-                is_elsewhere = storage_of(slot.param) != storage_of(self._full)
-                if is_elsewhere and not slot.param.requires_grad:  # by param.data = values
+                is_frozen = not slot.param.requires_grad
+                if is_frozen and storage_of(slot.param) != storage_of(self._full):  # param.data =
                     view = self.bucket.views(self._full)[index]
                     view.copy_(slot.param)
                     bind(slot.param, view)
