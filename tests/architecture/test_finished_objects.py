@@ -51,7 +51,6 @@ NAMED = {
     "models.hf_experts": "the config of transformers",
     "models.hf_masks": "a function of transformers, which looks at positions",
     "models.packed_experts": "the config of transformers",
-    "outer.federated.client_daemon": "the samples of a client, a dataclass",
     "parallel.expert.split": "the wrapper of PEFT around experts",
     "parallel.tensor.adapters": "the submodule of a linear layer",
     "parallel.tensor.apply": "the width that a module of transformers splits by",

@@ -39,9 +39,13 @@ it raises is the answer.
 """
 
 
-def context(config: Mapping[str, Any]) -> Context:
+def context(config: Mapping[str, Any], run: Mapping[str, Any] | None = None) -> Context:
     return Context(
-        run_id=RUN, node_id=0, node_config=dict(config), state=RecordDict(), run_config={}
+        run_id=RUN,
+        node_id=0,
+        node_config=dict(config),
+        state=RecordDict(),
+        run_config=dict(run or {}),
     )
 
 

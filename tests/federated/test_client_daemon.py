@@ -8,7 +8,7 @@ import json
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
@@ -17,12 +17,16 @@ from plait.comm import World
 from plait.errors import RunError
 from plait.outer.federated import wire
 from plait.outer.federated.client_daemon import ClientDaemon
+from plait.outer.federated.kept_rounds import KeptRounds
 from plait.outer.federated.messages import Reply
-from plait.outer.federated.samples import Samples
+from plait.outer.federated.samples import ClientState, Samples, Subset
 from plait.outer.federated.secret_round import Content
 from plait.outer.federated.simulation import LocalFleet, make_server
 from plait.plan import Plan
 from tests.federated.test_simulation import config
+
+if TYPE_CHECKING:
+    from plait.datasets.sample_set import SampleSet
 
 Run = Callable[..., list[Any]]
 FIELDS = {
@@ -197,6 +201,26 @@ def control_comes_back(world: World, folder: str) -> Any:
 def test_scaffolds_control_outlives_the_process(ranks: Run, tmp_path: Path) -> None:
     before, after = ranks(1, control_comes_back, str(tmp_path))[0]
     assert before is not None and torch.equal(before, after)
+
+
+@pytest.mark.parametrize(
+    ("federation", "number", "expected"), [("one", 3, 3.0), ("one", 2, 1.0), ("two", 1, None)]
+)
+def test_a_client_that_starts_again_repeats_a_round_from_its_beginning(
+    tmp_path: Path, federation: str, number: int, expected: float | None
+) -> None:
+    """The control is 1 before round 2 and 3 after it; a new federation begins without one."""
+    path = tmp_path / "kept.safetensors"
+    nothing = Subset(cast("SampleSet", ()), ())
+    samples = Samples(0, nothing, nothing)
+    kept = KeptRounds(samples, path)
+    for done, value in ((1, 1.0), (2, 3.0)):
+        with kept.around("one", done, keeps=True):
+            samples.kept = ClientState(torch.tensor([value]))
+    again = Samples(0, nothing, nothing)
+    with KeptRounds(again, path).around(federation, number, keeps=False):
+        found = again.kept.control
+    assert (None if found is None else found.item()) == expected
 
 
 def strange_questions(world: World) -> None:

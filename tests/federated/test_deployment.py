@@ -75,6 +75,15 @@ def rounds(written: dict[str, Any]) -> list[tuple[int, ...]]:
     )
 
 
+def serve(machines: Machines, written: dict[str, Any], port: int) -> None:
+    """Start the server, which then knows the keys of its clients."""
+    machines.start("server", written["server"])
+    machines.until(lambda: listens(port), "server")
+    registered = machines.start("register", written["register"])
+    machines.until(lambda: registered.poll() is not None, "server")
+    assert registered.returncode == 0, machines.log("register")
+
+
 def impostor(folder: Path, like: Path, *, key: bool) -> str:
     """The script of a client whose key nobody registered, or who trusts another authority than the
     server's.
@@ -96,11 +105,7 @@ def test_a_federation_over_tls_bears_a_killed_client_and_refuses_strangers(
     written = deploy.write(load(CONFIG, []), tmp_path / "d", "127.0.0.1", port)
     (tmp_path / "nothing").mkdir()
     (tmp_path / "nothing" / "plait").symlink_to("/bin/true")  # an impostor needs no engine
-    machines.start("server", written["server"])
-    machines.until(lambda: listens(port), "server")
-    registered = machines.start("register", written["register"])
-    machines.until(lambda: registered.poll() is not None, "server")
-    assert registered.returncode == 0, machines.log("register")
+    serve(machines, written, port)
     for number, script in enumerate(written["clients"]):
         machines.start(f"client {number}", script)
     machines.start("begin", written["begin"])
@@ -139,3 +144,15 @@ def test_a_federation_over_tls_bears_a_killed_client_and_refuses_strangers(
         "client 2",
     )
     assert all(set(who) <= {0, 1, 2} for who in rounds(written))
+
+    for name in ("begin", "server", "client 0", "client 1", "client 2"):
+        machines.kill(name)
+    done = rounds(written)
+    serve(machines, written, port)
+    for number, script in enumerate(written["clients"]):
+        machines.start(f"client {number}", script)
+    machines.start("begin", written["begin"])
+    machines.until(
+        lambda: len(rounds(written)) > len(done), "server", "client 0", "client 1", "client 2"
+    )
+    assert rounds(written)[: len(done)] == done

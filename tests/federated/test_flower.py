@@ -22,6 +22,7 @@ from torch import Tensor
 from plait.comm import World
 from plait.config import Config
 from plait.engine.build import join_world
+from plait.errors import RunError
 from plait.outer.federated.client_daemon import SOCKET, ClientDaemon, attend
 from plait.outer.federated.secret_round import Content
 from plait.outer.federated.simulation import LocalFleet, ServerData, make_server
@@ -96,14 +97,16 @@ def residents(settings: Config, world: World, rooms: Mapping[int, Path]) -> Iter
 
 
 def federate(
-    folder: Path, settings: Config, grid: Any
+    folder: Path, settings: Config, grid: Any, *, restart: bool = False
 ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """Run the server's app; the weights and the rounds that it has written."""
     from plait.outer.federated.flower import server_app
     from tests.federated.nodes import context
 
     (folder / "config.toml").write_text(settings.to_toml())
-    server_app(folder / "config.toml", folder / "rounds.json")(grid, context({}))
+    server_app(folder / "config.toml", folder / "rounds.json")(
+        grid, context({}, {"restart": restart})
+    )
     return load_file(folder / "weights.safetensors"), json.loads(
         (folder / "rounds.json").read_text()
     )["rounds"]
@@ -170,6 +173,47 @@ def test_secure_rounds_on_flower_give_the_plain_sum_and_bear_a_drop_out(
     assert not looks_uniform(
         torch.stack(seen[:4]).sum(dim=0).clamp(-(2**40), 2**40)
     )  # the test can tell a sum from a mask
+
+
+@pytest.mark.parametrize("strategy", ["fedavgm", "scaffold"])
+def test_an_interrupted_server_goes_on_and_begins_again_when_asked(
+    rooms: dict[int, Path], tmp_path: Path, strategy: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The clients have trained the third round, and the server dies before it hears of that."""
+    from plait.outer.federated.flower import unpack
+    from tests.federated.nodes import grid_of
+
+    settings = config(
+        "federated.rounds=4", "federated.fraction=0.5", f"federated.strategy={strategy}"
+    )
+    lost: set[int] = set()
+    asked: dict[int, int] = {}
+
+    def watch(client: int, message: Any) -> None:
+        head, vectors = unpack(message.content)
+        if head.get("kind") == "train":
+            asked[client] = head["number"]
+        elif "change" in vectors and asked[client] == 3 and client not in lost:
+            lost.add(client)
+            raise ConnectionError("the server is gone")
+
+    world = join_world(Plan.parse("dp1"))
+    try:
+        alone, _ = rounds_on(world, settings)
+        with residents(settings, world, rooms), grid_of(rooms, watch) as grid:
+            with pytest.raises(RunError, match="round 3: 0 of 2 clients answered"):
+                federate(tmp_path, settings, grid)
+            resumed, rounds = federate(tmp_path, settings, grid)
+            again, _ = federate(tmp_path, settings, grid, restart=True)
+    finally:
+        world.close()
+    assert (
+        "state has 2 of 4 rounds; call begin.sh with --restart to begin again"
+        in capfd.readouterr().out
+    )
+    assert [done["round"] for done in rounds] == [1, 2, 3, 4]
+    assert torch.equal(flat(resumed), alone)
+    assert torch.equal(flat(again), alone)
 
 
 def test_a_rule_in_flowers_own_loop_gives_what_it_gives_in_ours(rooms: dict[int, Path]) -> None:

@@ -139,11 +139,12 @@ def test_a_state_that_is_missing_or_damaged_is_said_in_a_sentence(
     interrupted(config("federated.rounds=3", plan="dp1"), weights)
     state = state_path(weights)
     whole = state.read_bytes()
-    for content in (b"", whole[:-9], whole[:100], weights.read_bytes()):
+    flipped = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
+    for content in (b"", whole[:-9], whole[:100], weights.read_bytes(), flipped):
         state.write_bytes(content)
         assert asked(tmp_path, *words) == 2
         said = capsys.readouterr().err
-        assert f"{state} is damaged, or no state of a simulation" in said
+        assert f"{state} is damaged, or no state of a federation" in said
         assert "Traceback" not in said
 
 

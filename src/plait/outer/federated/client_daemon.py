@@ -23,15 +23,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from plait.comm import World
 from plait.config import Config
 from plait.engine.build import join_world
 from plait.errors import PlaitError, RunError
 from plait.outer.federated import wire
+from plait.outer.federated.kept_rounds import KeptRounds
 from plait.outer.federated.messages import TrainTask, check_reply
-from plait.outer.federated.samples import ClientState
 from plait.outer.federated.secret_round import PHASES, Content
 from plait.outer.federated.simulation import LocalFleet
 from plait.plan import Plan
@@ -51,10 +50,8 @@ class ClientDaemon:
     ) -> None:
         self._fleet = fleet
         self._samples = fleet.samples[client]
-        self._kept = kept
         self._keeps = keeps
-        if kept is not None and kept.exists():
-            self._samples.kept = ClientState(load_file(kept)["control"])
+        self._rounds = KeptRounds(self._samples, kept)
 
     def answer(self, kind: str, content: Content) -> Content:
         """The answer of this client to a question. Raises `PlaitError` for one that fails.
@@ -74,24 +71,16 @@ class ClientDaemon:
                 f"a client is asked to '{kind}'; it trains, evaluates and sums in secret"
             )
         extra = {name: vector for name, vector in vectors.items() if name != "weights"}
-        reply = _only(
-            self._fleet.train(TrainTask(int(head["number"]), vectors["weights"], extra), [client])
-        )
-        check_reply(reply, vectors["weights"].numel())
-        self._keep()
+        task = TrainTask(int(head["number"]), vectors["weights"], extra)
+        with self._rounds.around(head.get("federation", ""), task.number, keeps=self._keeps):
+            reply = _only(self._fleet.train(task, [client]))
+            check_reply(reply, vectors["weights"].numel())
         told = {
             "client": client,
             "num_examples": reply.num_examples,
             "metrics": dict(reply.metrics),
         }
         return told, {"change": reply.change, **reply.extra}
-
-    def _keep(self) -> None:
-        control = self._samples.kept.control
-        if self._kept is not None and self._keeps and control is not None:
-            new = self._kept.with_suffix(".new")
-            save_file({"control": control}, new)
-            new.replace(self._kept)
 
 
 def _only(answers: Iterable[T]) -> T:

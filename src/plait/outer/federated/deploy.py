@@ -49,6 +49,7 @@ serverapp = "plait_federation.server:app"
 clientapp = "plait_federation.client:app"
 
 [tool.flwr.app.config]
+restart = false
 """
 
 CLIENT = '''\
@@ -87,6 +88,12 @@ os.execvp(sys.argv[1], sys.argv[1:])' "$@"
 }}
 """
 
+BEGIN_BODY = """\
+case "${1:-}" in
+  --restart) shift; set -- --run-config 'restart=true' "$@" ;;
+esac
+heeding flwr run "$here/app" plait --stream "$@"
+"""
 
 CLIENT_BODY = """\
 room=$(mktemp -d)
@@ -226,8 +233,8 @@ def _server(folder: Path, host: str, port: int) -> None:
     )
     _script(
         folder / "begin.sh",
-        "Begin the rounds, and show what they say.",
-        'heeding flwr run "$here/app" plait --stream\n',
+        "Begin the rounds, or go on where a server was interrupted, and show what they say.",
+        BEGIN_BODY,
     )
 
 
@@ -330,7 +337,7 @@ On the server's machine, with the folder `server`:
 
 {scripts["server"]}
 
-There too, once:
+There too, each time after that:
 
 {scripts["register"]}
 
@@ -341,6 +348,9 @@ On each client's machine, with its own folder only (its `config.toml` says where
 Begin, on the server's machine:
 
 {scripts["begin"]}
+
+The same command goes on after the last round of a server that was interrupted. With --restart it
+begins again with the first round.
 
 What the rounds gave is in {rounds}. `authority/ca.key` signs
 further certificates: keep it where neither the server nor a client is. Flower's telemetry and its

@@ -133,14 +133,19 @@ class NodeFleet:
         patience_seconds: float,
         *,
         accuracy: Callable[[Tensor], float | None],
+        federation: str,
     ) -> None:
-        """Ask the nodes of a grid; `accuracy` is that of weights on the server's own samples."""
+        """Ask the nodes of a grid; `accuracy` is that of weights on the server's own samples.
+
+        Clients drop the state that they have from another `federation`.
+        """
         self._grid = grid
         self._needed = needed
         self._patience_seconds = patience_seconds
         self.num_clients = num_clients
         self._clients: dict[int, int] = {}  # client by node, of all nodes that have ever answered
         self._accuracy = accuracy
+        self._federation = federation
 
     def nodes(self) -> dict[int, int]:
         """The node of each client that is there now. A node is asked once who it is."""
@@ -168,9 +173,8 @@ class NodeFleet:
         from plait.outer.federated.messages import Reply
 
         vectors = {"weights": task.weights, **task.extra}
-        answers = self._ask(
-            "train", {client: ({"number": task.number}, vectors) for client in clients}
-        )
+        head = {"number": task.number, "federation": self._federation}
+        answers = self._ask("train", dict.fromkeys(clients, (head, vectors)))
         return [
             Reply(
                 client,
@@ -244,49 +248,44 @@ class NodeFleet:
         print(f"plait: {name} has no answer: {reason}", file=sys.stderr, flush=True)
 
 
-def server_app(config: str | Path, out: str | Path | None = None) -> ServerApp:
+def server_app(config: str | Path, out: str | Path) -> ServerApp:
     """The server: waits for `min_replies` clients and runs the rounds of the config.
 
-    It prints what each gave and writes it to `out`, and the weights beside that, as
-    `weights.safetensors`.
+    It prints what each gave and writes it to `out`. Beside that are the weights, as
+    `weights.safetensors`, and the state from which an interrupted server goes on. With `restart` in
+    the configuration of Flower's run it begins again.
     """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         from plait.config import load
-        from plait.outer.federated.simulation import ServerData, make_server, totals
-        from plait.outer.federated.weights_file import write_weights
+        from plait.outer.federated.served_rounds import ServedRounds
+        from plait.outer.federated.simulation import ServerData, make_server
 
         settings = load(config)
         section = settings.federated
         server_data = ServerData(settings)
+        server = make_server(settings, server_data.evaluator.initial())
+        served = ServedRounds(settings, server, Path(out))
+        if not context.run_config.get("restart", False):
+            served.go_on()
         fleet = NodeFleet(
             grid,
             section.clients,
             section.min_replies,
             section.patience_seconds,
             accuracy=server_data.accuracy,
+            federation=served.federation,
         )
         fleet.wait(section.min_replies)
-        server = make_server(settings, server_data.evaluator.initial())
-        rounds = []
-        for round_done in server.run(fleet):
-            rounds.append(round_done.as_dict())
+        for round_done in server.run(fleet, len(served.rounds)):
+            served.keep(round_done, server_data.evaluator.named(server.weights))
             accuracy = round_done.accuracy
             judged = "" if accuracy is None else f" accuracy {accuracy:.4f}"
             print(
                 f"plait round {round_done.number}{judged} answered {list(round_done.answered)}",
                 flush=True,
             )
-            if out is not None:
-                write_weights(
-                    Path(out).with_name("weights.safetensors"),
-                    server_data.evaluator.named(server.weights),
-                    round_done.number,
-                )
-                new = Path(out).with_suffix(".new")
-                new.write_text(json.dumps({"rounds": rounds, **totals(rounds)}, indent=2) + "\n")
-                new.replace(out)
 
     return app

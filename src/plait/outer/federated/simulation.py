@@ -345,7 +345,8 @@ def simulate(
 
         if resume:
             assert weights is not None
-            rounds += read_state(state_path(weights), config, server, fleet.samples)
+            again = "leave --resume out"
+            rounds += read_state(state_path(weights), config, server, fleet.samples, again)[0]
             say(f"plait: resumed after round {len(rounds)}")
             if world.rank == 0:
                 keep()
