@@ -20,6 +20,7 @@ from plait.engine.precision import Precision
 from plait.engine.stages.cut import StagePartition
 from plait.engine.stages.pipeline import StageWithStrategy
 from plait.engine.stages.whole_model import guard
+from plait.engine.stages.written_after_read import WrittenAfterRead
 from plait.engine.state.local_parameters import LocalParameters, shapes_of
 from plait.parallel import data
 from plait.parallel.data import DataStrategy, Unit
@@ -203,11 +204,15 @@ def make_parts(
         parts[index] = StageWithStrategy(Stage(module, index, store), strategy)
     if replay is not None:
         replay.install(stages)
+    reads = WrittenAfterRead(model)
+    if replay is not None and cut.num_stages > 1:
+        replay.begins, replay.ends = reads.begin, reads.end
     guard(
         model,
         cut.num_stages,
         lambda: replay is not None and replay.running is not None,
         _elsewhere(model, cut, stages, placement),
+        reads,
     )
     return parts
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
+import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from plait.engine.stages.written_after_read import WrittenAfterRead
 from plait.errors import ModelError
-from plait.parallel.data.absent import Absent, become
+from plait.parallel.data.absent import Absent, Wanted, become, same_numbers, writes
 from plait.parallel.pipeline.elsewhere import take_back
 
 STATE = (
@@ -30,18 +32,58 @@ _CUT: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 class OfAnotherStage(Absent):
-    """A parameter [...] of a stage that is not on this rank."""
+    """A parameter [...] of a stage that is not on this rank.
+
+    The forward's code between its calls runs on each rank. What it writes into such a parameter is
+    left to the rank that has it.
+    """
 
     where = "on another rank of pp"
+    is_running: Callable[[], bool]
+    """Whether the schedule runs a stage."""
+
+    alias: type[OfAnotherStage]
+    """The class of what `data` and `detach` give."""
+
+    @classmethod
+    def of(
+        cls, kind: type[nn.Parameter], wanted: Wanted, is_running: Callable[[], bool]
+    ) -> type[nn.Parameter]:
+        """The class of a parameter of class `kind` on a rank without its stage."""
+        param, alias = (cast(Any, cls.kind(one, wanted)) for one in (kind, Tensor))
+        for one in (param, alias):
+            one.is_running, one.alias = staticmethod(is_running), alias
+        return cast("type[nn.Parameter]", param)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        kinds: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Leave out writes into such a parameter while a stage runs."""
+        first = args[0] if args else None
+        if isinstance(first, OfAnotherStage) and type(first).is_running():
+            if writes(function):
+                return first
+            if same_numbers(function):
+                with torch._C.DisableTorchFunctionSubclass():
+                    return function(*args, **(kwargs or {})).as_subclass(type(first).alias)
+        return super().__torch_function__(function, kinds, args, kwargs)
 
 
 class WholeModelGuard:
     """Hooks of a model that refuse what needs the numbers of all stages."""
 
-    def __init__(self, num_stages: int, is_running: Callable[[], bool]) -> None:
+    def __init__(
+        self, num_stages: int, is_running: Callable[[], bool], reads: WrittenAfterRead
+    ) -> None:
         """`is_running` tells whether the schedule runs one of the stages."""
         self._num_stages = num_stages
         self._is_running = is_running
+        self._reads = reads
 
     def before_forward(self, module: nn.Module, args: object) -> None:
         """Refuse a call that the schedule does not make. Errors: `ModelError`."""
@@ -56,8 +98,8 @@ class WholeModelGuard:
     def before_read(self, name: str, place: str, param: Tensor) -> None:
         """Refuse to give zeros for the numbers of a parameter [...] of another rank.
 
-        Code between the calls of a forward may read them: what it makes is not used. Errors:
-        `ModelError`.
+        Code between the calls of a forward may read them: what it makes is not used, unless it
+        writes that into parameters of this rank. Errors: `ModelError`.
         """
         if not self._is_running():
             raise ModelError(
@@ -65,6 +107,7 @@ class WholeModelGuard:
                 f"numbers of it to read, to copy or to change; {STATE}; a block whose forward "
                 "reads it belongs in that stage (plait.Cutting)"
             )
+        self._reads.read(name, place, param)
 
     def before_state_dict(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
         """Refuse to copy zeros for numbers; with `keep_vars` names and shapes are asked for.
@@ -111,20 +154,22 @@ def guard(
     num_stages: int,
     is_running: Callable[[], bool],
     elsewhere: Mapping[str, str],
+    reads: WrittenAfterRead,
 ) -> None:
     """Let a model refuse calls and copies, if it has several stages.
 
-    `elsewhere` has the places of the parameters that other ranks hold, by name.
+    `elsewhere` has the places of the parameters that other ranks hold, by name. `reads` is told
+    which of them a forward reads.
     """
     if num_stages > 1:
-        guarding = WholeModelGuard(num_stages, is_running)
+        guarding = WholeModelGuard(num_stages, is_running, reads)
         _CUT.update((module, True) for module in model.modules())
         model.register_forward_pre_hook(guarding.before_forward)
         model.register_state_dict_pre_hook(guarding.before_state_dict)
         for name, place in elsewhere.items():
             param = model.get_parameter(name)
             wanted = partial(guarding.before_read, name, place)
-            become(param, OfAnotherStage.kind(type(param), wanted))
+            become(param, OfAnotherStage.of(type(param), wanted, is_running))
 
 
 def end_guard(model: nn.Module) -> bool:

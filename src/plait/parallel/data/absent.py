@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+Kind = TypeVar("Kind", bound=Tensor)
 Wanted = Callable[[Tensor], None]
 """Gathers a parameter [...] whose numbers are wanted, or raises an error that says why."""
 
@@ -36,6 +37,24 @@ DESCRIPTIONS = frozenset(
 )
 """Functions that ask a parameter for its shape or its kind, or for its gradient."""
 
+IN_PLACE_OPERATORS = frozenset(
+    f"__i{name}__"
+    for name in (
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "and",
+        "or",
+        "xor",
+    )
+)
+"""Operators such as `+=`, which write into a tensor."""
+
 CONVERSIONS = frozenset({"to", "cpu", "cuda", "float", "double", "half", "bfloat16"})
 """Functions that give a parameter back as it is, where it is so already."""
 
@@ -51,7 +70,7 @@ class Absent:
     """The place of the numbers, in a word or two."""
 
     @classmethod
-    def kind(cls, kind: type[nn.Parameter], wanted: Wanted) -> type[nn.Parameter]:
+    def kind(cls, kind: type[Kind], wanted: Wanted) -> type[Kind]:
         """The class of a parameter of class `kind` while its numbers are absent."""
         members = {"wanted": staticmethod(wanted), "own": kind, "__module__": __name__}
         return types.new_class(
@@ -112,3 +131,23 @@ def only_describes(function: Callable[..., Any]) -> bool:
         attribute: Any = function
         return attribute.__self__.__name__ not in VIEWS
     return name in DESCRIPTIONS or name in ("__set__", "__delete__")
+
+
+def writes(function: Callable[..., Any]) -> bool:
+    """Whether a function of torch writes into its first argument, as `mul_` and `data = values`."""
+    name = function.__name__
+    if name == "__set__":
+        attribute: Any = function
+        return attribute.__self__.__name__ == "data"
+    if name.startswith("__"):
+        return name == "__setitem__" or name in IN_PLACE_OPERATORS
+    return name.endswith("_") and name not in DESCRIPTIONS
+
+
+def same_numbers(function: Callable[..., Any]) -> bool:
+    """Whether a function of torch gives a tensor of the same numbers, as `data` and `detach`."""
+    name = function.__name__
+    if name == "__get__":
+        attribute: Any = function
+        return attribute.__self__.__name__ == "data"
+    return name == "detach"

@@ -81,6 +81,7 @@ class Replay:
     """The calls of a model and their stages; shared by a rank's stages, one of which runs.
 
     `own` are the values that modules held where a stand-in left others in their attributes.
+    `begins` and `ends` are called round each forward of a stage.
     """
 
     flow: Flow
@@ -89,6 +90,8 @@ class Replay:
     running: ReplayedStage | None = None
     units: dict[str, nn.Module] = field(default_factory=dict)
     own: dict[Place, object] = field(default_factory=dict)
+    begins: Callable[[], None] = lambda: None
+    ends: Callable[[], None] = lambda: None
 
     def leave(self, place: Place, value: object) -> None:
         """Let an attribute hold what a call of another stage left there, until `restore`."""
@@ -206,11 +209,13 @@ class ReplayedStage(StageModule):
         self._now = now
         self.enter()
         self._replay.restore()
+        self._replay.begins()
         self._replay.running = self
         try:
             with regions.dissolved():
                 output = self._model(inputs)
         except _StageDone:
+            self._replay.ends()
             tensors = [
                 now.received[result] if result in now.received else now.made[result]
                 for result in self._leaving
@@ -222,6 +227,7 @@ class ReplayedStage(StageModule):
         finally:
             self._replay.running = None
             self._now = None
+        self._replay.ends()
         if not self._is_last or now.call <= self._last_call:
             raise ModelError(
                 f"the forward of the model ended after {now.call} of "
