@@ -6,7 +6,12 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from plait.errors import ModelError, OptimizerError
+from plait.comm import World
+from plait.errors import ModelError, OptimizerError, WorldSizeError
+from plait.mesh import Mesh
+from plait.plan import Plan
+
+AXES = ("pp", "dp", "cp", "tp")
 
 
 def check_arguments(model: object, loss: object, optimizer: object) -> None:
@@ -30,6 +35,22 @@ def check_arguments(model: object, loss: object, optimizer: object) -> None:
             "an optimizer is one of torch.optim, or a function of parameters that makes one, as "
             f"lambda params: torch.optim.AdamW(params), not {_named(optimizer)}"
         )
+
+
+def check_mesh(plan: Plan, world: World) -> None:
+    """Refuse a world that was made for a plan with other axes. Errors: `WorldSizeError`."""
+    wanted, found = _axes(Mesh.of(plan)), _axes(world.mesh)
+    if wanted != found:
+        raise WorldSizeError(
+            f"the plan '{plan}' has the axes {wanted}, and the world that build got was made for "
+            f"{found}; give build the plan that the world was made for, or leave out world="
+        )
+
+
+def _axes(mesh: Mesh) -> str:
+    """The axes with several ranks, as a plan has them."""
+    sizes = {name: getattr(mesh, name) for name in AXES}
+    return " ".join(f"{name}{size}" for name, size in sizes.items() if size > 1) or "dp1"
 
 
 def _refuse_wrapped(model: nn.Module) -> None:

@@ -18,7 +18,7 @@ from plait import comm
 from plait.cache_folder import cache_folder
 from plait.comm import World
 from plait.engine import choosing, compiling, eight_bits, graphs, one_pass, recompute, update
-from plait.engine.arguments import check_arguments
+from plait.engine.arguments import check_arguments, check_mesh
 from plait.engine.around import contexts_of, make_balance, make_splitter
 from plait.engine.balance import has_routers
 from plait.engine.composition import check_coded, check_composition, check_delayed
@@ -115,7 +115,7 @@ def build(
 
     Raises:
         PlanError: the plan is wrong, or cannot be run.
-        WorldSizeError: the plan has another number of ranks than the world.
+        WorldSizeError: the plan has another number of ranks than the world, or other axes.
         ModelError: the model is no module, the loss no function, or sizes do not fit the plan.
         OptimizerError: the optimizer is none, or cannot update shards.
     """
@@ -142,6 +142,8 @@ def build(
     check_state_whole(optimizer, plan)
     guard = make_guard(plan, options)
     world = world or join_world(plan)
+    if world.membership is None:
+        check_mesh(plan, world)
     options = choosing.chosen_options(options, plan, world)
     if world.membership is not None:
         check_restarts(plan, options.num_servers)

@@ -10,7 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import plait
+from plait.comm import World
 from plait.errors import ModelError, OptimizerError, PlaitError, PlanError
+from tests.helpers.threaded import threaded
 
 GIVEN: dict[str, Any] = {
     "model": nn.Linear(2, 1),
@@ -57,3 +59,16 @@ def test_launch_needs_a_function() -> None:
     main: Any = "train"
     with pytest.raises(PlaitError, match=r"launch needs a function, .* not 'train'"):
         plait.launch(main, nproc=2)
+
+
+@pytest.mark.parametrize(("plan", "other"), [("dp2", "pp2"), ("pp2", "dp2"), ("tp2", "dp2")])
+def test_a_world_of_another_plan_is_refused(plan: str, other: str) -> None:
+    models = [nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2)]
+
+    def work(world: World) -> None:
+        model = models[world.rank]
+        plait.build(model, plan, loss=F.mse_loss, optimizer=torch.optim.SGD, world=world)
+
+    match = f"'{plan}.*' has the axes {plan}, and the world .* was made for {other}; give build"
+    with pytest.raises(plait.errors.WorldSizeError, match=match):
+        threaded(2, work, plan=other)
