@@ -90,6 +90,7 @@ def test_a_buffer_of_the_samples_is_told_once(*, new: bool) -> None:
     (text,) = said(Centred(new=new), "dp2")
     assert TOLD in text
     assert "engine.world.axis('dp').all_reduce(buffer)" in text
+    assert "a queue of samples, as MoCo's, is no mean" in text
 
 
 @pytest.mark.parametrize("plan", ["dp2 mb2", "dp2:zero3"])

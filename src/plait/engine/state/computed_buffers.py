@@ -110,7 +110,9 @@ def _warn(names: list[str], axis: AxisName) -> None:
     named = ", ".join(f"'{name}'" for name in names[:NAMED]) + (f" and {more} more" * (more > 0))
     warnings.warn(
         f"the forward computes buffers from its samples, and data ranks have other values of "
-        f"{named}; each rank goes on with its own, unlike one device: average them between two "
-        f"steps, by engine.world.axis({axis!r}).all_reduce(buffer).wait() and division by its size",
+        f"{named}; each rank goes on with its own, unlike one device: average a mean "
+        f"between two steps, by engine.world.axis({axis!r}).all_reduce(buffer).wait() and division "
+        "by its size; a queue of samples, as MoCo's, is no mean: let each forward put the samples "
+        "of all ranks into it, by all_gather(all_samples, own_samples).wait() of the same axis",
         stacklevel=2,
     )
