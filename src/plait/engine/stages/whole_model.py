@@ -98,8 +98,8 @@ class WholeModelGuard:
     def before_read(self, name: str, place: str, param: Tensor) -> None:
         """Refuse to give zeros for the numbers of a parameter [...] of another rank.
 
-        Code between the calls of a forward may read them: what it makes is not used, unless it
-        writes that into parameters of this rank. Errors: `ModelError`.
+        Code between the calls of a forward may read them, as what it makes is not used. Writes of
+        that into parameters of this rank are refused later. Errors: `ModelError`.
         """
         if not self._is_running():
             raise ModelError(

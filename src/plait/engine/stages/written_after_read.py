@@ -43,7 +43,7 @@ class WrittenAfterRead:
         """Note that the forward reads a parameter [...] that is in `place`."""
         if not self._read:
             self._read = f"'{name}' {list(param.shape)} in {place}"
-            # A second tensor of the memory keeps it from being used anew.
+            # A second tensor of the memory keeps it from being used again.
             self._before = {key: (own.data, own._version) for key, own in self._frozen().items()}
 
     def end(self) -> None:
