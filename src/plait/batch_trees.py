@@ -223,6 +223,7 @@ def cut_samples(
 
     Lists are never empty: one entry stands in where there is no sample. Tensors [] stay, as do
     tensors of other sizes in a dataclass or a namespace. A later cut of the part keeps these too.
+    A tensor in two places is one tensor afterwards.
     """
     sizes = set(sizes_of(held_leaves(batch)))
 
@@ -235,7 +236,25 @@ def cut_samples(
             return entries_at(leaf, range(len(leaf))[place(len(leaf))])
         return leaf
 
-    return map_held(part, batch)
+    return map_held(once_each(part), batch)
+
+
+def once_each(function: Callable[[PyTree, bool], PyTree]) -> Callable[[PyTree, bool], PyTree]:
+    """The function of leaves of one batch, whose result for a tensor in two places is one object.
+
+    A loss may take the gradient of an output by the inputs, which it finds in its targets.
+    """
+    made: dict[tuple[int, bool], PyTree] = {}
+
+    def of_leaf(leaf: PyTree, held: bool) -> PyTree:
+        if not isinstance(leaf, Tensor):
+            return function(leaf, held)
+        key = (id(leaf), held)
+        if key not in made:
+            made[key] = function(leaf, held)
+        return made[key]
+
+    return of_leaf
 
 
 def joined(shares: Sequence[PyTree]) -> PyTree:

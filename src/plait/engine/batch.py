@@ -29,6 +29,7 @@ from plait.batch_trees import (
     kept_whole,
     leaves_of,
     map_tensors,
+    once_each,
     refuse_undivided,
     tensors_of,
 )
@@ -126,9 +127,11 @@ class BatchSplitter:
         input_leaves, target_leaves = self._cut((leaves_of(inputs), leaves_of(targets)))
         is_held = [held for _, held in held_leaves(whole)]
         pairs = list(zip((*input_leaves, *target_leaves), is_held, strict=True))
-        tensors = [self._place(leaf, held) for leaf, held in pairs]
+        place = once_each(self._place)
+        tensors = [place(leaf, held) for leaf, held in pairs]
         num_samples = agreed_size(zip(tensors, is_held, strict=True))
-        parts = [self._parts_of(leaf, num_samples) for leaf in tensors]
+        parts_of = once_each(lambda leaf, _: self._parts_of(leaf, num_samples))
+        parts = [parts_of(leaf, held) for leaf, held in zip(tensors, is_held, strict=True)]
         if num_samples < self.num_micro_batches:
             parts = [[_never_empty(part) for part in column] for column in parts]
         result = []

@@ -78,3 +78,33 @@ def test_a_gradient_penalty_is_refused_where_its_graph_is_divided(plan: str, cur
     plan = f"{plan} precision:float64"
     with pytest.raises(ModelError, match=cure):
         threaded(2, losses, [critic(), critic()], plan, plan=plan)
+
+
+def residual(output: Tensor, places: Tensor) -> Tensor:
+    """The square of u'' + u, as a loss of differential equations has it."""
+    (slope,) = torch.autograd.grad(output.sum(), places, create_graph=True)
+    (bend,) = torch.autograd.grad(slope.sum(), places, create_graph=True)
+    return (bend + output).square().mean()
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+
+
+def residuals(world: World, models: list[nn.Sequential], plan: str) -> list[float]:
+    model = models[world.rank]
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = plait.build(model, plan, loss=residual, optimizer=sgd, world=world)
+    places = torch.linspace(0, 1, 8).unsqueeze(1).requires_grad_()
+    batches = [(places, places)] * 3
+    return [engine.step(batch, trace=False).loss for batch in engine.prepare(batches)]
+
+
+@pytest.mark.parametrize("plan", ["dp2", "dp2:zero3 mb2", "mb2"])
+def test_a_loss_takes_derivatives_by_inputs_that_are_its_targets(plan: str) -> None:
+    plan, alone = f"{plan} precision:float64", "dp1 precision:float64"
+    whole = threaded(1, residuals, [net()], alone, plan=alone)[0]
+    size = plait.Plan.parse(plan).world_size
+    models = [net() for _ in range(size)]
+    assert threaded(size, residuals, models, plan, plan=plan)[0] == pytest.approx(whole, rel=1e-12)
