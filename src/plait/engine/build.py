@@ -34,6 +34,7 @@ from plait.engine.lost_digits import warn_of_lost_digits
 from plait.engine.masked_means import MaskedMeanCheck
 from plait.engine.optimizer_like import check_elementwise, like
 from plait.engine.options import Options
+from plait.engine.own_backwards import looked_through
 from plait.engine.own_modules import own_modules
 from plait.engine.parameter_hooks import warn_of_parameter_hooks
 from plait.engine.parts import EngineParts, Uncut
@@ -270,7 +271,9 @@ def compose(
         own_loss = compiled(own_loss)  # it counts, and compiled kernels are not looked into
     elif num_parts * split.sequence_parts > 1 and world.worker[0] == 0:
         own_loss = MaskedMeanCheck(own_loss, num_parts, split.sequence_parts)
-    pipeline = make_pipeline(parts, schedule, own_loss, contexts, world, wire=options.wire)
+    pipeline = make_pipeline(
+        parts, schedule, looked_through(own_loss, plan, world), contexts, world, wire=options.wire
+    )
     reductions = [
         strategy.reduce,
         *tied_sums(world.axis("pp"), schedule.placement, cut.tied, strategies),
