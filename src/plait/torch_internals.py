@@ -159,12 +159,10 @@ def _plain_step(optimizer: torch.optim.Optimizer) -> Callable[..., object] | Non
     optimizer is another's, or has hooks, or has changed. A guard (`is_guard`) is no such hook.
     """
     kind: Any = type(optimizer)
-    before = optimizer._optimizer_step_pre_hooks.values()
     hooks = (
         *_optimizer._global_optimizer_pre_hooks,
         *_optimizer._global_optimizer_post_hooks,
-        *(one for one in before if not getattr(one, "is_guard", False)),
-        *optimizer._optimizer_step_post_hooks,
+        *step_hooks(optimizer),
     )
     hooked = kind.step
     is_own = kind.__module__.startswith("torch.optim.") and "step" not in vars(optimizer)
@@ -175,6 +173,13 @@ def _plain_step(optimizer: torch.optim.Optimizer) -> Callable[..., object] | Non
         return None
     plain: Callable[..., object] = without_grad.__wrapped__
     return plain
+
+
+def step_hooks(optimizer: torch.optim.Optimizer) -> list[Callable[..., object]]:
+    """The hooks that run before and after a step of this optimizer, without guards (`is_guard`)."""
+    before = getattr(optimizer, "_optimizer_step_pre_hooks", {}).values()
+    after = getattr(optimizer, "_optimizer_step_post_hooks", {}).values()
+    return [one for one in (*before, *after) if not getattr(one, "is_guard", False)]
 
 
 def has_own_step(optimizer: torch.optim.Optimizer) -> bool:

@@ -18,13 +18,14 @@ def check_arguments(model: object, loss: object, optimizer: object) -> None:
     """Refuse what cannot be a model, a loss or an optimizer.
 
     Raises:
-        ModelError: the model is no module or is wrapped in DistributedDataParallel, or the loss is
-            no function.
+        ModelError: the model is no module, is wrapped in DistributedDataParallel or is
+            TorchScript. Or the loss is no function.
         OptimizerError: the optimizer neither is one nor makes one.
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"a model is a torch.nn.Module, not {_named(model)}")
     _refuse_wrapped(model)
+    _refuse_scripted(model)
     if not callable(loss):
         raise ModelError(
             f"a loss is a function of (output, targets), as F.cross_entropy, not {_named(loss)}; "
@@ -62,6 +63,17 @@ def _refuse_wrapped(model: nn.Module) -> None:
                 f"{what} is wrapped in {type(module).__name__}, which sums gradients beside the "
                 "plan and puts 'module.' before every name that is saved; give what is inside it, "
                 "its .module, before Accelerator.prepare or DistributedDataParallel"
+            )
+
+
+def _refuse_scripted(model: nn.Module) -> None:
+    """Refuse a module whose forward is none of Python, so that no plan can divide it."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            what = f"module '{name}'" if name else "the model"
+            raise ModelError(
+                f"{what} is compiled to TorchScript, whose forward no plan can look into or "
+                "divide; give the module that torch.jit.script or torch.jit.trace was called with"
             )
 
 

@@ -18,6 +18,7 @@ from plait.engine.group_counts import RATE, RATES
 from plait.errors import OptimizerError
 from plait.models.parameters import Parameters
 from plait.parallel.data import require_elementwise
+from plait.torch_internals import step_hooks
 from plait.values import JsonMapping, JsonObject
 
 
@@ -27,7 +28,7 @@ def like(
     """The function for `build`.
 
     Raises `OptimizerError` where the optimizer has been used, or has other parameters than the
-    model. So does a schedule of rates that is not followed.
+    model. So does a schedule of rates that is not followed, and a hook of its steps.
     """
     kind: Any = type(optimizer)
     cure = f"give build a function, optimizer=lambda params: {kind.__name__}(params, ...)"
@@ -37,6 +38,7 @@ def like(
         )
     if not follows_schedule:
         _refuse_schedule(optimizer)
+    _refuse_hooks(optimizer)
     names = _names_of_settings(optimizer)
     settings = [_settings(names, group) for group in optimizer.param_groups]
     marks = [_marks(names, group) for group in optimizer.param_groups]
@@ -123,14 +125,16 @@ class Remade:
         return self._group_of.get(name, 0)
 
     def check_settings(self) -> None:
-        """Raise `OptimizerError` where the user's optimizer has got a schedule or other settings.
+        """Raise `OptimizerError` where the user's optimizer has got a schedule, hooks or other
+        settings.
 
-        No step is made with it, so that neither would move anything.
+        No step is made with it, so that none of them would move anything.
         """
         optimizer = self._user_made()
         if self._follows_schedule or optimizer is None:
             return
         _refuse_schedule(optimizer)
+        _refuse_hooks(optimizer)
         pairs = zip(optimizer.param_groups, self._groups, strict=False)
         for index, (now, built) in enumerate(pairs):
             for key, value in built.items():
@@ -162,6 +166,16 @@ def _refuse_schedule(optimizer: torch.optim.Optimizer) -> None:
         raise OptimizerError(
             f"the {type(optimizer).__name__} has a schedule of learning rates, which would move "
             "nothing; leave it out and give options=plait.Options(learning_rate=factor_of_step)"
+        )
+
+
+def _refuse_hooks(optimizer: torch.optim.Optimizer) -> None:
+    if step_hooks(optimizer):
+        raise OptimizerError(
+            f"the {type(optimizer).__name__} has a hook of its steps, and an engine steps an "
+            "optimizer of its own, which would not call it; register it on "
+            "engine.update.optimizer, whose parameters are this rank's parts (to clip by a norm "
+            "is options=plait.Options(clip_grad_norm=...))"
         )
 
 

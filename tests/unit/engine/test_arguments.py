@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -13,6 +14,15 @@ import plait
 from plait.comm import World
 from plait.errors import ModelError, OptimizerError, PlaitError, PlanError
 from tests.helpers.threaded import threaded
+
+
+def scripted(module: nn.Module) -> nn.Module:
+    """A module in TorchScript, without torch's warning that this is old."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made: nn.Module = torch.jit.script(module)
+    return made
+
 
 GIVEN: dict[str, Any] = {
     "model": nn.Linear(2, 1),
@@ -39,6 +49,18 @@ GIVEN: dict[str, Any] = {
             nn.Sequential(nn.Tanh(), nn.DataParallel(nn.Linear(2, 1))),
             ModelError,
             "module '1' is wrapped in DataParallel",
+        ),
+        (
+            "model",
+            scripted(nn.Linear(2, 1)),
+            ModelError,
+            r"the model is compiled to TorchScript, .* give the module that torch\.jit\.script",
+        ),
+        (
+            "model",
+            nn.Sequential(nn.Tanh(), scripted(nn.Linear(2, 1))),
+            ModelError,
+            "module '1' is compiled to TorchScript",
         ),
         ("plan", None, PlanError, "a plan is text such as 'dp2:zero3', not NoneType"),
         ("loss", "mse", ModelError, r"a function of \(output, targets\).* not str 'mse'"),

@@ -78,6 +78,21 @@ def test_a_schedule_that_the_callers_optimizer_gets_after_the_build() -> None:
     refused("dp1", change, r"the SGD has a schedule .*Options\(learning_rate=")
 
 
+def test_a_hook_that_the_callers_optimizer_gets_after_the_build() -> None:
+    def change(_: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.register_step_post_hook(lambda *_: None)
+
+    refused("dp1", change, r"the SGD has a hook of its steps, .* engine\.update\.optimizer")
+
+
+def test_a_hook_that_the_callers_optimizer_has() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    with pytest.raises(OptimizerError, match="the SGD has a hook of its steps, and an engine"):
+        plait.build(model, "dp1", loss=F.mse_loss, optimizer=optimizer)
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_the_cure_takes_a_changed_model_on(first: bool, tmp_path: Path) -> None:
     def run(world: World) -> bool:
