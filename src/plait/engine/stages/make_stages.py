@@ -26,6 +26,7 @@ from plait.parallel import data
 from plait.parallel.data import DataStrategy, Unit
 from plait.parallel.pipeline.actions import Kind, Schedule
 from plait.parallel.pipeline.elsewhere import LinkAttributes
+from plait.parallel.pipeline.module_hooks import check_backward_hooks
 from plait.parallel.pipeline.replayed import (
     ParameterSwap,
     Replay,
@@ -191,6 +192,7 @@ def make_parts(
     """
     replay = None
     if cut.flow is not None:
+        check_backward_hooks(model, cut.flow, cut.stage_of)
         check_draws(cut.flow, cut.stage_of)
         check_objects(cut.flow, cut.stage_of)
         check_states(cut.flow, cut.stage_of)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from plait import regions
 from plait.errors import ModelError
@@ -272,9 +272,7 @@ class ReplayedStage(StageModule):
         finally:
             replay.running = self
             replay.called(name)
-        if not self._is_last:
-            self._record(now, number, output)
-        return output
+        return output if self._is_last else self._record(now, number, output)
 
     def _check_frozen(self, name: str) -> None:
         """Raise for a unit with trainable parameters that is called inside an
@@ -317,7 +315,12 @@ class ReplayedStage(StageModule):
         returned = template.returned
         return returned.nesting.value(map(value, itertools.count(), returned.leaves))
 
-    def _record(self, now: _ReplayState, number: int, output: object) -> None:
+    def _record(self, now: _ReplayState, number: int, output: PyTree) -> PyTree:
+        """Note what a unit returned; the same for the glue of this stage.
+
+        Glue that hooks into the gradient of a result does so here and where the result arrives. So
+        a tensor that leaves is another than that of the glue.
+        """
         leaves, structure = tree_flatten(output)
         returned = _Form.of(leaves, structure)
         self._keep(now, number, enumerate(leaves))
@@ -334,6 +337,10 @@ class ReplayedStage(StageModule):
             for place in self._replay.flow.plain[number]
         )
         now.templates.append(_Template(returned, tuple(attributes), plain))
+        for place, leaf in enumerate(leaves):
+            if Result(number, place) in now.made and leaf.requires_grad:
+                leaves[place] = leaf.view_as(leaf)
+        return tree_unflatten(leaves, structure)
 
     def _left(self, number: int, attribute: Attribute) -> tuple[list[PyTree], _Form]:
         """The tensors that a call left in an attribute, as many as with the example, and their
