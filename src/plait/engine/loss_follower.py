@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -19,6 +20,42 @@ from plait.engine.notes import Notes
 from plait.values import PyTree
 
 Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True)
+class Call(Generic[Kind]):
+    """One call of a function of torch that got tensors of a kind.
+
+    Attributes:
+        args: the arguments by place.
+        named: the arguments by name.
+        kinds: the tensors of a kind among them, at least one, in their order.
+        made: the tensors of the result.
+    """
+
+    name: str
+    args: Sequence[Any]
+    named: Mapping[str, Any]
+    kinds: Sequence[tuple[Tensor, Kind]]
+    made: Sequence[Tensor]
+
+    @property
+    def first(self) -> Tensor:
+        """The first tensor [...] of a kind."""
+        return self.kinds[0][0]
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the first tensor."""
+        return self.kinds[0][1]
+
+    def of(self, *kinds: Kind) -> list[Tensor]:
+        """The tensors [...] of one of these kinds."""
+        return [tensor for tensor, kind in self.kinds if kind in kinds]
+
+    def argument(self, name: str, place: int = 1) -> Any:
+        """The argument of a name or else at a place; None where the call has neither."""
+        return self.named.get(name, self.args[place] if len(self.args) > place else None)
 
 
 class LossFollower(TorchFunctionMode, Generic[Kind]):
@@ -35,19 +72,12 @@ class LossFollower(TorchFunctionMode, Generic[Kind]):
         self._mixed_nodes: dict[object, str] = {}
 
     @abstractmethod
-    def look(
-        self,
-        name: str,
-        args: Sequence[Any],
-        named: Mapping[str, Any],
-        kinds: Sequence[tuple[Tensor, Kind]],
-        result: PyTree,
-    ) -> None:
-        """Note what a function of torch made of tensors [B, ...] of these kinds."""
+    def look(self, call: Call[Kind]) -> None:
+        """Note what a function of torch made of tensors [B, ...] of some kinds."""
 
     def found(self, loss: PyTree) -> str:
         """The name of a function that mixed tensors and that a loss was computed by, if any."""
-        tensors = [leaf for leaf in tree_leaves(loss) if isinstance(leaf, Tensor)]
+        tensors = _tensors_of(loss)
         names = [name for one in tensors if (name := self._mixed.get(one)) is not None]
         if names or not self._mixed_nodes:
             return next(iter(names), "")
@@ -81,30 +111,29 @@ class LossFollower(TorchFunctionMode, Generic[Kind]):
                 if mixed:
                     self.note_mixed(args[0] if name == "setitem" else result, mixed)
                 else:
-                    self.look(name, args, named, kinds, result)
+                    self.look(Call(name, args, named, kinds, _tensors_of(result)))
         return result
 
     def _mixed_by(self, given: PyTree) -> str:
         """The name of the function that mixed one of the arguments, if any."""
-        tensors = (leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
-        return next((name for one in tensors if (name := self._mixed.get(one)) is not None), "")
+        names = (self._mixed.get(one) for one in _tensors_of(given))
+        return next((name for name in names if name is not None), "")
 
     def note_mixed(self, result: PyTree, name: str) -> None:
         """Note that the tensors of a result were mixed by a function."""
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self._mixed.add(leaf, name)
-                if leaf.grad_fn is not None:  # an autograd.Function hides what it computes from
-                    self._mixed_nodes[leaf.grad_fn] = name
+        for leaf in _tensors_of(result):
+            self._mixed.add(leaf, name)
+            if leaf.grad_fn is not None:  # an autograd.Function hides what it computes from
+                self._mixed_nodes[leaf.grad_fn] = name
 
     def _kinds(self, given: PyTree) -> list[tuple[Tensor, Kind]]:
         """The tensors among the arguments that are of a kind, in their order."""
-        found = []
-        for leaf in tree_leaves(given):
-            kind = self.known.get(leaf) if isinstance(leaf, Tensor) else None
-            if kind is not None:
-                found.append((leaf, kind))
-        return found
+        kinds = ((leaf, self.known.get(leaf)) for leaf in _tensors_of(given))
+        return [(leaf, kind) for leaf, kind in kinds if kind is not None]
+
+
+def _tensors_of(given: PyTree) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -6,14 +6,14 @@ plan that divides the batch gives such a loss fewer pairs and other statistics.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Final
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from plait.engine.loss_follower import LossFollower
+from plait.engine.loss_follower import Call, LossFollower
 from plait.values import PyTree
 
 PRODUCTS: Final = frozenset({"matmul", "rmatmul", "mm", "linear", "inner", "cdist"})
@@ -111,94 +111,66 @@ class MixedSamples(LossFollower[_Kind]):
             return "max or min"
         return super().found(loss)
 
-    def look(
-        self,
-        name: str,
-        args: Sequence[Any],
-        named: Mapping[str, Any],
-        kinds: Sequence[tuple[Tensor, _Kind]],
-        result: PyTree,
-    ) -> None:
+    def look(self, call: Call[_Kind]) -> None:
         """Note what a function makes of samples [B, ...], which it may mix."""
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        if made and _mixes(name, args, named, kinds, made[0]):
-            self.note_mixed(result, name)
+        if call.made and _mixes(call, call.made[0]):
+            self.note_mixed(call.made, call.name)
             return
-        for leaf in made:
-            kind = _kind_of(name, args, named, kinds, leaf)
+        for leaf in call.made:
+            kind = _kind_of(call, leaf)
             if kind is not None and leaf not in self.known:
                 self.known.add(leaf, kind)
 
 
-def _kind_of(
-    name: str,
-    args: Sequence[Any],
-    named: Mapping[str, Any],
-    kinds: Sequence[tuple[Tensor, _Kind]],
-    made: Tensor,
-) -> _Kind | None:
+def _kind_of(call: Call[_Kind], made: Tensor) -> _Kind | None:
     """The kind of a result of tensors of given kinds; None where it is of one sample at most."""
-    samples = [tensor for tensor, kind in kinds if kind is _Kind.SAMPLES]
-    turned = [tensor for tensor, kind in kinds if kind is _Kind.TURNED]
-    if _is_statistic(name, args, named, samples, made):
+    samples = call.of(_Kind.SAMPLES)
+    if _is_statistic(call, made):
         return _Kind.STATISTIC
-    if name in EXTREMES and samples and _is_along_samples(name, args, named, samples[0]):
+    if call.name in EXTREMES and samples and _is_along_samples(call, samples[0]):
         return _Kind.EXTREME
-    if not (samples or turned):
-        return kinds[0][1]
-    return _kind_of_rows(name, args, samples, turned, made) if made.dim() else _Kind.LOSS
+    if not call.of(_Kind.SAMPLES, _Kind.TURNED):
+        return call.kind
+    return _kind_of_rows(call, made) if made.dim() else _Kind.LOSS
 
 
-def _kind_of_rows(
-    name: str,
-    args: Sequence[Any],
-    samples: Sequence[Tensor],
-    turned: Sequence[Tensor],
-    made: Tensor,
-) -> _Kind | None:
+def _kind_of_rows(call: Call[_Kind], made: Tensor) -> _Kind | None:
     """Which dim of a result [...] is that of samples, if any."""
-    if samples and _takes_one(name, args):
+    samples, turned = call.of(_Kind.SAMPLES), call.of(_Kind.TURNED)
+    if samples and _takes_one(call):
         return None
-    if len(samples) == 1 and _moves_first(name, args, samples[0], made):
+    if len(samples) == 1 and _moves_first(call, samples[0], made):
         return _Kind.TURNED
     if samples and len(made) and len(made) % len(samples[0]) == 0:
         return _Kind.SAMPLES
-    if name in TURNS and turned:
+    if call.name in TURNS and turned:
         return _Kind.SAMPLES if made.dim() == 2 else None
     if turned and not samples and made.shape == turned[0].shape:
         return _Kind.TURNED
     return None
 
 
-def _mixes(
-    name: str,
-    args: Sequence[Any],
-    named: Mapping[str, Any],
-    kinds: Sequence[tuple[Tensor, _Kind]],
-    made: Tensor,
-) -> bool:
+def _mixes(call: Call[_Kind], made: Tensor) -> bool:
     """Whether a result has numbers that depend on several samples, beside those of one."""
-    first, first_kind = kinds[0]
-    if first_kind is _Kind.SAMPLES and name in ALONG:
+    name, first = call.name, call.first
+    if call.kind is _Kind.SAMPLES and name in ALONG:
         is_linear = name in STATISTICS and not made.requires_grad and not made.dim()
-        return not is_linear and _is_along_samples(name, args, named, first)
-    extremes = [tensor for tensor, kind in kinds if kind is _Kind.EXTREME]
-    reads_an_extreme = _reads_an_extreme(name, args, named, extremes, made)
+        return not is_linear and _is_along_samples(call, first)
+    reads_an_extreme = _reads_an_extreme(call, made)
     if reads_an_extreme or (not made.dim() and made.requires_grad):
-        numbers = [tensor for tensor, kind in kinds if _is_trained_number(tensor, kind)]
-        is_number = first_kind in (_Kind.STATISTIC, _Kind.LOSS) and not first.dim()
-        is_no_sum = _is_no_sum(name, args, named, numbers)
-        is_bent = is_no_sum or name in (OF_ONE_NUMBER if is_number else NORMS)
+        is_number = call.kind in (_Kind.STATISTIC, _Kind.LOSS) and not first.dim()
+        numbers = [tensor for tensor, kind in call.kinds if _is_trained_number(tensor, kind)]
+        is_bent = _is_no_sum(call, numbers) or name in (OF_ONE_NUMBER if is_number else NORMS)
         return reads_an_extreme or is_bent
-    if name == "grad" or len(kinds) == 1:
+    if name == "grad" or len(call.kinds) == 1:
         return name == "grad" and _is_mean(first)
-    pair, both = [first, kinds[1][0]], [first_kind, kinds[1][1]]
+    pair, both = [list(one) for one in zip(*call.kinds[:2], strict=True)]
     if name in PRODUCTS:
         other = _Kind.SAMPLES if name in TURNED_PRODUCTS else _Kind.TURNED
         are_matrices = all(one.dim() == 2 for one in pair)
         return are_matrices and set(both) == {_Kind.SAMPLES, other}
     if name == "einsum":
-        return set(both) == {_Kind.SAMPLES} and _einsum_mixes(args, [one for one, _ in kinds])
+        return set(both) == {_Kind.SAMPLES} and _einsum_mixes(call)
     return name in BETWEEN and _meets(name, pair, both)
 
 
@@ -207,34 +179,27 @@ def _is_trained_number(tensor: Tensor, kind: _Kind) -> bool:
     return kind in (_Kind.STATISTIC, _Kind.LOSS) and not tensor.dim() and tensor.requires_grad
 
 
-def _is_no_sum(
-    name: str, args: Sequence[Any], named: Mapping[str, Any], numbers: Sequence[Tensor]
-) -> bool:
+def _is_no_sum(call: Call[_Kind], numbers: Sequence[Tensor]) -> bool:
     """Whether a function divides by a number over samples, or multiplies two of them.
 
     Dice over a whole batch is such a quotient.
     """
-    if name in PRODUCTS_OF_NUMBERS:
+    if call.name in PRODUCTS_OF_NUMBERS:
         return len(numbers) > 1
-    if name in DIVISIONS:
-        divisor = named.get("other", args[1] if len(args) > 1 else None)
+    if call.name in DIVISIONS:
+        divisor = call.argument("other")
         return any(divisor is one for one in numbers)
-    return name in INVERSES and bool(numbers)
+    return call.name in INVERSES and bool(numbers)
 
 
-def _reads_an_extreme(
-    name: str,
-    args: Sequence[Any],
-    named: Mapping[str, Any],
-    extremes: Sequence[Tensor],
-    made: Tensor,
-) -> bool:
+def _reads_an_extreme(call: Call[_Kind], made: Tensor) -> bool:
     """Whether a result depends on the largest number of a batch, or is divided by it.
 
     Its difference from others keeps exponentials small, and a mask of lengths compares with it.
     """
+    extremes = call.of(_Kind.EXTREME)
     is_trained = any(one.requires_grad for one in extremes) and made.requires_grad
-    return (is_trained and name not in DIFFERENCES) or _is_no_sum(name, args, named, extremes)
+    return (is_trained and call.name not in DIFFERENCES) or _is_no_sum(call, extremes)
 
 
 def _is_mean(number: Tensor) -> bool:
@@ -256,62 +221,56 @@ def _meets(name: str, pair: Sequence[Tensor], both: Sequence[_Kind]) -> bool:
     return set(both) == {_Kind.SAMPLES} and above > 0 and long.shape[above] == 1 < short.shape[0]
 
 
-def _moves_first(name: str, args: Sequence[Any], source: Tensor, made: Tensor) -> bool:
+def _moves_first(call: Call[_Kind], source: Tensor, made: Tensor) -> bool:
     """Whether a view of samples has their dim elsewhere than first."""
-    if name in TURNS and source.dim() > 1:
-        dims = [one for one in tree_leaves(args[1:]) if isinstance(one, int)]
-        if name in ("permute", "movedim"):
+    if call.name in TURNS and source.dim() > 1:
+        dims = [one for one in tree_leaves(call.args[1:]) if isinstance(one, int)]
+        if call.name in ("permute", "movedim"):
             return bool(dims) and dims[0] % source.dim() != 0
         return source.dim() == 2 or any(dim % source.dim() == 0 for dim in dims)
-    if name == "getitem":
-        index = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
-        return index is None
-    return name == "unsqueeze" and made.shape[0] == 1 < source.shape[0]
+    if call.name == "getitem":
+        index = call.args[1]
+        return (index[0] if isinstance(index, tuple) and index else index) is None
+    return call.name == "unsqueeze" and made.shape[0] == 1 < source.shape[0]
 
 
-def _takes_one(name: str, args: Sequence[Any]) -> bool:
+def _takes_one(call: Call[_Kind]) -> bool:
     """Whether a function gives samples one by one, or one of them."""
-    dim = args[1] if len(args) > 1 else 0
-    if name in ("unbind", "select"):
+    dim = call.args[1] if len(call.args) > 1 else 0
+    if call.name in ("unbind", "select"):
         return dim == 0
     first = dim[0] if isinstance(dim, tuple) and dim else dim
-    return name == "getitem" and isinstance(first, int) and not isinstance(first, bool)
+    return call.name == "getitem" and isinstance(first, int) and not isinstance(first, bool)
 
 
-def _is_along_samples(
-    name: str, args: Sequence[Any], named: Mapping[str, Any], source: Tensor
-) -> bool:
+def _is_along_samples(call: Call[_Kind], source: Tensor) -> bool:
     """Whether a function works along the dim of samples, by its own choice or as it is asked."""
-    place = 2 if name in DIM_IS_THIRD else 1
-    dim = named.get("dim", named.get("axis", args[place] if len(args) > place else None))
+    name = call.name
+    dim = call.named.get("axis", call.argument("dim", 2 if name in DIM_IS_THIRD else 1))
     if isinstance(dim, Tensor):  # the other argument of a maximum of two
         return False
     dims = [one for one in tree_leaves(dim) if isinstance(one, int) and not isinstance(one, bool)]
-    if not dims and "other" not in named:
+    if not dims and "other" not in call.named:
         if name in OF_A_GUESSED_DIM:
             return source.dim() in (1, 3)
         return name in OF_ALL_DIMS or name == "msort" or (name in OF_LAST_DIM and source.dim() == 1)
     return any(one % source.dim() == 0 for one in dims)
 
 
-def _is_statistic(
-    name: str,
-    args: Sequence[Any],
-    named: Mapping[str, Any],
-    samples: Sequence[Tensor],
-    made: Tensor,
-) -> bool:
+def _is_statistic(call: Call[_Kind], made: Tensor) -> bool:
     """Whether a result is a number over all samples, or one for each feature of theirs."""
-    if name not in STATISTICS or not samples:
+    samples = call.of(_Kind.SAMPLES)
+    if call.name not in STATISTICS or not samples:
         return False
-    return not made.dim() or _is_along_samples(name, args, named, samples[0])
+    return not made.dim() or _is_along_samples(call, samples[0])
 
 
-def _einsum_mixes(args: Sequence[Any], samples: Sequence[Tensor]) -> bool:
+def _einsum_mixes(call: Call[_Kind]) -> bool:
     """Whether the samples of several factors meet, or are summed into a matrix."""
-    if not isinstance(args[0], str) or "->" not in args[0] or "." in args[0]:
+    equation = call.args[0]
+    if not isinstance(equation, str) or "->" not in equation or "." in equation:
         return False
-    factors, _, made = args[0].replace(" ", "").partition("->")
-    pairs = zip(factors.split(","), tree_leaves(args[1:]), strict=False)
-    firsts = {factor[:1] for factor, given in pairs if any(given is one for one in samples)}
+    factors, _, made = equation.replace(" ", "").partition("->")
+    pairs = zip(factors.split(","), tree_leaves(call.args[1:]), strict=False)
+    firsts = {factor[:1] for factor, given in pairs if any(given is one for one, _ in call.kinds)}
     return bool(made) and (len(firsts) > 1 or not firsts <= set(made))

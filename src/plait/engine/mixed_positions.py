@@ -6,14 +6,14 @@ shifts of labels by one then stay within that part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Final
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from plait.engine.loss_follower import LossFollower
+from plait.engine.loss_follower import Call, LossFollower
 from plait.engine.mixed_losses import (
     BETWEEN,
     DIVISIONS,
@@ -116,84 +116,60 @@ class MixedPositions(LossFollower[_Places]):
         takes_pieces = name == SOME and all(_are_pieces(*one) for one in self._of_each)
         return "" if takes_each or takes_pieces else name
 
-    def look(
-        self,
-        name: str,
-        args: Sequence[Any],
-        named: Mapping[str, Any],
-        kinds: Sequence[tuple[Tensor, _Places]],
-        result: PyTree,
-    ) -> None:
+    def look(self, call: Call[_Places]) -> None:
         """Note what a function makes of positions [B, T, ...], which it may mix."""
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        if not made:
+        if not call.made:
             return
-        is_product = name in DIVISIONS or name in PRODUCTS_OF_NUMBERS
-        self._is_scaled = self._is_scaled or (is_product and len(kinds) == 1)
-        mixing = self._mixing(name, args, named, kinds, made[0])
+        is_product = call.name in DIVISIONS or call.name in PRODUCTS_OF_NUMBERS
+        self._is_scaled = self._is_scaled or (is_product and len(call.kinds) == 1)
+        mixing = self._mixing(call)
         if mixing:
-            self.note_mixed(result, mixing)
+            self.note_mixed(call.made, mixing)
             return
-        for leaf in made:
-            kind = self._kind_of(name, args, named, kinds, leaf)
+        for leaf in call.made:
+            kind = self._kind_of(call, leaf)
             if kind is not None and leaf not in self.known:
                 self.known.add(leaf, kind)
 
-    def _mixing(
-        self,
-        name: str,
-        args: Sequence[Any],
-        named: Mapping[str, Any],
-        kinds: Sequence[tuple[Tensor, _Places]],
-        made: Tensor,
-    ) -> str:
+    def _mixing(self, call: Call[_Places]) -> str:
         """The name of what mixes positions [B, T, ...] in a call, if anything surely does."""
-        first, kind = kinds[0]
-        if any(one in OVER_POSITIONS for _, one in kinds):
-            return name if _bends(name, args, kinds) else ""
-        if self._is_of_whole_sequences(name, args, named, kinds, made):
+        name = call.name
+        if call.of(*OVER_POSITIONS):
+            return name if _bends(call) else ""
+        if self._is_of_whole_sequences(call):
             return name
-        if kind is not _Places.POSITIONS or not args or args[0] is not first:
+        is_of_first = bool(call.args) and call.args[0] is call.first
+        if call.kind is not _Places.POSITIONS or not is_of_first:
             return ""
-        is_along = name in ALONG and _is_along_positions(name, args, named, first)
-        return name if is_along or name in OF_CLASSES else self._taking(name, args, named, first)
+        is_along = name in ALONG and _is_along_positions(call)
+        return name if is_along or name in OF_CLASSES else self._taking(call)
 
-    def _is_of_whole_sequences(
-        self,
-        name: str,
-        args: Sequence[Any],
-        named: Mapping[str, Any],
-        kinds: Sequence[tuple[Tensor, _Places]],
-        made: Tensor,
-    ) -> bool:
+    def _is_of_whole_sequences(self, call: Call[_Places]) -> bool:
         """Whether a function attends, recurs or slides along a sequence."""
-        first = kinds[0][0]
-        if name in ATTENTION:
-            return self._positions in first.shape
-        if name == "conv1d":
-            weight = named.get("weight", args[1] if len(args) > 1 else None)
+        if call.name in ATTENTION:
+            return self._positions in call.first.shape
+        if call.name == "conv1d":
+            weight = call.argument("weight")
             slides = isinstance(weight, Tensor) and weight.shape[-1] > 1
-            return slides and first.shape[-1] == self._positions
-        return name in PRODUCTS and self._is_square(kinds, made)
+            return slides and call.first.shape[-1] == self._positions
+        return call.name in PRODUCTS and self._is_square(call)
 
-    def _is_square(self, kinds: Sequence[tuple[Tensor, _Places]], made: Tensor) -> bool:
+    def _is_square(self, call: Call[_Places]) -> bool:
         """Whether a product has a number for each pair of positions."""
-        size = (self._positions, self._positions)
-        return len(kinds) > 1 and made.dim() > 2 and made.shape[-2:] == size
+        made, size = call.made[0], (self._positions, self._positions)
+        return len(call.kinds) > 1 and made.dim() > 2 and made.shape[-2:] == size
 
-    def _taking(
-        self, name: str, args: Sequence[Any], named: Mapping[str, Any], source: Tensor
-    ) -> str:
+    def _taking(self, call: Call[_Places]) -> str:
         """The name of what takes some positions of a tensor [B, T, ...], or one."""
+        name, source = call.name, call.first
         if name in ("select", "narrow", "index_select"):
-            dim = named.get("dim", args[1] if len(args) > 1 else None)
+            dim = call.argument("dim")
             if not isinstance(dim, int) or dim % source.dim() != 1:
                 return ""
-            place = named.get("index", args[2] if len(args) > 2 else None)
-            return self._one(place) if name == "select" else name
+            return self._one(call.argument("index", 2)) if name == "select" else name
         if name != "getitem":
             return ""
-        index = _of_second(args[1], source.dim())
+        index = _of_second(call.args[1], source.dim())
         if isinstance(index, int) and not isinstance(index, bool):
             return self._one(index)
         if isinstance(index, slice):
@@ -217,48 +193,40 @@ class MixedPositions(LossFollower[_Places]):
             self._selected.add(place % self._positions)
         return "getitem of one position"
 
-    def _kind_of(
-        self,
-        name: str,
-        args: Sequence[Any],
-        named: Mapping[str, Any],
-        kinds: Sequence[tuple[Tensor, _Places]],
-        made: Tensor,
-    ) -> _Places | None:
-        first, kind = kinds[0]
+    def _kind_of(self, call: Call[_Places], made: Tensor) -> _Places | None:
+        name, kind = call.name, call.kind
         if kind in OVER_POSITIONS:
             stays = kind is _Places.SUMMED and (name in KEEP_SUMS or name in SUMS)
             return _Places.SUMMED if stays else _Places.POOLED
         if not made.dim():
             return None
         is_sum = kind is _Places.POSITIONS and name in SUMS
-        if is_sum and _is_along_positions(name, args, named, first):
+        if is_sum and _is_along_positions(call):
             return _Places.SUMMED if name == "sum" else _Places.POOLED
-        if self._is_second(name, kinds, made):
+        if self._is_second(call, made):
             return _Places.POSITIONS
         return _Places.DERIVED if self._positions in made.shape else None
 
-    def _is_second(self, name: str, kinds: Sequence[tuple[Tensor, _Places]], made: Tensor) -> bool:
+    def _is_second(self, call: Call[_Places], made: Tensor) -> bool:
         """Whether the second dim of a result is that of positions."""
-        first, kind = kinds[0]
         if made.dim() < 2 or made.shape[0] != self._samples:
             return False
-        width = made.shape[1]
-        if kind is _Places.POSITIONS:
+        name, width = call.name, made.shape[1]
+        if call.kind is _Places.POSITIONS:
             is_folded = name in VIEWS and width % self._positions == 0
-            return name not in TURNS and (is_folded or width == first.shape[1])
-        is_beside = any(one is _Places.POSITIONS for _, one in kinds)
+            return name not in TURNS and (is_folded or width == call.first.shape[1])
+        is_beside = bool(call.of(_Places.POSITIONS))
         return width == self._positions and (name in TURNS or is_beside)
 
 
-def _bends(name: str, args: Sequence[Any], kinds: Sequence[tuple[Tensor, _Places]]) -> bool:
+def _bends(call: Call[_Places]) -> bool:
     """Whether a function of means over positions is no mean over positions any more."""
-    pooled = [tensor for tensor, kind in kinds if kind in OVER_POSITIONS]
+    name, args, pooled = call.name, call.args, call.of(*OVER_POSITIONS)
     if name in DIVISIONS and len(args) > 1:
         return any(args[1] is one for one in pooled)
-    if name in BETWEEN and len(kinds) > 1:
+    if name in BETWEEN and len(call.kinds) > 1:
         are_two = len(pooled) > 1 and name.endswith(("mul", "multiply"))
-        return are_two or any(kind is _Places.POSITIONS for _, kind in kinds)
+        return are_two or bool(call.of(_Places.POSITIONS))
     return name in CURVED or name in INVERSES
 
 
@@ -269,16 +237,14 @@ def _are_pieces(width: int, pieces: Sequence[range]) -> bool:
     return list(pieces) == [range(start, min(start + size, width)) for start in starts]
 
 
-def _is_along_positions(
-    name: str, args: Sequence[Any], named: Mapping[str, Any], source: Tensor
-) -> bool:
+def _is_along_positions(call: Call[_Places]) -> bool:
     """Whether a function is asked for some dims, of which one is the second of its argument."""
-    given = args[2:] if name in DIM_THIRD else args[1:]
-    dim = named.get("dim", named.get("dims", given))
+    given = call.args[2:] if call.name in DIM_THIRD else call.args[1:]
+    dim = call.named.get("dim", call.named.get("dims", given))
     dims = [one for one in tree_leaves(dim) if isinstance(one, int) and not isinstance(one, bool)]
-    if not dims and name in LAST_DIM:
+    if not dims and call.name in LAST_DIM:
         dims = [-1]
-    return any(one % source.dim() == 1 for one in dims)
+    return any(one % call.first.dim() == 1 for one in dims)
 
 
 def _of_second(index: object, dims: int) -> object:
