@@ -73,6 +73,8 @@ PRODUCTS_OF_NUMBERS: Final = frozenset({"mul", "rmul", "imul", "multiply"})
 
 NORMS: Final = frozenset({"norm", "linalg_norm", "linalg_vector_norm", "linalg_matrix_norm"})
 
+VIEWS: Final = frozenset({"view", "reshape", "flatten"})
+
 TURNS: Final = frozenset({"t", "T", "mT", "transpose", "permute", "swapaxes", "movedim", "adjoint"})
 
 
@@ -145,9 +147,15 @@ def _kind_of_rows(call: Call[_Kind], made: Tensor) -> _Kind | None:
         return _Kind.SAMPLES
     if call.name in TURNS and turned:
         return _Kind.SAMPLES if made.dim() == 2 else None
-    if turned and not samples and made.shape == turned[0].shape:
+    if turned and not samples and _is_turned(call, turned[0], made):
         return _Kind.TURNED
     return None
+
+
+def _is_turned(call: Call[_Kind], turned: Tensor, made: Tensor) -> bool:
+    """Whether a result is as a turned tensor, or has a row of all samples for each of its first."""
+    is_flat = call.name in VIEWS and made.dim() == 2 and made.shape[0] == turned.shape[0]
+    return made.shape == turned.shape or is_flat
 
 
 def _mixes(call: Call[_Kind], made: Tensor) -> bool:
@@ -245,6 +253,11 @@ def _takes_one(call: Call[_Kind]) -> bool:
 
 def _is_along_samples(call: Call[_Kind], source: Tensor) -> bool:
     """Whether a function works along the dim of samples, by its own choice or as it is asked."""
+    return _is_along(call, source, 0)
+
+
+def _is_along(call: Call[_Kind], source: Tensor, place: int) -> bool:
+    """Whether a function works along the dim at a place of a tensor [...]."""
     name = call.name
     dim = call.named.get("axis", call.argument("dim", 2 if name in DIM_IS_THIRD else 1))
     if isinstance(dim, Tensor):  # the other argument of a maximum of two
@@ -254,15 +267,17 @@ def _is_along_samples(call: Call[_Kind], source: Tensor) -> bool:
         if name in OF_A_GUESSED_DIM:
             return source.dim() in (1, 3)
         return name in OF_ALL_DIMS or name == "msort" or (name in OF_LAST_DIM and source.dim() == 1)
-    return any(one % source.dim() == 0 for one in dims)
+    return any(one % source.dim() == place for one in dims)
 
 
 def _is_statistic(call: Call[_Kind], made: Tensor) -> bool:
     """Whether a result is a number over all samples, or one for each feature of theirs."""
-    samples = call.of(_Kind.SAMPLES)
-    if call.name not in STATISTICS or not samples:
+    if call.name not in STATISTICS:
         return False
-    return not made.dim() or _is_along_samples(call, samples[0])
+    if call.kind is _Kind.TURNED and made.dim():
+        return call.first.dim() == 2 and _is_along(call, call.first, 1)
+    samples = call.of(_Kind.SAMPLES)
+    return bool(samples) and (not made.dim() or _is_along_samples(call, samples[0]))
 
 
 def _einsum_mixes(call: Call[_Kind]) -> bool:

@@ -20,6 +20,7 @@ from plait.engine.mixed_losses import (
     INVERSES,
     PRODUCTS_OF_NUMBERS,
     TURNS,
+    VIEWS,
 )
 from plait.engine.notes import Notes
 from plait.engine.sample_sums import KEEP_SUMS
@@ -67,8 +68,6 @@ LAST_DIM: Final = frozenset({"sort", "argsort", "topk", "diff"})
 PRODUCTS: Final = frozenset({"matmul", "bmm", "einsum"})
 
 SOME: Final = "getitem of some positions"
-
-VIEWS: Final = frozenset({"view", "reshape", "flatten"})
 
 
 class _Places(Enum):

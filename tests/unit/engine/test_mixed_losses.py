@@ -233,6 +233,14 @@ def batch_dice(output: Tensor, targets: Tensor) -> Tensor:
     return 1 - ((both + 1e-6) / (all_of_them + 1e-6)).mean()
 
 
+def dice_by_classes(output: Tensor, targets: Tensor) -> Tensor:
+    """Dice of each class over all samples, whose pixels stand in one row."""
+    probabilities, places = (one[:, :, None].sigmoid() for one in (output, targets))
+    rows = probabilities.transpose(0, 1).reshape(output.shape[1], -1)
+    wanted = places.permute(1, 0, 2).contiguous().view(output.shape[1], -1)
+    return 1 - 2 * ((rows * wanted).sum(-1) / (rows + wanted).sum(-1)).mean()
+
+
 def weighted_by_outputs(output: Tensor, targets: Tensor) -> Tensor:
     weights = output[:, 0].exp()
     loss = (weights * targets[:, 0]).sum()
@@ -242,6 +250,11 @@ def weighted_by_outputs(output: Tensor, targets: Tensor) -> Tensor:
 
 def inverse(output: Tensor, targets: Tensor) -> Tensor:
     return 1 / (output - targets).square().mean()
+
+
+def sums_of_turned(output: Tensor, targets: Tensor) -> Tensor:
+    apart = (output - targets).square().T
+    return (apart.sum(1) / apart.shape[1]).mean() + (apart.sum(0) / targets.abs().sum(1)).mean()
 
 
 def product_of_means(output: Tensor, targets: Tensor) -> Tensor:
@@ -255,7 +268,7 @@ def scaled_by_constants(output: Tensor, targets: Tensor) -> Tensor:
 
 
 MIXED = (
-    *(batch_dice, weighted_by_outputs, inverse, product_of_means),
+    *(batch_dice, dice_by_classes, weighted_by_outputs, inverse, product_of_means),
     *(clip, in_batch, simclr, batch_hard, pairs, cosines, labels_alike),
     *(barlow, covariance, variance, advantages, cox, load),
     *(root, root_of_a_sum, norm, focal, hidden, written, gradient_of_a_mean),
@@ -264,6 +277,7 @@ OF_EACH = (
     scaled_by_constants,
     *(squares, classes, by_hand, centred_rows, turned, policy, distilled, dice, each),
     *(focal_of_each, norms_of_each, told_beside, of_two_parts, logged),
+    sums_of_turned,
     *(one_by_one, at_places, matched, by_a_matrix, gradient_of_each),
 )
 
