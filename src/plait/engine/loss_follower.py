@@ -23,7 +23,7 @@ Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
-class Call(Generic[Kind]):
+class TorchCall(Generic[Kind]):
     """One call of a function of torch that got tensors of a kind.
 
     Attributes:
@@ -72,7 +72,7 @@ class LossFollower(TorchFunctionMode, Generic[Kind]):
         self._mixed_nodes: dict[object, str] = {}
 
     @abstractmethod
-    def look(self, call: Call[Kind]) -> None:
+    def look(self, call: TorchCall[Kind]) -> None:
         """Note what a function of torch made of tensors [B, ...] of some kinds."""
 
     def found(self, loss: PyTree) -> str:
@@ -111,7 +111,7 @@ class LossFollower(TorchFunctionMode, Generic[Kind]):
                 if mixed:
                     self.note_mixed(args[0] if name == "setitem" else result, mixed)
                 else:
-                    self.look(Call(name, args, named, kinds, _tensors_of(result)))
+                    self.look(TorchCall(name, args, named, kinds, _tensors_of(result)))
         return result
 
     def _mixed_by(self, given: PyTree) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from plait.engine.loss_follower import Call, LossFollower
+from plait.engine.loss_follower import LossFollower, TorchCall
 from plait.values import PyTree
 
 PRODUCTS: Final = frozenset({"matmul", "rmatmul", "mm", "linear", "inner", "cdist"})
@@ -113,7 +113,7 @@ class MixedSamples(LossFollower[_Kind]):
             return "max or min"
         return super().found(loss)
 
-    def look(self, call: Call[_Kind]) -> None:
+    def look(self, call: TorchCall[_Kind]) -> None:
         """Note what a function makes of samples [B, ...], which it may mix."""
         if call.made and _mixes(call, call.made[0]):
             self.note_mixed(call.made, call.name)
@@ -124,7 +124,7 @@ class MixedSamples(LossFollower[_Kind]):
                 self.known.add(leaf, kind)
 
 
-def _kind_of(call: Call[_Kind], made: Tensor) -> _Kind | None:
+def _kind_of(call: TorchCall[_Kind], made: Tensor) -> _Kind | None:
     """The kind of a result of tensors of given kinds; None where it is of one sample at most."""
     samples = call.of(_Kind.SAMPLES)
     if _is_statistic(call, made):
@@ -136,7 +136,7 @@ def _kind_of(call: Call[_Kind], made: Tensor) -> _Kind | None:
     return _kind_of_rows(call, made) if made.dim() else _Kind.LOSS
 
 
-def _kind_of_rows(call: Call[_Kind], made: Tensor) -> _Kind | None:
+def _kind_of_rows(call: TorchCall[_Kind], made: Tensor) -> _Kind | None:
     """Which dim of a result [...] is that of samples, if any."""
     samples, turned = call.of(_Kind.SAMPLES), call.of(_Kind.TURNED)
     if samples and _takes_one(call):
@@ -152,13 +152,13 @@ def _kind_of_rows(call: Call[_Kind], made: Tensor) -> _Kind | None:
     return None
 
 
-def _is_turned(call: Call[_Kind], turned: Tensor, made: Tensor) -> bool:
+def _is_turned(call: TorchCall[_Kind], turned: Tensor, made: Tensor) -> bool:
     """Whether a result is as a turned tensor, or has a row of all samples for each of its first."""
     is_flat = call.name in VIEWS and made.dim() == 2 and made.shape[0] == turned.shape[0]
     return made.shape == turned.shape or is_flat
 
 
-def _mixes(call: Call[_Kind], made: Tensor) -> bool:
+def _mixes(call: TorchCall[_Kind], made: Tensor) -> bool:
     """Whether a result has numbers that depend on several samples, beside those of one."""
     name, first = call.name, call.first
     if call.kind is _Kind.SAMPLES and name in ALONG:
@@ -187,7 +187,7 @@ def _is_trained_number(tensor: Tensor, kind: _Kind) -> bool:
     return kind in (_Kind.STATISTIC, _Kind.LOSS) and not tensor.dim() and tensor.requires_grad
 
 
-def _is_no_sum(call: Call[_Kind], numbers: Sequence[Tensor]) -> bool:
+def _is_no_sum(call: TorchCall[_Kind], numbers: Sequence[Tensor]) -> bool:
     """Whether a function divides by a number over samples, or multiplies two of them.
 
     Dice over a whole batch is such a quotient.
@@ -200,7 +200,7 @@ def _is_no_sum(call: Call[_Kind], numbers: Sequence[Tensor]) -> bool:
     return call.name in INVERSES and bool(numbers)
 
 
-def _reads_an_extreme(call: Call[_Kind], made: Tensor) -> bool:
+def _reads_an_extreme(call: TorchCall[_Kind], made: Tensor) -> bool:
     """Whether a result depends on the largest number of a batch, or is divided by it.
 
     Its difference from others keeps exponentials small, and a mask of lengths compares with it.
@@ -229,7 +229,7 @@ def _meets(name: str, pair: Sequence[Tensor], both: Sequence[_Kind]) -> bool:
     return set(both) == {_Kind.SAMPLES} and above > 0 and long.shape[above] == 1 < short.shape[0]
 
 
-def _moves_first(call: Call[_Kind], source: Tensor, made: Tensor) -> bool:
+def _moves_first(call: TorchCall[_Kind], source: Tensor, made: Tensor) -> bool:
     """Whether a view of samples has their dim elsewhere than first."""
     if call.name in TURNS and source.dim() > 1:
         dims = [one for one in tree_leaves(call.args[1:]) if isinstance(one, int)]
@@ -242,7 +242,7 @@ def _moves_first(call: Call[_Kind], source: Tensor, made: Tensor) -> bool:
     return call.name == "unsqueeze" and made.shape[0] == 1 < source.shape[0]
 
 
-def _takes_one(call: Call[_Kind]) -> bool:
+def _takes_one(call: TorchCall[_Kind]) -> bool:
     """Whether a function gives samples one by one, or one of them."""
     dim = call.args[1] if len(call.args) > 1 else 0
     if call.name in ("unbind", "select"):
@@ -251,12 +251,12 @@ def _takes_one(call: Call[_Kind]) -> bool:
     return call.name == "getitem" and isinstance(first, int) and not isinstance(first, bool)
 
 
-def _is_along_samples(call: Call[_Kind], source: Tensor) -> bool:
+def _is_along_samples(call: TorchCall[_Kind], source: Tensor) -> bool:
     """Whether a function works along the dim of samples, by its own choice or as it is asked."""
     return _is_along(call, source, 0)
 
 
-def _is_along(call: Call[_Kind], source: Tensor, place: int) -> bool:
+def _is_along(call: TorchCall[_Kind], source: Tensor, place: int) -> bool:
     """Whether a function works along the dim at a place of a tensor [...]."""
     name = call.name
     dim = call.named.get("axis", call.argument("dim", 2 if name in DIM_IS_THIRD else 1))
@@ -270,7 +270,7 @@ def _is_along(call: Call[_Kind], source: Tensor, place: int) -> bool:
     return any(one % source.dim() == place for one in dims)
 
 
-def _is_statistic(call: Call[_Kind], made: Tensor) -> bool:
+def _is_statistic(call: TorchCall[_Kind], made: Tensor) -> bool:
     """Whether a result is a number over all samples, or one for each feature of theirs."""
     if call.name not in STATISTICS:
         return False
@@ -280,7 +280,7 @@ def _is_statistic(call: Call[_Kind], made: Tensor) -> bool:
     return bool(samples) and (not made.dim() or _is_along_samples(call, samples[0]))
 
 
-def _einsum_mixes(call: Call[_Kind]) -> bool:
+def _einsum_mixes(call: TorchCall[_Kind]) -> bool:
     """Whether the samples of several factors meet, or are summed into a matrix."""
     equation = call.args[0]
     if not isinstance(equation, str) or "->" not in equation or "." in equation:

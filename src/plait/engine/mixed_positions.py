@@ -13,7 +13,7 @@ from typing import Final
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from plait.engine.loss_follower import Call, LossFollower
+from plait.engine.loss_follower import LossFollower, TorchCall
 from plait.engine.mixed_losses import (
     BETWEEN,
     DIVISIONS,
@@ -115,7 +115,7 @@ class MixedPositions(LossFollower[_Places]):
         takes_pieces = name == SOME and all(_are_pieces(*one) for one in self._of_each)
         return "" if takes_each or takes_pieces else name
 
-    def look(self, call: Call[_Places]) -> None:
+    def look(self, call: TorchCall[_Places]) -> None:
         """Note what a function makes of positions [B, T, ...], which it may mix."""
         if not call.made:
             return
@@ -130,7 +130,7 @@ class MixedPositions(LossFollower[_Places]):
             if kind is not None and leaf not in self.known:
                 self.known.add(leaf, kind)
 
-    def _mixing(self, call: Call[_Places]) -> str:
+    def _mixing(self, call: TorchCall[_Places]) -> str:
         """The name of what mixes positions [B, T, ...] in a call, if anything surely does."""
         name = call.name
         if call.of(*OVER_POSITIONS):
@@ -143,7 +143,7 @@ class MixedPositions(LossFollower[_Places]):
         is_along = name in ALONG and _is_along_positions(call)
         return name if is_along or name in OF_CLASSES else self._taking(call)
 
-    def _is_of_whole_sequences(self, call: Call[_Places]) -> bool:
+    def _is_of_whole_sequences(self, call: TorchCall[_Places]) -> bool:
         """Whether a function attends, recurs or slides along a sequence."""
         if call.name in ATTENTION:
             return self._positions in call.first.shape
@@ -153,12 +153,12 @@ class MixedPositions(LossFollower[_Places]):
             return slides and call.first.shape[-1] == self._positions
         return call.name in PRODUCTS and self._is_square(call)
 
-    def _is_square(self, call: Call[_Places]) -> bool:
+    def _is_square(self, call: TorchCall[_Places]) -> bool:
         """Whether a product has a number for each pair of positions."""
         made, size = call.made[0], (self._positions, self._positions)
         return len(call.kinds) > 1 and made.dim() > 2 and made.shape[-2:] == size
 
-    def _taking(self, call: Call[_Places]) -> str:
+    def _taking(self, call: TorchCall[_Places]) -> str:
         """The name of what takes some positions of a tensor [B, T, ...], or one."""
         name, source = call.name, call.first
         if name in ("select", "narrow", "index_select"):
@@ -192,7 +192,7 @@ class MixedPositions(LossFollower[_Places]):
             self._selected.add(place % self._positions)
         return "getitem of one position"
 
-    def _kind_of(self, call: Call[_Places], made: Tensor) -> _Places | None:
+    def _kind_of(self, call: TorchCall[_Places], made: Tensor) -> _Places | None:
         name, kind = call.name, call.kind
         if kind in OVER_POSITIONS:
             stays = kind is _Places.SUMMED and (name in KEEP_SUMS or name in SUMS)
@@ -206,7 +206,7 @@ class MixedPositions(LossFollower[_Places]):
             return _Places.POSITIONS
         return _Places.DERIVED if self._positions in made.shape else None
 
-    def _is_second(self, call: Call[_Places], made: Tensor) -> bool:
+    def _is_second(self, call: TorchCall[_Places], made: Tensor) -> bool:
         """Whether the second dim of a result is that of positions."""
         if made.dim() < 2 or made.shape[0] != self._samples:
             return False
@@ -218,7 +218,7 @@ class MixedPositions(LossFollower[_Places]):
         return width == self._positions and (name in TURNS or is_beside)
 
 
-def _bends(call: Call[_Places]) -> bool:
+def _bends(call: TorchCall[_Places]) -> bool:
     """Whether a function of means over positions is no mean over positions any more."""
     name, args, pooled = call.name, call.args, call.of(*OVER_POSITIONS)
     if name in DIVISIONS and len(args) > 1:
@@ -236,7 +236,7 @@ def _are_pieces(width: int, pieces: Sequence[range]) -> bool:
     return list(pieces) == [range(start, min(start + size, width)) for start in starts]
 
 
-def _is_along_positions(call: Call[_Places]) -> bool:
+def _is_along_positions(call: TorchCall[_Places]) -> bool:
     """Whether a function is asked for some dims, of which one is the second of its argument."""
     given = call.args[2:] if call.name in DIM_THIRD else call.args[1:]
     dim = call.named.get("dim", call.named.get("dims", given))
