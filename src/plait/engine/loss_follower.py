@@ -29,7 +29,7 @@ class TorchCall(Generic[Kind]):
     Attributes:
         args: the arguments by place.
         named: the arguments by name.
-        kinds: the tensors of a kind among them, at least one, in their order.
+        kinds: the tensors of a kind among them, in their order; none of a call with mixed ones.
         made: the tensors of the result.
     """
 
@@ -53,6 +53,10 @@ class TorchCall(Generic[Kind]):
         """The tensors [...] of one of these kinds."""
         return [tensor for tensor, kind in self.kinds if kind in kinds]
 
+    def tensors(self) -> list[Tensor]:
+        """The tensors [...] among the arguments."""
+        return _tensors_of((self.args, self.named))
+
     def argument(self, name: str, place: int = 1) -> Any:
         """The argument of a name or else at a place; None where the call has neither."""
         return self.named.get(name, self.args[place] if len(self.args) > place else None)
@@ -75,10 +79,14 @@ class LossFollower(TorchFunctionMode, Generic[Kind]):
     def look(self, call: TorchCall[Kind]) -> None:
         """Note what a function of torch made of tensors [B, ...] of some kinds."""
 
+    def look_at_mixed(self, mixed: str, call: TorchCall[Kind]) -> str:
+        """The function that results of mixed tensors are mixed by: the same, or a surer one."""
+        return mixed
+
     def found(self, loss: PyTree) -> str:
         """The name of a function that mixed tensors and that a loss was computed by, if any."""
         tensors = _tensors_of(loss)
-        names = [name for one in tensors if (name := self._mixed.get(one)) is not None]
+        names = self.mixed_names(tensors)
         if names or not self._mixed_nodes:
             return next(iter(names), "")
         seen: set[object] = set()
@@ -107,17 +115,22 @@ class LossFollower(TorchFunctionMode, Generic[Kind]):
         result = function(*args, **named)
         if (mixed or kinds) and not isinstance(function, type):
             with torch._C.DisableTorchFunction():
-                name = _name(function)
+                call = TorchCall(_name(function), args, named, kinds, _tensors_of(result))
                 if mixed:
-                    self.note_mixed(args[0] if name == "setitem" else result, mixed)
+                    mixed = self.look_at_mixed(mixed, call)
+                    self.note_mixed(args[0] if call.name == "setitem" else result, mixed)
                 else:
-                    self.look(TorchCall(name, args, named, kinds, _tensors_of(result)))
+                    self.look(call)
         return result
 
     def _mixed_by(self, given: PyTree) -> str:
         """The name of the function that mixed one of the arguments, if any."""
-        names = (self._mixed.get(one) for one in _tensors_of(given))
-        return next((name for name in names if name is not None), "")
+        return next(iter(self.mixed_names(_tensors_of(given))), "")
+
+    def mixed_names(self, tensors: Sequence[Tensor]) -> list[str]:
+        """The names of the functions that mixed some of these tensors [...]."""
+        names = (self._mixed.get(one) for one in tensors)
+        return [name for name in names if name is not None]
 
     def note_mixed(self, result: PyTree, name: str) -> None:
         """Note that the tensors of a result were mixed by a function."""

@@ -6,7 +6,7 @@ shifts of labels by one then stay within that part.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from enum import Enum, auto
 from typing import Final
 
@@ -68,11 +68,22 @@ LAST_DIM: Final = frozenset({"sort", "argsort", "topk", "diff"})
 PRODUCTS: Final = frozenset({"matmul", "bmm", "einsum"})
 
 SOME: Final = "getitem of some positions"
+ONE: Final = "getitem of one position"
+
+CUTS: Final = {"unbind": 1, "chunk": 2, "split": 2, "tensor_split": 2}
+"""Functions that cut a tensor along a dim, with the place of that dim among their arguments."""
+
+TOGETHER: Final = frozenset(
+    {"cat", "concat", "stack", "hstack", "vstack", "add", "radd", "iadd", "setitem"}
+)
+"""Functions by which losses of pieces become one loss."""
 
 
 class _Places(Enum):
     POSITIONS = auto()
     """Tensors [B, T, ...]; a view may have several numbers of each position side by side."""
+    OF_SAMPLE = auto()
+    """Tensors [T, ...] of one sample."""
     DERIVED = auto()
     """Positions are another dim than the second."""
     POOLED = auto()
@@ -80,6 +91,9 @@ class _Places(Enum):
     SUMMED = auto()
     """Sums over the positions of each sample, and means of these over samples."""
 
+
+PLACES: Final = {_Places.POSITIONS: 1, _Places.OF_SAMPLE: 0}
+"""Which dim is that of positions."""
 
 OVER_POSITIONS: Final = (_Places.POOLED, _Places.SUMMED)
 
@@ -93,9 +107,8 @@ class MixedPositions(LossFollower[_Places]):
         shaped = [one for one in given if one.dim() > 1 and not one.is_nested]
         shapes = (one.shape[:2] for one in shaped if one.is_floating_point())
         self._samples, self._positions = next(shapes, (0, 0))
-        self._selected: set[int] = set()
-        self._pieces = Notes[list[range]]()
-        self._of_each: list[tuple[int, list[range]]] = []
+        self._pieces = Notes[tuple[str, int, range]]()
+        self._used: dict[tuple[str, int], set[range]] = {}
         self._is_scaled = False
         for leaf in shaped:
             if self._positions > 1 and leaf.shape[:2] == (self._samples, self._positions):
@@ -111,9 +124,9 @@ class MixedPositions(LossFollower[_Places]):
         if is_sum and not self._is_scaled:
             return "sum"
         name = super().found(loss)
-        takes_each = name == "getitem of one position" and len(self._selected) == self._positions
-        takes_pieces = name == SOME and all(_are_pieces(*one) for one in self._of_each)
-        return "" if takes_each or takes_pieces else name
+        used = [one for one in self._used.items() if one[0][0] == name]
+        takes_all = bool(used) and all(_are_pieces(width, own) for (_, width), own in used)
+        return "" if takes_all else name
 
     def look(self, call: TorchCall[_Places]) -> None:
         """Note what a function makes of positions [B, T, ...], which it may mix."""
@@ -130,6 +143,21 @@ class MixedPositions(LossFollower[_Places]):
             if kind is not None and leaf not in self.known:
                 self.known.add(leaf, kind)
 
+    def look_at_mixed(self, mixed: str, call: TorchCall[_Places]) -> str:
+        """The function by which some positions meet others; `mixed` where none does."""
+        tensors = call.tensors()
+        known = [self._pieces.get(one) for one in tensors if one.dim()]
+        pieces = [one for one in known if one is not None]
+        for name, width, piece in pieces:
+            self._used.setdefault((name, width), set()).add(piece)
+        sure = [name for name in self.mixed_names(tensors) if name not in (SOME, ONE)]
+        widths = {width for _, width, _ in pieces}
+        if sure or len({(width, piece) for _, width, piece in pieces}) > len(widths):
+            return next(iter(sure), mixed if call.name in TOGETHER else call.name)
+        for leaf in call.made if pieces else ():
+            self._pieces.add(leaf, pieces[0])
+        return mixed
+
     def _mixing(self, call: TorchCall[_Places]) -> str:
         """The name of what mixes positions [B, T, ...] in a call, if anything surely does."""
         name = call.name
@@ -138,10 +166,11 @@ class MixedPositions(LossFollower[_Places]):
         if self._is_of_whole_sequences(call):
             return name
         is_of_first = bool(call.args) and call.args[0] is call.first
-        if call.kind is not _Places.POSITIONS or not is_of_first:
+        if call.kind not in PLACES or not is_of_first:
             return ""
         is_along = name in ALONG and _is_along_positions(call)
-        return name if is_along or name in OF_CLASSES else self._taking(call)
+        is_of_classes = name in OF_CLASSES and call.kind is _Places.POSITIONS
+        return name if is_along or is_of_classes else self._taking(call)
 
     def _is_of_whole_sequences(self, call: TorchCall[_Places]) -> bool:
         """Whether a function attends, recurs or slides along a sequence."""
@@ -159,38 +188,42 @@ class MixedPositions(LossFollower[_Places]):
         return len(call.kinds) > 1 and made.dim() > 2 and made.shape[-2:] == size
 
     def _taking(self, call: TorchCall[_Places]) -> str:
-        """The name of what takes some positions of a tensor [B, T, ...], or one."""
-        name, source = call.name, call.first
-        if name in ("select", "narrow", "index_select"):
-            dim = call.argument("dim")
-            if not isinstance(dim, int) or dim % source.dim() != 1:
-                return ""
-            return self._one(call.argument("index", 2)) if name == "select" else name
-        if name != "getitem":
+        """The name of what takes some positions of a tensor [..., T, ...], or one."""
+        name, dims, place = call.name, call.first.dim(), PLACES[call.kind]
+        if name == "getitem":
+            return self._getting(call, _of_dim(call.args[1], dims, place))
+        is_cut = name in CUTS
+        if not is_cut and name not in ("select", "narrow", "index_select"):
             return ""
-        index = _of_second(call.args[1], source.dim())
+        dim = call.argument("dim", CUTS.get(name, 1))
+        if (dim if isinstance(dim, int) else 0) % dims != place:
+            return ""
+        if is_cut:
+            return self._cut(call, place)
+        return self._getting(call, call.argument("index", 2)) if name == "select" else name
+
+    def _getting(self, call: TorchCall[_Places], index: object) -> str:
+        width = call.first.shape[PLACES[call.kind]]
         if isinstance(index, int) and not isinstance(index, bool):
-            return self._one(index)
-        if isinstance(index, slice):
-            return self._some(source, range(*index.indices(source.shape[1])))
-        return ""
-
-    def _some(self, source: Tensor, piece: range) -> str:
-        width = source.shape[1]
-        if piece == range(width):
+            piece = range(index % width, index % width + 1)
+        elif isinstance(index, slice):
+            piece = range(*index.indices(width))
+        else:
             return ""
-        pieces = self._pieces.get(source)
-        if pieces is None:
-            pieces = []
-            self._pieces.add(source, pieces)
-            self._of_each.append((width, pieces))
-        pieces.append(piece)
-        return SOME
+        if isinstance(index, slice) and piece == range(width):
+            return ""
+        name = SOME if isinstance(index, slice) else ONE
+        self._pieces.add(call.made[0], (name, width, piece))
+        return name
 
-    def _one(self, place: object) -> str:
-        if isinstance(place, int):
-            self._selected.add(place % self._positions)
-        return "getitem of one position"
+    def _cut(self, call: TorchCall[_Places], place: int) -> str:
+        start, width = 0, call.first.shape[place]
+        name = ONE if call.name == "unbind" else SOME
+        for leaf in call.made:
+            end = start + (1 if name == ONE else leaf.shape[place])
+            self._pieces.add(leaf, (name, width, range(start, end)))
+            start = end
+        return name if len(call.made) > 1 else ""
 
     def _kind_of(self, call: TorchCall[_Places], made: Tensor) -> _Places | None:
         name, kind = call.name, call.kind
@@ -202,9 +235,21 @@ class MixedPositions(LossFollower[_Places]):
         is_sum = kind is _Places.POSITIONS and name in SUMS
         if is_sum and _is_along_positions(call):
             return _Places.SUMMED if name == "sum" else _Places.POOLED
+        if self._is_of_sample(call, made):
+            return _Places.OF_SAMPLE
         if self._is_second(call, made):
             return _Places.POSITIONS
         return _Places.DERIVED if self._positions in made.shape else None
+
+    def _is_of_sample(self, call: TorchCall[_Places], made: Tensor) -> bool:
+        """Whether the first dim of a result is that of positions, as in one of the samples."""
+        if call.kind is _Places.OF_SAMPLE:
+            return call.name not in TURNS and len(made) == len(call.first)
+        takes_one = call.name in ("unbind", "select") or (
+            call.name == "getitem" and isinstance(_of_dim(call.args[1], call.first.dim(), 0), int)
+        )
+        is_whole = takes_one and made.dim() == call.first.dim() - 1
+        return call.kind is _Places.POSITIONS and is_whole and len(made) == call.first.shape[1]
 
     def _is_second(self, call: TorchCall[_Places], made: Tensor) -> bool:
         """Whether the second dim of a result is that of positions."""
@@ -229,31 +274,31 @@ def _bends(call: TorchCall[_Places]) -> bool:
     return name in CURVED or name in INVERSES
 
 
-def _are_pieces(width: int, pieces: Sequence[range]) -> bool:
+def _are_pieces(width: int, pieces: Collection[range]) -> bool:
     """Whether slices of so many positions follow each other, all of one length but the last."""
-    size = len(pieces[0])
+    size = max(map(len, pieces))
     starts = range(0, width, max(size, 1))
-    return list(pieces) == [range(start, min(start + size, width)) for start in starts]
+    return pieces == {range(start, min(start + size, width)) for start in starts}
 
 
 def _is_along_positions(call: TorchCall[_Places]) -> bool:
-    """Whether a function is asked for some dims, of which one is the second of its argument."""
+    """Whether a function is asked for some dims, of which one is that of positions."""
     given = call.args[2:] if call.name in DIM_THIRD else call.args[1:]
     dim = call.named.get("dim", call.named.get("dims", given))
     dims = [one for one in tree_leaves(dim) if isinstance(one, int) and not isinstance(one, bool)]
     if not dims and call.name in LAST_DIM:
         dims = [-1]
-    return any(one % call.first.dim() == 1 for one in dims)
+    return any(one % call.first.dim() == PLACES[call.kind] for one in dims)
 
 
-def _of_second(index: object, dims: int) -> object:
-    """The part of an index of a tensor [B, T, ...] that is for its second dim."""
+def _of_dim(index: object, dims: int, place: int) -> object:
+    """The part of an index of a tensor [...] that is for the dim at a place."""
     parts = list(index) if isinstance(index, tuple) else [index]
     if any(isinstance(one, Tensor) and one.dtype.itemsize == 1 for one in parts):
         return None  # a mask may take several dims
     given = [one for one in parts if one is not None and one is not Ellipsis]
     if Ellipsis in [one for one in parts if not isinstance(one, Tensor)]:
-        place = next(place for place, one in enumerate(parts) if one is Ellipsis)
-        before = [one for one in parts[:place] if one is not None]
+        left_out = next(i for i, one in enumerate(parts) if one is Ellipsis)
+        before = [one for one in parts[:left_out] if one is not None]
         given = [*before, *[slice(None)] * (dims - len(given)), *given[len(before) :]]
-    return given[1] if len(given) > 1 else None
+    return given[place] if len(given) > place else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -96,6 +97,52 @@ def neighbours(output: Tensor, labels: Tensor) -> Tensor:
     return (output[:, 1:] - output[:, :-1]).pow(2).mean()
 
 
+def halves(output: Tensor, labels: Tensor) -> Tensor:
+    middle = output.size(1) // 2
+    return (output[:, :middle] - output[:, middle:]).pow(2).mean()
+
+
+def chunks_side_by_side(output: Tensor, labels: Tensor) -> Tensor:
+    first, second = output.chunk(2, dim=1)
+    return (first.exp() * second).mean() + cross_entropy(output, labels)
+
+
+def split_and_compared(output: Tensor, labels: Tensor) -> Tensor:
+    first, second = torch.split(output, output.size(1) // 2, 1)
+    return F.mse_loss(first, second)
+
+
+def part_of_a_split(output: Tensor, labels: Tensor) -> Tensor:
+    _, rest = output.split([1, output.size(1) - 1], dim=1)
+    return rest.square().mean()
+
+
+def steps(output: Tensor, labels: Tensor) -> Tensor:
+    each = output.unbind(1)
+    apart = [(one - other).square().mean() for one, other in pairwise(each)]
+    return torch.stack(apart).mean()
+
+
+def shifted_one_by_one(output: Tensor, labels: Tensor) -> Tensor:
+    places = range(output.size(1) - 1)
+    losses = [F.cross_entropy(output[:, i], labels[:, i + 1]) for i in places]
+    return torch.stack(losses).mean()
+
+
+def shifted_in_each_sample(output: Tensor, labels: Tensor) -> Tensor:
+    pairs = zip(output, labels, strict=True)
+    return torch.stack([F.cross_entropy(one[:-1], wanted[1:]) for one, wanted in pairs]).mean()
+
+
+def shifted_by_index(output: Tensor, labels: Tensor) -> Tensor:
+    samples = range(len(output))
+    return torch.stack([cross_entropy_of(output[i], labels[i]) for i in samples]).mean()
+
+
+def cross_entropy_of(row: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(row.float()[:-1], labels[1:])
+
+
 def aligned(output: Tensor, labels: Tensor) -> Tensor:
     logs = output.log_softmax(-1).transpose(0, 1)
     lengths = torch.full((len(labels),), output.size(1))
@@ -103,8 +150,8 @@ def aligned(output: Tensor, labels: Tensor) -> Tensor:
 
 
 MIXING = [
-    neighbours,
-    aligned,
+    *(neighbours, halves, chunks_side_by_side, split_and_compared, part_of_a_split, steps),
+    *(shifted_one_by_one, shifted_in_each_sample, shifted_by_index, aligned),
     *(shifted, shifted_and_counted, of_first, of_mean, of_sequences, sum_of_each, span, rolled),
     *(smooth, centred, attention, attention_by_hand, attention_of_torch, recurrent, sliding),
 ]
@@ -120,6 +167,39 @@ def pieces(output: Tensor, labels: Tensor) -> tuple[Tensor, int]:
     parts = [(output[:, i : i + 4], labels[:, i : i + 4]) for i in starts]
     losses = [F.cross_entropy(own.mT, wanted, reduction="sum") for own, wanted in parts]
     return torch.stack(losses).sum(), labels.numel()
+
+
+def chunks(output: Tensor, labels: Tensor) -> Tensor:
+    pairs = zip(output.chunk(2, 1), labels.chunk(2, dim=1), strict=True)
+    return torch.stack([F.cross_entropy(own.mT, wanted) for own, wanted in pairs]).mean()
+
+
+def unbound(output: Tensor, labels: Tensor) -> Tensor:
+    total = output.new_zeros(len(output))
+    for own, wanted in zip(output.unbind(dim=1), labels.unbind(1), strict=True):
+        total = total + F.cross_entropy(own, wanted, reduction="none")
+    return total.mean() / output.size(1)
+
+
+def pieces_of_each_sample(output: Tensor, labels: Tensor) -> Tensor:
+    losses = [
+        F.cross_entropy(output[i][place : place + 2], labels[i][place : place + 2])
+        for i in range(len(output))
+        for place in range(0, output.size(1), 2)
+    ]
+    return torch.stack(losses).mean()
+
+
+def places_of_each_sample(output: Tensor, labels: Tensor) -> Tensor:
+    samples = [
+        list(zip(one, wanted, strict=True)) for one, wanted in zip(output, labels, strict=True)
+    ]
+    return torch.stack([F.cross_entropy(*pair) for pairs in samples for pair in pairs]).mean()
+
+
+def chunks_with_a_metric(output: Tensor, labels: Tensor) -> Tensor:
+    assert (output[:, -1].argmax(-1) == labels[:, -1]).float().mean() <= 1
+    return chunks(output, labels)
 
 
 def mean_of_means(output: Tensor, labels: Tensor) -> Tensor:
@@ -166,7 +246,14 @@ PLACE_BY_PLACE = [
     *(
         cross_entropy,
         each,
-        pieces,
+        *(
+            pieces,
+            chunks,
+            chunks_with_a_metric,
+            unbound,
+            pieces_of_each_sample,
+            places_of_each_sample,
+        ),
         mean_of_means,
         mean_by_hand,
         mean_by_weights,
