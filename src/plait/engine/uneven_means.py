@@ -26,6 +26,9 @@ SUMS: Final = frozenset({"sum", "mean", "nanmean", "count_nonzero"})
 
 DIVISIONS: Final = frozenset({"div", "divide", "truediv", "itruediv", "true_divide"})
 
+READS: Final = frozenset({"item", "int", "float", "index", "len", "numel", "size"})
+"""Functions whose results are numbers of Python."""
+
 
 class UnevenMeans(TorchFunctionMode):
     """Follows masks and weights [B, ...] of samples while a loss is computed.
@@ -58,6 +61,12 @@ class UnevenMeans(TorchFunctionMode):
         self._sizes = {leaf.shape[0] for leaf in tensors_of(output) if leaf.dim()}
         self._counts = Notes[bool]()
         self._selected = Notes[bool]()
+        self._numbers_read: set[float] = set()
+        self._counts_read: set[float] = set()
+
+    def is_read(self, number: float) -> bool:
+        """Whether a loss made a number of Python from outputs or targets."""
+        return number in self._numbers_read
 
     def __torch_function__(
         self,
@@ -72,10 +81,13 @@ class UnevenMeans(TorchFunctionMode):
         if has_function_transforms():  # numbers are not read inside torch.func.vmap
             return result
         name = getattr(function, "__name__", "").strip("_")
+        is_shape = function == Tensor.shape.__get__  # type: ignore[attr-defined]
         with torch._C.DisableTorchFunction():
             self._look_at_classes(function, named)
             if isinstance(result, Tensor):
                 self._look_at_places(name, args, named, result)
+            elif name in READS or is_shape:
+                self._look_at_numbers(args[0], result)
         return result
 
     def _look_at_classes(self, function: Callable[..., Any], named: Mapping[str, Any]) -> None:
@@ -85,27 +97,48 @@ class UnevenMeans(TorchFunctionMode):
             if isinstance(weight, Tensor) and bool(weight.min() != weight.max()):
                 self.of_classes = True
 
+    def _look_at_numbers(self, source: Tensor, read: PyTree) -> None:
+        """Note the number of Python, or the first dim, that a tensor [...] was read as."""
+        first = next(iter(tree_leaves(read)), None)
+        numbers = {float(first)} if isinstance(first, int | float) else set()
+        if source in self._of_batch:
+            self._numbers_read |= numbers
+        if source in self._counts or source in self._selected:
+            self._counts_read |= numbers
+
     def _look_at_places(
         self, name: str, args: Sequence[Any], named: Mapping[str, Any], result: Tensor
     ) -> None:
-        given = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
-        self.reads_targets = self.reads_targets or any(leaf in self._targets for leaf in given)
-        if any(leaf in self._of_batch for leaf in given):
+        given_tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+        self.reads_targets = self.reads_targets or any(
+            leaf in self._targets for leaf in given_tensors
+        )
+        if any(leaf in self._of_batch for leaf in given_tensors):
             self._of_batch.add(result, True)
-        if any(leaf in self._selected for leaf in given):
+        if name in DIVISIONS and self._is_count(args[1:]) and given_tensors[0].requires_grad:
+            self.of_places = True
+        if any(leaf in self._selected for leaf in given_tensors):
             if result.dim():
                 self._selected.add(result, True)
             elif name not in ("sum", "numel") and named.get("reduction", "mean") == "mean":
                 self.of_places = self.of_places or result.requires_grad
         elif self._selects(name, args, named):
             self._selected.add(result, True)
-        elif name in SUMS and not result.dim() and self._is_uneven(given[0]):
+        elif name in SUMS and not result.dim() and self._is_uneven(given_tensors[0]):
             self._counts.add(result, True)
-        elif not result.dim() and any(leaf in self._counts for leaf in given):
-            if name in DIVISIONS and given[0] not in self._counts and given[0].requires_grad:
+        elif not result.dim() and any(leaf in self._counts for leaf in given_tensors):
+            if (
+                name in DIVISIONS
+                and given_tensors[0] not in self._counts
+                and given_tensors[0].requires_grad
+            ):
                 self.of_places = True
             elif not result.requires_grad:
                 self._counts.add(result, True)
+
+    def _is_count(self, divisors: Sequence[Any]) -> bool:
+        """Whether a divisor is a number that was read from a count of unequal parts."""
+        return any(isinstance(one, int | float) and one in self._counts_read for one in divisors)
 
     def _selects(self, name: str, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
         """Whether a function takes unequal numbers of places from the samples of a batch."""

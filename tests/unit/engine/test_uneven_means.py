@@ -47,6 +47,22 @@ def of_selected(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
     return F.cross_entropy(output[kept], targets["labels"][kept])
 
 
+def by_a_number(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    mask = targets["mask"]
+    return (losses_of(output, targets) * mask).sum() / max(mask.sum().item(), 1)
+
+
+def by_a_length(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    kept = losses_of(output, targets)[targets["mask"].bool()]
+    return kept.sum() / len(kept)
+
+
+def by_a_shape(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    kept = targets["mask"] > 0
+    total = F.cross_entropy(output[kept], targets["labels"][kept], reduction="sum")
+    return total / output[kept].shape[0]
+
+
 def with_another_term(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
     return 0.01 * output.square().mean() + over_a_mask(output, targets)
 
@@ -76,6 +92,14 @@ def told_beside(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
     return losses.mean()
 
 
+def told_as_numbers(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    """A mean over all places, beside numbers that are told of the mask."""
+    losses = losses_of(output, targets)
+    kept = losses.detach()[targets["mask"].bool()]
+    assert kept.sum().item() / len(kept) + targets["mask"].sum().item() > 0
+    return losses.sum() / losses.numel()
+
+
 def mapped(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
     """A mean over a mask in each sample, whose places are as many as the samples."""
 
@@ -88,9 +112,9 @@ def mapped(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
 
 UNEVEN = (
     *(over_a_mask, over_a_safe_mask, by_means, over_places, selected, of_selected),
-    with_another_term,
+    *(by_a_number, by_a_length, by_a_shape, with_another_term),
 )
-EVEN = (counted, of_each_sample, of_tasks, told_beside)
+EVEN = (told_as_numbers, counted, of_each_sample, of_tasks, told_beside)
 
 
 def said(loss: Loss, lengths: list[int], dtype: torch.dtype) -> list[str]:
