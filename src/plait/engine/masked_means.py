@@ -77,6 +77,10 @@ class MaskedMeanCheck:
         elif isinstance(along, MixedPositions) and (found := along.found(loss)):
             self._looks = 0
             self._warn_of_mixed_positions(found)
+        elif isinstance(loss, tuple) and isinstance(along, MixedPositions):
+            if _counts_samples(loss, sums, means, along):
+                self._looks = 0
+                self._warn_of_a_count_of_samples()
         elif isinstance(loss, Tensor):
             if sums.has(loss):
                 self._looks = 0
@@ -163,6 +167,15 @@ class MaskedMeanCheck:
             stacklevel=2,
         )
 
+    def _warn_of_a_count_of_samples(self) -> None:
+        warnings.warn(
+            "the loss returns (sum, count), a sum over positions and the number of samples; under "
+            f"cp each of the {self.sequences} parts of a sequence counts its samples, so the loss "
+            f"and its gradient are divided by {self.sequences}: count positions, such as "
+            f"labels.numel(), or return (sum, len(targets) / {self.sequences})",
+            stacklevel=2,
+        )
+
     def _warn_of_a_sum(self) -> None:
         warnings.warn(
             "the loss returns one number, which counts as the mean over samples, and it is a sum "
@@ -171,6 +184,17 @@ class MaskedMeanCheck:
             "reduction='sum') and len(targets), or (sum, 1 / parts) to keep the sum itself",
             stacklevel=2,
         )
+
+
+def _counts_samples(
+    loss: tuple[Tensor, Tensor | float], sums: SampleSums, means: UnevenMeans, along: MixedPositions
+) -> bool:
+    """Whether a loss is a sum over positions, with the number of samples as its count."""
+    total, count = loss[0], loss[-1]
+    if not isinstance(count, int | float) and not (isinstance(count, Tensor) and not count.dim()):
+        return False
+    is_sum = len(loss) == 2 and isinstance(total, Tensor) and sums.has(total)
+    return is_sum and not means.is_of_batch(count) and along.is_number_of_samples(count)
 
 
 def _has_minus_ones(targets: PyTree) -> bool:

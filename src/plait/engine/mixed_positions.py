@@ -113,6 +113,12 @@ class MixedPositions(LossFollower[_Places]):
         for leaf in shaped:
             if self._positions > 1 and leaf.shape[:2] == (self._samples, self._positions):
                 self.known.add(leaf, _Places.POSITIONS)
+        known = [leaf for leaf in shaped if leaf in self.known]
+        self._are_sequences = len(known) > 1 or any(leaf.dim() > 2 for leaf in known)
+
+    def is_number_of_samples(self, count: float | Tensor) -> bool:
+        """Whether a count of a loss (0-dim) is that of the samples, each of several positions."""
+        return self._are_sequences and float(count) == self._samples
 
     def found(self, loss: PyTree) -> str:
         """The name of a function that mixes positions and that a loss was computed by, if any.

@@ -26,7 +26,8 @@ SUMS: Final = frozenset({"sum", "mean", "nanmean", "count_nonzero"})
 
 DIVISIONS: Final = frozenset({"div", "divide", "truediv", "itruediv", "true_divide"})
 
-READS: Final = frozenset({"item", "int", "float", "index", "len", "numel", "size"})
+VALUES: Final = frozenset({"item", "int", "float", "index"})
+READS: Final = VALUES | {"len", "numel", "size"}
 """Functions whose results are numbers of Python."""
 
 
@@ -64,9 +65,11 @@ class UnevenMeans(TorchFunctionMode):
         self._numbers_read: set[float] = set()
         self._counts_read: set[float] = set()
 
-    def is_read(self, number: float) -> bool:
-        """Whether a loss made a number of Python from outputs or targets."""
-        return number in self._numbers_read
+    def is_of_batch(self, count: float | Tensor) -> bool:
+        """Whether a count (0-dim) was computed from numbers of outputs or targets."""
+        if isinstance(count, Tensor):
+            return count in self._of_batch
+        return count in self._numbers_read
 
     def __torch_function__(
         self,
@@ -87,7 +90,7 @@ class UnevenMeans(TorchFunctionMode):
             if isinstance(result, Tensor):
                 self._look_at_places(name, args, named, result)
             elif name in READS or is_shape:
-                self._look_at_numbers(args[0], result)
+                self._look_at_numbers(name, args[0], result)
         return result
 
     def _look_at_classes(self, function: Callable[..., Any], named: Mapping[str, Any]) -> None:
@@ -97,11 +100,11 @@ class UnevenMeans(TorchFunctionMode):
             if isinstance(weight, Tensor) and bool(weight.min() != weight.max()):
                 self.of_classes = True
 
-    def _look_at_numbers(self, source: Tensor, read: PyTree) -> None:
+    def _look_at_numbers(self, name: str, source: Tensor, read: PyTree) -> None:
         """Note the number of Python, or the first dim, that a tensor [...] was read as."""
         first = next(iter(tree_leaves(read)), None)
         numbers = {float(first)} if isinstance(first, int | float) else set()
-        if source in self._of_batch:
+        if name in VALUES and source in self._of_batch:
             self._numbers_read |= numbers
         if source in self._counts or source in self._selected:
             self._counts_read |= numbers

@@ -289,6 +289,42 @@ def test_a_loss_of_each_position_says_nothing(loss: Loss, positions: int) -> Non
     assert texts(loss, positions) == []
 
 
+def summed_over_samples(output: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+    return F.cross_entropy(output.mT, labels, reduction="sum"), len(labels)
+
+
+def summed_over_a_tensor(output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    losses = F.cross_entropy(output.flatten(0, 1), labels.flatten(), reduction="none")
+    return losses.sum(), torch.tensor(output.shape[0])
+
+
+@pytest.mark.parametrize("loss", [summed_over_samples, summed_over_a_tensor])
+def test_a_sum_over_positions_with_a_count_of_samples_is_told(loss: Loss) -> None:
+    (text,) = texts(loss, 6)
+    assert "each of the 2 parts of a sequence counts its samples" in text
+    assert "labels.numel()" in text
+
+
+def mean_with_a_weight(output: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+    return F.cross_entropy(output.mT, labels) * len(labels), len(labels)
+
+
+def of_as_many_as_samples(output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    kept = labels == 0
+    losses = F.cross_entropy(output.mT, labels, reduction="none")
+    return (losses * kept).sum(), kept.sum()
+
+
+def of_a_read_number(output: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+    total, count = of_as_many_as_samples(output, labels)
+    return total, count.item()
+
+
+@pytest.mark.parametrize("loss", [mean_with_a_weight, of_as_many_as_samples, of_a_read_number])
+def test_a_count_that_is_right_in_each_part_says_nothing(loss: Loss) -> None:
+    assert texts(loss, 8) == []
+
+
 def in_parts(world: World) -> None:
     engine = build(Words(), "cp2:ring", loss=shifted, optimizer=torch.optim.SGD, world=world)
     tokens = torch.arange(16).view(2, 8) % 8
