@@ -62,6 +62,9 @@ OF_A_GUESSED_DIM: Final = frozenset({"softmax", "log_softmax", "softmin"})
 
 DIFFERENCES: Final = frozenset({"sub", "rsub", "subtract", "isub"})
 
+LOGARITHMS: Final = ("LogBackward", "LogsumexpBackward")
+"""Nodes of logarithms, to which a largest number is added that was subtracted before."""
+
 OF_ONE_NUMBER: Final = frozenset({"sqrt", "rsqrt", "exp", "log", "log1p", "pow", "square"})
 """Functions of a mean over samples whose results are no means over samples."""
 
@@ -207,7 +210,14 @@ def _reads_an_extreme(call: TorchCall[_Kind], made: Tensor) -> bool:
     """
     extremes = call.of(_Kind.EXTREME)
     is_trained = any(one.requires_grad for one in extremes) and made.requires_grad
-    return (is_trained and call.name not in DIFFERENCES) or _is_no_sum(call, extremes)
+    is_shift = call.name in DIFFERENCES or _is_added_to_a_logarithm(call)
+    return (is_trained and not is_shift) or _is_no_sum(call, extremes)
+
+
+def _is_added_to_a_logarithm(call: TorchCall[_Kind]) -> bool:
+    """Whether a call ends a logarithm of exponentials that its largest number kept small."""
+    nodes = [type(one.grad_fn).__name__ for one in call.tensors()]
+    return call.name in ("add", "radd") and any(node.startswith(LOGARITHMS) for node in nodes)
 
 
 def _is_mean(number: Tensor) -> bool:

@@ -97,6 +97,13 @@ def stable(output: Tensor, targets: Tensor) -> Tensor:
     return -(chances.log() * (torch.arange(output.shape[1]) <= largest_label)).mean()
 
 
+def stable_logarithm(output: Tensor, targets: Tensor) -> Tensor:
+    largest = output.max()
+    whole = (output - largest).exp().sum(1).log() + largest
+    other = largest + torch.logsumexp(output - largest, 1)
+    return (whole + other - 2 * output[:, 0]).mean()
+
+
 def of_lengths(output: Tensor, targets: Tensor) -> Tensor:
     lengths: Any = targets.argmax(1) + 1
     mask = torch.arange(lengths.max())[None] < lengths[:, None]
@@ -113,7 +120,14 @@ OF_THE_BATCH = (
     *(above_a_count, median, largest, largest_of_features, worst, over_the_largest),
     *(guessed_softmax, deviation),
 )
-OF_EACH = (hardest_of_each, larger_of_two, stable, of_lengths, largest_of_a_sample)
+OF_EACH = (
+    hardest_of_each,
+    larger_of_two,
+    stable,
+    stable_logarithm,
+    of_lengths,
+    largest_of_a_sample,
+)
 
 
 def found(loss: Loss, shape: tuple[int, int]) -> str:
