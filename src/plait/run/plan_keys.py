@@ -81,7 +81,7 @@ def _check_stages(section: PlanSection, plan: Plan) -> None:
 
 def _check_names(config: Config, splits: Sequence[str]) -> None:
     """Refuse names of layers that the model does not have."""
-    from plait.engine.stages.cut import find_chain
+    from plait.engine.stages.chain import find_chain
     from plait.run import assemble
 
     layers = find_chain(assemble.bare_model(assemble.model_keys(config)), None)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias, TypeVar
@@ -17,7 +16,6 @@ from typing import TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-from plait import models
 from plait.batch_trees import entries_at, is_per_sample, map_leaves, map_tensors
 from plait.comm import World
 from plait.engine.axes import within_stage
@@ -28,6 +26,7 @@ from plait.engine.explain import (
     graph_of_an_example_error,
     inner_gradient_error,
 )
+from plait.engine.stages.chain import find_chain
 from plait.engine.state.buffers import unmoved
 from plait.errors import ModelError
 from plait.origin import ONE_VALUE, batch_norm_error
@@ -321,32 +320,6 @@ def _expect(given: int, num_stages: int, what: str) -> None:
         raise ModelError(
             f"the {what} {given} stages and the plan has {num_stages}; give one for each stage"
         )
-
-
-def find_chain(model: nn.Module, chain: Sequence[str] | None) -> list[str]:
-    """The links of a model: of the patterns given, of `CHAIN` in the file that defines it, or of a
-    `Sequential`.
-
-    Raises:
-        ModelError: no module matches the patterns.
-    """
-    if chain is None:
-        chain = getattr(sys.modules.get(type(model).__module__), "CHAIN", ())
-    if chain:
-        found = models.links(model, tuple(chain))
-        if not found:
-            raise ModelError(f"no module matches chain = {list(chain)}")
-        return found
-    return list(_flat(model, "")) if isinstance(model, nn.Sequential) else []
-
-
-def _flat(model: nn.Module, prefix: str) -> Iterator[str]:
-    """The leaves of nested Sequentials."""
-    for name, child in model.named_children():
-        if type(child) is nn.Sequential and len(child):
-            yield from _flat(child, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
 
 
 def params_of(

@@ -1,0 +1,81 @@
+"""The chain of modules that a model's forward calls one after the other, where it has one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from plait import models
+from plait.errors import ModelError
+
+HOOKS = {
+    "_forward_pre_hooks": "forward pre-hook",
+    "_forward_hooks": "forward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_backward_hooks": "backward hook",
+}
+"""The tables of hooks of a module, and what their entries are called."""
+
+
+def find_chain(model: nn.Module, chain: Sequence[str] | None) -> list[str]:
+    """The links of a model: of the patterns given, of `CHAIN` in the file that defines it, or of a
+    `Sequential`.
+
+    A stage calls its links alone. So a model, or a module of it that has links inside, is no chain
+    where a hook, or a forward that replaces that of the class, does more than to call them.
+
+    Raises:
+        ModelError: no module matches the patterns given, or they leave out a hook.
+    """
+    patterns = chain or getattr(sys.modules.get(type(model).__module__), "CHAIN", ())
+    if patterns:
+        found = models.links(model, tuple(patterns))
+        if not found:
+            raise ModelError(f"no module matches chain = {list(patterns)}")
+        left_out = _left_out(model, found)
+        if left_out and chain:
+            raise ModelError(
+                f"chain = {list(chain)} leaves out the {left_out}; leave chain out, so that the "
+                "whole forward is cut, or put the hook on a module of the chain"
+            )
+        return [] if left_out else found
+    return list(_flat(model, "")) if _only_calls_children(model) else []
+
+
+def _flat(model: nn.Module, prefix: str) -> Iterator[str]:
+    """The leaves of nested Sequentials."""
+    for name, child in model.named_children():
+        if type(child) is nn.Sequential and len(child) and _only_calls_children(child):
+            yield from _flat(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _only_calls_children(module: nn.Module) -> bool:
+    """Whether a module is a `Sequential` whose forward is that of the class, without a hook."""
+    return (
+        isinstance(module, nn.Sequential)
+        and type(module).forward is nn.Sequential.forward
+        and "forward" not in vars(module)
+        and not _hook_of(module)
+    )
+
+
+def _left_out(model: nn.Module, links: Sequence[str]) -> str:
+    """The first hook of the model, or of a module round links; empty where there is none."""
+    around = {""}
+    for link in links:
+        parts = link.split(".")
+        around.update(".".join(parts[:depth]) for depth in range(1, len(parts)))
+    for name in sorted(around):
+        hook = _hook_of(model.get_submodule(name))
+        if hook:
+            return f"{hook} of {repr(name) if name else 'the model'}"
+    return ""
+
+
+def _hook_of(module: nn.Module) -> str:
+    """What a hook of a module is called; empty where there is none."""
+    return next((word for table, word in HOOKS.items() if getattr(module, table)), "")
