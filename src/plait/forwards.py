@@ -8,7 +8,28 @@ from types import MethodType
 
 from torch import nn
 
+from plait.torch_internals import is_of_plait
 from plait.values import PyTree
+
+
+def is_replaced(module: nn.Module) -> bool:
+    """Whether a call of a module does not run the forward of its class alone.
+
+    Its owner gave it a forward as an attribute, or its class has a `__call__` of its own. A forward
+    that plait gave it is none of these.
+    """
+    own = vars(module).get("forward")
+    is_given = own is not None and not is_of_plait(own)
+    return is_given or type(module).__call__ is not nn.Module.__call__
+
+
+def runs_forward_of(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a call of a module of class `kind` runs the forward of that class alone."""
+    return (
+        isinstance(module, kind)
+        and type(module).forward is kind.forward
+        and not is_replaced(module)
+    )
 
 
 def give_forward(module: nn.Module, run: Callable[..., PyTree]) -> None:

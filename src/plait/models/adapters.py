@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.errors import ModelError, nearest
+from plait.forwards import is_replaced, runs_forward_of
 from plait.models import expert_adapters
 from plait.models.adapter_parts import (
     PARTS,
@@ -153,9 +154,7 @@ def is_transposed(module: nn.Module) -> bool:
 
 def is_linear(module: nn.Module) -> bool:
     """Whether a module is a linear layer whose forward is that of its class."""
-    return is_transposed(module) or (
-        isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
-    )
+    return runs_forward_of(module, nn.Linear) or (is_transposed(module) and not is_replaced(module))
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from plait import models
 from plait.errors import ModelError
+from plait.forwards import runs_forward_of
 
 HOOKS = {
     "_forward_pre_hooks": "forward pre-hook",
@@ -55,12 +56,7 @@ def _flat(model: nn.Module, prefix: str) -> Iterator[str]:
 
 def _only_calls_children(module: nn.Module) -> bool:
     """Whether a module is a `Sequential` whose forward is that of the class, without a hook."""
-    return (
-        isinstance(module, nn.Sequential)
-        and type(module).forward is nn.Sequential.forward
-        and "forward" not in vars(module)
-        and not _hook_of(module)
-    )
+    return runs_forward_of(module, nn.Sequential) and not _hook_of(module)
 
 
 def _left_out(model: nn.Module, links: Sequence[str]) -> str:

@@ -10,7 +10,8 @@ from torch import nn
 
 from plait.models.derived.cuts import Misfit
 from plait.models.derived.demands import Demand, Region
-from plait.models.derived.record import LINEAR, Graph, Value, in_features, is_linear
+from plait.models.derived.kinds import is_linear
+from plait.models.derived.record import LINEAR, Graph, Value, in_features
 from plait.values import PyTree
 
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from torch import nn
 
+from plait.forwards import is_replaced, runs_forward_of
 from plait.models.layers import RMSNorm
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is a linear layer with the forward of its class, or GPT-2's Conv1D.
+
+    One whose weight is computed from other parameters, as `weight_norm` does, is none.
+    """
+    transposed = type(module).__name__ == "Conv1D" and not is_replaced(module)
+    return (transposed or runs_forward_of(module, nn.Linear)) and "weight" in module._parameters
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -13,7 +23,8 @@ def is_norm(module: nn.Module) -> bool:
     alone = not any(True for _ in module.children()) and bool(module._parameters)
     vectors = all(param is None or param.dim() == 1 for param in module._parameters.values())
     named = type(module).__name__.endswith(("Norm", "LayerNorm", "NormP")) and alone
-    return (known or named) and vectors and "Group" not in type(module).__name__
+    plain = "Group" not in type(module).__name__ and not is_replaced(module)
+    return (known or named) and vectors and plain
 
 
 def holds_experts(module: nn.Module) -> bool:
@@ -35,4 +46,4 @@ def stays_still(module: nn.Module) -> bool:
 
 def is_dropout(module: nn.Module) -> bool:
     """Whether ranks that have parts of features can draw one device's mask for a module."""
-    return type(module) is nn.Dropout and module.p > 0
+    return type(module) is nn.Dropout and module.p > 0 and not is_replaced(module)

@@ -19,7 +19,8 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from plait.models.derived.kinds import holds_experts, is_dropout, is_norm, stays_still
+from plait.forwards import runs_forward_of
+from plait.models.derived.kinds import holds_experts, is_dropout, is_linear, is_norm, stays_still
 from plait.random_state import IsolatedRandom
 from plait.torch_internals import storage_key
 from plait.values import PyTree
@@ -229,15 +230,6 @@ class Sizes:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def is_linear(module: nn.Module) -> bool:
-    """Whether a module is a linear layer with the forward of its class, or GPT-2's Conv1D.
-
-    One whose weight is computed from other parameters, as `weight_norm` does, is none.
-    """
-    plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
-    return (plain or type(module).__name__ == "Conv1D") and "weight" in module._parameters
-
-
 def owns_parameters(module: nn.Module) -> bool:
     """Whether a module has parameters of its own, beside those of the modules in it."""
     return any(param is not None for param in module._parameters.values())
@@ -259,7 +251,7 @@ def layer_kind(module: nn.Module, opaque: Sequence[type]) -> str | None:
         return OPAQUE
     if is_linear(module):
         return LINEAR
-    if isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward:
+    if runs_forward_of(module, nn.Embedding):
         return EMBEDDING
     if is_norm(module):
         return NORM

@@ -12,12 +12,12 @@ from torch import nn
 from plait.models.derived.choose import RowChoice, choose, layer_pattern, pattern_of
 from plait.models.derived.cuts import Cut, Part
 from plait.models.derived.demands import taken_layers
+from plait.models.derived.kinds import is_linear
 from plait.models.derived.record import (
     LINEAR,
     Draw,
     Graph,
     Value,
-    is_linear,
     out_features,
     owns_parameters,
     run,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from plait.comm import Axis
 from plait.errors import ModelError
+from plait.forwards import is_replaced, runs_forward_of
 from plait.mesh.layouts import REPLICATED, Sharded
 from plait.parallel.tensor import adapters, dropout, layers, whole_samples
 from plait.parallel.tensor.group import ForwardContext, TensorGroup
@@ -242,7 +243,7 @@ class _Splitter:
             )
         is_scaled = type(module).__name__ == "ScaledEmbedding"
         scale = getattr(module, "scale", None) if is_scaled else None
-        if type(module).forward is not nn.Embedding.forward and scale is None:
+        if not runs_forward_of(module, nn.Embedding) and (scale is None or is_replaced(module)):
             raise ModelError(
                 f"'{name}' is a {type(module).__name__} with a forward of its own, "
                 "which cannot be split"
@@ -308,7 +309,7 @@ class _Splitter:
 
     def norm_in_parts(self, name: str, module: nn.Module, axis: Axis, different: Cut) -> nn.Module:
         """A norm of features that are cut over an axis."""
-        centered = type(module).forward is nn.LayerNorm.forward
+        centered = runs_forward_of(module, nn.LayerNorm)
         if not centered and not (type(module).__name__ == "RMSNorm" and hasattr(module, "eps")):
             raise ModelError(
                 f"'{name}' is a {type(module).__name__}; {self._group} cuts the features of norms, "

@@ -14,6 +14,7 @@ from itertools import takewhile
 from torch import nn
 
 from plait.errors import ModelError, nearest
+from plait.forwards import is_replaced, runs_forward_of
 from plait.parallel.tensor.adapters import parts_of
 from plait.parallel.tensor.group import ActivationLayout
 from plait.parallel.tensor.mode import LinearRule, Mode
@@ -208,10 +209,7 @@ def is_transposed(module: nn.Module) -> bool:
 
 def linear_shape(module: nn.Module, name: str) -> tuple[int, int]:
     """(out, in) of a linear layer. Raises `ModelError` for a module that is none."""
-    if not (
-        is_transposed(module)
-        or (isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward)
-    ):
+    if is_replaced(module) or not (is_transposed(module) or runs_forward_of(module, nn.Linear)):
         raise ModelError(
             f"'{name}' has a role of a linear layer and is a {type(module).__name__}; "
             "it must be an nn.Linear (or GPT-2's Conv1D) with the forward of that class"
@@ -226,7 +224,7 @@ def layout_before(
     """The layout that the layers before a module of a `Sequential` leave; None if none does."""
     parent, _, child = name.rpartition(".")
     siblings = model.get_submodule(parent)
-    if not isinstance(siblings, nn.Sequential):
+    if not runs_forward_of(siblings, nn.Sequential):
         return None
     found = None
     for key in takewhile(lambda key: key != child, siblings._modules):
