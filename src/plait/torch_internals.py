@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import FrameType
 from typing import Any
 
 import torch
@@ -235,6 +236,15 @@ def foreign_hooks(tensor: Tensor) -> list[object]:
 def is_of_plait(hook: object) -> bool:
     """Whether plait has set a hook itself."""
     return str(getattr(hook, "__module__", "")).startswith("plait.")
+
+
+def in_autograd_function() -> bool:
+    """Whether this runs in an `autograd.Function`, whose backward may call modules again."""
+    apply: Any = torch.autograd.Function.apply
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not apply.__func__.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def takes_gradient_scale(optimizer: torch.optim.Optimizer) -> bool:

@@ -56,7 +56,7 @@ def test_a_state_dict_of_whole_layers_is_none_of_its_business() -> None:
 @pytest.mark.parametrize("first", ["tp2", "tp2 mb2"])
 def test_a_second_engine_of_parts_is_refused(first: str) -> None:
     match = rf"were split by an engine that was built of it before \('{first}'\), .* engine\.load"
-    for plan in ("tp2", "dp2"):
+    for plan in ("tp2", "tp2 mb2"):
         with pytest.raises(ModelError, match=match):
             threaded(2, second, made(2), first, plan, plan=first)
 

@@ -24,8 +24,8 @@ def find_chain(model: nn.Module, chain: Sequence[str] | None) -> list[str]:
     """The links of a model: of the patterns given, of `CHAIN` in the file that defines it, or of a
     `Sequential`.
 
-    A stage calls its links alone. So a model, or a module of it that has links inside, is no chain
-    where a hook, or a forward that replaces that of the class, does more than to call them.
+    A stage calls its links alone. So a hook of the model, or of a module round links, would be left
+    out. A `Sequential` whose forward was replaced would be called without it. Both are no chains.
 
     Raises:
         ModelError: no module matches the patterns given, or they leave out a hook.
@@ -73,5 +73,5 @@ def _left_out(model: nn.Module, links: Sequence[str]) -> str:
 
 
 def _hook_of(module: nn.Module) -> str:
-    """What a hook of a module is called; empty where there is none."""
+    """The word for a hook of a module; empty where there is none."""
     return next((word for table, word in HOOKS.items() if getattr(module, table)), "")

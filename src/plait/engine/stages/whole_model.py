@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -42,18 +42,17 @@ class OfAnotherStage(Absent):
     is_running: Callable[[], bool]
     """Whether the schedule runs a stage."""
 
-    alias: type[OfAnotherStage]
-    """The class of what `data` and `detach` give."""
+    alias: type[Tensor]
+    """The class of what `data` and `detach` of a parameter give."""
 
     @classmethod
     def of(
         cls, kind: type[nn.Parameter], wanted: Wanted, is_running: Callable[[], bool]
     ) -> type[nn.Parameter]:
         """The class of a parameter of class `kind` on a rank without its stage."""
-        param, alias = (cast(Any, cls.kind(one, wanted)) for one in (kind, Tensor))
-        for one in (param, alias):
-            one.is_running, one.alias = staticmethod(is_running), alias
-        return cast("type[nn.Parameter]", param)
+        running = staticmethod(is_running)
+        alias = cls.kind(Tensor, wanted, is_running=running)
+        return cls.kind(kind, wanted, is_running=running, alias=alias)
 
     @classmethod
     def __torch_function__(
@@ -70,7 +69,8 @@ class OfAnotherStage(Absent):
                 return first
             if same_numbers(function):
                 with torch._C.DisableTorchFunctionSubclass():
-                    return function(*args, **(kwargs or {})).as_subclass(type(first).alias)
+                    kind = getattr(type(first), "alias", type(first))
+                    return function(*args, **(kwargs or {})).as_subclass(kind)
         return super().__torch_function__(function, kinds, args, kwargs)
 
 

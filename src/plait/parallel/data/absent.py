@@ -70,9 +70,12 @@ class Absent:
     """The place of the numbers, in a word or two."""
 
     @classmethod
-    def kind(cls, kind: type[Kind], wanted: Wanted) -> type[Kind]:
-        """The class of a parameter of class `kind` while its numbers are absent."""
-        members = {"wanted": staticmethod(wanted), "own": kind, "__module__": __name__}
+    def kind(cls, kind: type[Kind], wanted: Wanted, **more: object) -> type[Kind]:
+        """The class of a parameter of class `kind` while its numbers are absent.
+
+        It has `more` class attributes by name.
+        """
+        members = {"wanted": staticmethod(wanted), "own": kind, "__module__": __name__, **more}
         return types.new_class(
             f"{cls.__name__}{kind.__name__}",
             (cls, kind),

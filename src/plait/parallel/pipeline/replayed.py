@@ -10,11 +10,8 @@ carried along. So are tensors that units leave in attributes.
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +25,7 @@ from plait.parallel.pipeline.payload import Nesting, Payload, TensorForm, check_
 from plait.parallel.pipeline.side_effects import Attribute, Place, number_of, value_at
 from plait.parallel.pipeline.stage import StageModule
 from plait.parallel.pipeline.watch import Result
+from plait.torch_internals import in_autograd_function
 from plait.values import PyTree
 
 _ABSENT = object()
@@ -264,7 +262,7 @@ class ReplayedStage(StageModule):
             if number == self._first_call - 1:
                 now.restore()
             return self._stand_in(now, number)
-        if now.has_backward and not torch.is_grad_enabled() and _in_autograd_function():
+        if now.has_backward and not torch.is_grad_enabled() and in_autograd_function():
             self._check_frozen(name)
         replay.running = None  # calls inside a unit are not replayed
         try:
@@ -329,8 +327,8 @@ class ReplayedStage(StageModule):
             now.random = get_state(next(devices, torch.device("cpu")))
         attributes = []
         for attribute in self._attributes.get(number, ()):
-            leaves, form = self._left(number, attribute)
-            self._keep(now, number, zip(attribute.places, leaves, strict=True))
+            left, form = self._left(number, attribute)
+            self._keep(now, number, zip(attribute.places, left, strict=True))
             attributes.append((attribute, form))
         plain = tuple(
             (place, value_at(self._replay.model, place))
@@ -389,15 +387,6 @@ def _leaving_attributes(flow: Flow, leaving: Iterable[Result]) -> dict[int, list
                 if attribute not in attributes:
                     attributes.append(attribute)
     return found
-
-
-def _in_autograd_function() -> bool:
-    """Whether this runs in an `autograd.Function`, whose backward may call modules again."""
-    apply: Any = torch.autograd.Function.apply
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not apply.__func__.__code__:
-        frame = frame.f_back
-    return frame is not None
 
 
 def _nothing() -> None:
