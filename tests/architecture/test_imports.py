@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "values": set(),  # names of types; every room may import them
     "batch_trees": {"errors"},  # what a batch holds, in whatever holds it
-    "forwards": set(),  # what a module of a model runs, and what its copies do
+    "forwards": {"torch_internals"},  # what a module of a model runs, and what its copies do
     "plan": {"errors"},
     "toml": {"errors"},
     "paths": set(),  # limits behind which large tensors take other ways
@@ -70,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{name: {*LOWER, "comm"} for name in STRATEGIES},
     "parallel.expert": {*LOWER, "comm", "models"},  # it fills the seams that a router leaves open
     "models": {
+        "forwards",
         "errors",
         "products",
         "reference",
