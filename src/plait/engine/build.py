@@ -39,6 +39,7 @@ from plait.engine.own_modules import own_modules
 from plait.engine.parameter_hooks import warn_of_parameter_hooks
 from plait.engine.parts import EngineParts, Uncut
 from plait.engine.precision import Precision
+from plait.engine.shared_memory import refuse_shared_memory
 from plait.engine.splitting import (
     block_names,
     cuts_unknown_inputs,
@@ -125,6 +126,7 @@ def build(
     plan = _checked(plan)
     check_arguments(model, loss, optimizer)
     refuse_parameters(model)
+    refuse_shared_memory(model)
     norms = SyncedNorms(model, plan)
     refuse_whole_batch(model, plan)
     recompute.check_chosen(plan, options.remat)
