@@ -298,4 +298,26 @@ def _on_gradient(values: object, hook: Callable[[Tensor], None]) -> bool:
     tensors = [tensor for tensor in leaves if tensor.requires_grad]
     for tensor in tensors:
         tensor.register_hook(hook)
+        if tensor._base is not None and tensor._base.grad_fn is not None:
+            _on_gradient_of_view(tensor, tensor._base, hook)
     return bool(tensors)
+
+
+def _on_gradient_of_view(view: Tensor, base: Tensor, hook: Callable[[Tensor], None]) -> None:
+    """Call `hook` at the gradient of `base` if none of `view` comes.
+
+    A write into the view, as `y = block(x); y *= 0.5`, takes it out of the graph with its hooks.
+    A linear layer's result [B, T, D] is a view of one product.
+    """
+    came = False
+
+    def of_view(grad: Tensor) -> None:
+        nonlocal came
+        came = True
+
+    def of_base(grad: Tensor) -> None:
+        if not came:
+            hook(grad)
+
+    view.register_hook(of_view)
+    base.register_hook(of_base)
