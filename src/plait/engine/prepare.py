@@ -78,6 +78,7 @@ def share(loader: Iterable[PyTree], world: World, shares: Sequence[int] = ()) ->
     `shares`: whole numbers in whose ratio ranks share a batch; equal by default.
     """
     rank, size = world.worker
+    _refuse_parts(loader)
     shares = shares or (1,) * size
     if isinstance(loader, Loader):
         if loader.dp_size != 1:
@@ -96,6 +97,20 @@ def share(loader: Iterable[PyTree], world: World, shares: Sequence[int] = ()) ->
     if isinstance(loader, DataLoader) and _is_indexed(loader):
         return _IndexShare(loader, world, shares)
     return _BatchShare(loader, world, shares)
+
+
+def _refuse_parts(loader: Iterable[PyTree]) -> None:
+    """Raise `DataError` for a loader whose sampler gives each rank a part of the samples."""
+    sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    for one in (sampler, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
+        replicas = getattr(one, "num_replicas", 1)
+        if isinstance(replicas, int) and replicas > 1:
+            raise DataError(
+                f"the {type(one).__name__} of the loader gives each of {replicas} ranks a part of "
+                "the samples, of which engine.prepare would give each a part again; leave the "
+                "sampler out, with the global batch as batch_size and shuffle=True, or give "
+                "engine.step the loader's batches without engine.prepare"
+            )
 
 
 class _BatchShare:

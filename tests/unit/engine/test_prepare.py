@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import plait
 from plait.comm import World
@@ -116,6 +116,16 @@ def orders(world: World) -> list[list[float]]:
     return [[*map(float, inputs_of(batch))] for _ in range(2) for batch in prepared]
 
 
+def test_a_loader_that_gives_each_rank_its_part_is_refused() -> None:
+    data = TensorDataset(torch.ones(8, 3), torch.ones(8, 1))
+    sampler = DistributedSampler(data, num_replicas=2, rank=0)
+    loader = DataLoader(data, batch_size=2, sampler=sampler)
+    with pytest.raises(DataError, match="DistributedSampler of the loader gives each of 2 ranks"):
+        share(loader, SimpleNamespace(worker=(0, 2)))
+    alone = DistributedSampler(data, num_replicas=1, rank=0)
+    share(DataLoader(data, batch_size=2, sampler=alone), SimpleNamespace(worker=(0, 1)))
+
+
 def test_ranks_of_different_random_states_shuffle_alike(ranks: Any) -> None:
     first, second = ranks(2, orders, plan="dp2")
     for left, right in zip(first, second, strict=True):
@@ -147,7 +157,7 @@ def uncut(world: World) -> tuple[str, str, float, int]:
         world=world,
     )
     said = []
-    for act in (lambda: engine.load("nowhere"), lambda: engine.prepare(iter([]))):
+    for act in (lambda: engine.save("nowhere"), lambda: engine.prepare(iter([]))):
         with pytest.raises((ModelError, DataError)) as failure:
             act()
         said.append(str(failure.value))
