@@ -77,3 +77,27 @@ def test_fields_are_as_large_as_their_data(side: int) -> None:
 def test_code_that_fails_is_named() -> None:
     with pytest.raises(ModelError, match="fail' failed: KeyError"):
         describe({"model": {"python": f"{__name__}:fail"}, "data": DATA})
+
+
+class Pairs(Net):
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(super().forward(tokens).flatten(0, 1), targets.flatten())
+
+
+def pairs() -> list[tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    tokens = torch.zeros(16, dtype=torch.long)
+    return [((tokens, tokens), tokens)] * 8
+
+
+def test_inputs_of_several_arguments_describe_a_users_model() -> None:
+    config = {
+        "model": {"python": f"{__name__}:Pairs"},
+        "data": {"python": f"{__name__}:pairs"},
+        "train": TRAIN,
+    }
+    assert describe(config).parameters == sum(p.numel() for p in Pairs().parameters())
+    one = {**config, "model": {"python": f"{__name__}:make"}, "data": DATA}
+    assert (
+        plait.estimate(config, plan="dp2").as_dict()["traffic"]
+        == (plait.estimate(one, plan="dp2").as_dict()["traffic"])
+    )

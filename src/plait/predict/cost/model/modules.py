@@ -129,7 +129,7 @@ def _first_run(
     failure: Exception | None = None
     for candidate in candidates:
         given = torch.utils._pytree.tree_map(value_of, candidate) if real else candidate
-        args, kwargs = ((), dict(given)) if isinstance(given, Mapping) else ((given,), {})
+        args, kwargs = _arguments(given)
         handles = [unit.register_forward_pre_hook(remember, with_kwargs=True) for unit in units]
         try:
             with _lenient([unit for unit in units if id(unit) in blocks]):
@@ -145,6 +145,19 @@ def _first_run(
     raise ModelError(
         f"{type(module).__name__} runs with no input that its first layer takes: {failure}"
     )
+
+
+def _arguments(inputs: PyTree) -> Call:
+    """Positional and named arguments of a forward: a mapping has names, a tuple or list is
+    several.
+    """
+    from plait.batch_trees import is_per_sample
+
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, tuple | list) and not is_per_sample(inputs):
+        return tuple(inputs), {}
+    return (inputs,), {}
 
 
 @contextlib.contextmanager
