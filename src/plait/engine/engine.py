@@ -31,6 +31,9 @@ from plait.plan import shares_of
 from plait.trace import Timeline
 from plait.values import JsonMapping, JsonObject, PyTree
 
+if TYPE_CHECKING:
+    from plait.checkpoint import Checkpoint
+
 
 class Engine:
     """Trains one model under one plan. Every method that is marked collective is called by all
@@ -53,6 +56,7 @@ class Engine:
         self.before_update: list[Callable[[Engine], None]] = []
         self.copies = CopiesBeside()
         self._uncut: Uncut | None = None
+        self._waiting: Checkpoint | None = None
         if isinstance(parts, Uncut):
             self._uncut = parts
         else:
@@ -129,10 +133,16 @@ class Engine:
                 step. On a GPU the next step raises it, or `settle`.
             DataError: an unfit batch.
             ModelError: a parameter was frozen, or set free, since the engine was built. Or the
-                model has zeros of an earlier engine.
+                model has zeros of an earlier engine, or autograd is off.
             OptimizerError: the optimizer that `build` got has a schedule, or other settings, since.
             OutOfMemory: the device has no room for the step.
         """
+        if not torch.is_grad_enabled():
+            raise ModelError(
+                "engine.step was called under torch.no_grad() or torch.inference_mode(), where no "
+                "gradient is computed; call it outside of that, and engine.evaluate(batch) for a "
+                "loss without an update"
+            )
         training_step = self.training_step(batch)
         self._check_filled()
         self._unchanged.check()
@@ -169,6 +179,11 @@ class Engine:
                 parts = uncut.make(example_of(batch))
             self._uncut = None
             self._take(parts)
+            if self._waiting is not None:
+                from plait.engine.state.saving import load_from
+
+                checkpoint, self._waiting = self._waiting, None
+                load_from(self, checkpoint)
         return self._training_step
 
     def flush(self) -> None:
@@ -223,14 +238,20 @@ class Engine:
     def load(self, path: str | Path) -> JsonObject:
         """Load what any plan has saved, and return its `meta`. Collective.
 
+        A model that is cut at the first batch is filled when it is cut.
+
         Raises:
             CheckpointError: it is missing or damaged, or of another model or optimizer. The engine
                 must then not be used.
         """
-        from plait.engine.state.saving import load
+        from plait.engine.state.saving import load_from, opened
 
+        checkpoint = opened(Path(path), is_first=self.world.rank == 0)
+        if not self.is_cut:
+            self._waiting = checkpoint
+            return checkpoint.meta
         self.flush()
-        return load(self, Path(path))
+        return load_from(self, checkpoint)
 
     def save_pretrained(
         self, path: str | Path, *, dtype: torch.dtype | None = None, merge: bool = False
@@ -290,7 +311,9 @@ class Engine:
     @property
     def step_index(self) -> int:
         """Steps that were made."""
-        return self._training_step.index if self.is_cut else 0
+        if self.is_cut:
+            return self._training_step.index
+        return 0 if self._waiting is None else int(self._waiting.meta["step"])
 
     @property
     def gradient_divisor(self) -> float:

@@ -103,6 +103,17 @@ def test_a_detached_loss_is_refused_at_the_first_step(plan: str) -> None:
         assert told == [told[0]] * size
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_step_where_autograd_is_off_names_the_caller(mode: Callable[[], Any]) -> None:
+    def first_step(world: World) -> None:
+        engine = engine_of(world, "dp1", Net(), squared)
+        with mode(), pytest.raises(ModelError, match=r"engine.step was called under torch.no_grad"):
+            engine.step(batch(world))
+        engine.step(batch(world))
+
+    threaded(1, first_step)
+
+
 def test_a_model_without_anything_to_train_is_refused() -> None:
     def first_step(world: World) -> None:
         engine_of(world, "dp1", Net().requires_grad_(False), squared).step(batch(world))

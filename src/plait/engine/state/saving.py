@@ -127,20 +127,25 @@ def passing_meta_of(state: TrainingState) -> JsonObject:
     return {"step": state.step_index, "optimizer": optimizer, **state.scale_state()}
 
 
-def load(state: TrainingState, path: Path) -> JsonObject:
-    """Fill the engine from the checkpoint `path`; returns its meta data. Collective.
+def opened(path: Path, *, is_first: bool) -> Checkpoint:
+    """The checkpoint `path`; the first rank says what is to note of it.
 
-    Errors: `CheckpointError` for a missing or damaged checkpoint, another model or another
-    optimizer; the engine must then not be used.
+    Errors: `CheckpointError` for a missing or damaged one, or one that no engine has saved.
     """
     checkpoint = Checkpoint.open(path)
-    if checkpoint.note is not None and state.world.rank == 0:
+    if checkpoint.note is not None and is_first:
         print(checkpoint.note, file=sys.stderr, flush=True)
-    return load_from(state, checkpoint)
+    if "step" not in checkpoint.meta:
+        raise CheckpointError(f"{checkpoint.directory} says no step; no engine has saved it")
+    return checkpoint
 
 
 def load_from(state: TrainingState, checkpoint: Checkpoint) -> JsonObject:
-    """Fill the engine from an open checkpoint; returns its meta data. Collective."""
+    """Fill the engine from an open checkpoint; returns its meta data. Collective.
+
+    Errors: `CheckpointError` for another model or another optimizer; the engine must then not be
+    used.
+    """
     state.copies.wait()
     _check(state, checkpoint)
     with torch.no_grad():
@@ -186,8 +191,6 @@ def _kept_frozen(state: TrainingState) -> list[Shard]:
 
 
 def _check(state: TrainingState, checkpoint: Checkpoint) -> None:
-    if "step" not in checkpoint.meta:
-        raise CheckpointError(f"{checkpoint.directory} says no step; no engine has saved it")
     here = type(state.update.optimizer).__name__
     there = checkpoint.meta.get("optimizer")
     if there != here:
