@@ -24,6 +24,7 @@ from plait.engine.loss import LossFunction
 from plait.engine.mixed_losses import MixedSamples
 from plait.engine.mixed_positions import MixedPositions
 from plait.engine.sample_sums import SampleSums
+from plait.engine.target_means import TargetMeans
 from plait.engine.uneven_means import UnevenMeans
 from plait.models.losses import IGNORE
 from plait.torch_internals import is_recorded, without_compiling
@@ -56,20 +57,21 @@ class MaskedMeanCheck:
         self._looks = LOOKS
         self._is_masked = False
         self._ignored = {IGNORE}
-        self._counts: dict[int, set[int]] = {}
+        self._counts: dict[tuple[str, int], set[int]] = {}
 
     def __call__(self, output: PyTree, targets: PyTree) -> Tensor | tuple[Tensor, Tensor]:
         if not self._looks or is_recorded():
             return self._function(output, targets)
         mixed = MixedSamples(output, targets)
-        watched = SampleSums(output, targets)
+        sums = SampleSums(output, targets)
+        over_targets = TargetMeans(output, targets, sums)
         uneven = UnevenMeans(output, targets, cuts_sequences=self.sequences > 1)
         along = MixedPositions(output, targets) if self.sequences > 1 else nullcontext()
-        with without_compiling(), uneven as means, watched as sums, mixed, along:
+        with without_compiling(), uneven as means, over_targets, sums, mixed, along:
             loss = self._function(output, targets)
         self._looks -= 1
-        self._ignored |= means.ignored
-        if not means.reads_targets and _has_minus_ones(targets):
+        self._ignored |= {mean.ignored for mean in over_targets.means}
+        if not over_targets.reads_targets and _has_minus_ones(targets):
             self._ignored.add(MINUS_ONE)
         if self._cuts_samples and (found := mixed.found(loss)):
             self._looks = 0
@@ -92,26 +94,36 @@ class MaskedMeanCheck:
                 self._looks = 0
                 self._warn_of_places()
             else:
-                self._look(targets)
+                self._look_at_means(over_targets)
+                if self.sequences > 1 or not over_targets.follows(loss):
+                    self._look(targets)
         return loss
+
+    def _look_at_means(self, over_targets: TargetMeans) -> None:
+        for place, mean in enumerate(over_targets.means):
+            marks = {mean.ignored} if mean.is_masked else set()
+            self._judge(("mean", place), mean.counts, marks, mean.ignored)
 
     def _look(self, targets: PyTree) -> None:
         leaves = [leaf for leaf in leaves_of(targets) if isinstance(leaf, Tensor)]
         leaves = [leaf for leaf in leaves if leaf.layout is torch.strided and not leaf.is_nested]
         marks = {mark for leaf in leaves for mark in self._marks(leaf)}
+        for place, counts in targets_of_samples(targets, self._ignored):
+            self._judge(("leaf", place), set(counts.tolist()), marks, min(marks or self._ignored))
+
+    def _judge(self, of: tuple[str, int], counts: set[int], marks: set[int], mark: int) -> None:
+        """Warn where the numbers of unmasked targets of a mean or a leaf differ."""
+        if not self._looks:
+            return
         self._is_masked = self._is_masked or bool(marks)
+        known = self._counts.setdefault(of, set())
+        known.update(counts)
         if marks and self.sequences > 1:
             self._looks = 0
-            self._warn("the parts of a sequence may have unequal numbers of", min(marks))
-            return
-        for place, counts in targets_of_samples(targets, self._ignored):
-            known = self._counts.setdefault(place, set())
-            known.update(counts.tolist())
-            if self._is_masked and len(known) > 1:
-                self._looks = 0
-                mark = min(marks or self._ignored)
-                self._warn(f"samples have {min(known)} to {max(known)}", mark)
-                return
+            self._warn("the parts of a sequence may have unequal numbers of", mark)
+        elif self._is_masked and len(known) > 1:
+            self._looks = 0
+            self._warn(f"samples have {min(known)} to {max(known)}", mark)
 
     def _marks(self, leaf: Tensor) -> set[int]:
         """The numbers that mask targets of a leaf."""

@@ -53,6 +53,10 @@ class SampleSums(TorchFunctionMode):
         """Whether a loss (0-dim) is a sum over samples, with or without other terms."""
         return loss in self._sums
 
+    def is_of_one_sample(self, numbers: Tensor) -> bool:
+        """Whether numbers [...] are of one sample, which the loss took by itself."""
+        return numbers in self._places
+
     def __torch_function__(
         self,
         function: Callable[..., Any],

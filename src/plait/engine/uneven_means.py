@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 
 from plait.batch_trees import leaves_of, tensors_of
 from plait.engine.notes import Notes
-from plait.models.losses import IGNORE
 from plait.torch_internals import has_function_transforms
 from plait.values import PyTree
 
@@ -40,20 +39,12 @@ class UnevenMeans(TorchFunctionMode):
         of_classes: whether there was a mean whose classes have different weights.
         of_places: whether there was a mean over a mask, or over weights, of which samples have
             different sums.
-        ignored: the classes that means over targets leave out.
-        reads_targets: whether the loss computes with targets, as it need not where the model does.
     """
 
     def __init__(self, output: PyTree, targets: PyTree, *, cuts_sequences: bool = False) -> None:
         super().__init__()
         self.of_classes = False
         self.of_places = False
-        self.ignored: set[int] = set()
-        self.reads_targets = False
-        self._targets = Notes[bool]()
-        for leaf in leaves_of(targets):
-            if isinstance(leaf, Tensor):
-                self._targets.add(leaf, True)
         self._cuts_sequences = cuts_sequences
         self._of_batch = Notes[bool]()
         leaves = [leaf for leaf in leaves_of((output, targets)) if isinstance(leaf, Tensor)]
@@ -95,7 +86,6 @@ class UnevenMeans(TorchFunctionMode):
 
     def _look_at_classes(self, function: Callable[..., Any], named: Mapping[str, Any]) -> None:
         if function in (F.cross_entropy, F.nll_loss) and named.get("reduction", "mean") == "mean":
-            self.ignored.add(named.get("ignore_index", IGNORE))
             weight = named.get("weight")
             if isinstance(weight, Tensor) and bool(weight.min() != weight.max()):
                 self.of_classes = True
@@ -113,9 +103,6 @@ class UnevenMeans(TorchFunctionMode):
         self, name: str, args: Sequence[Any], named: Mapping[str, Any], result: Tensor
     ) -> None:
         given_tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
-        self.reads_targets = self.reads_targets or any(
-            leaf in self._targets for leaf in given_tensors
-        )
         if any(leaf in self._of_batch for leaf in given_tensors):
             self._of_batch.add(result, True)
         if name in DIVISIONS and self._is_count(args[1:]) and given_tensors[0].requires_grad:
