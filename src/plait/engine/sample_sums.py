@@ -24,8 +24,16 @@ AVERAGES = (
 PRODUCTS = ("mul", "multiply", "rmul", "imul")
 """Names of products. A mask is no weight that adds up to one."""
 
+SCALES = (*PRODUCTS, "div", "divide", "truediv", "itruediv", "true_divide")
+"""Names of functions by which a sum stays one, if the number knows nothing of the batch's size."""
+
 CONVERSIONS = ("float", "double", "half", "bfloat16", "int", "long", "to", "type", "type_as")
 """Names of functions that leave a mask of whole numbers a mask."""
+
+ENTRIES = ("unbind", "getitem", "select", "chunk", "split", "tensor_split")
+"""Names of functions that give samples one by one, which a list then counts."""
+
+DIMS = ("dim", "ndim", "ndimension")
 
 KEEP_SUMS = ("add", "radd", "iadd", "sub", "rsub", "isub", "neg")
 """Names of functions by which a sum over samples stays one."""
@@ -44,6 +52,7 @@ class SampleSums(TorchFunctionMode):
         self._sums = Notes[bool]()
         self._mask_versions = Notes[int]()
         self._sizes: set[int] = set()
+        self._knows_sizes = _has_lists((output, targets))
         for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.dim():
                 self._outputs.add(leaf, True)
@@ -72,15 +81,19 @@ class SampleSums(TorchFunctionMode):
         is_sum = any(leaf in self._sums for leaf in given_tensors)
         result = function(*args, **named)
         name = getattr(function, "__name__", "").strip("_")
-        if is_sum and name not in KEEP_SUMS and isinstance(result, Tensor):
+        self._knows_sizes = self._knows_sizes or name in ENTRIES or _reads_a_size(name, result)
+        scales = name in SCALES and not self._knows_sizes and _has_one_tensor(args)
+        keeps_sums = name in KEEP_SUMS or scales
+        if is_sum and not keeps_sums and isinstance(result, Tensor):
             self._sums.discard(result)  # divided in place
         if is_output:
-            is_averaged = is_averaged or name in AVERAGES or self._weighs(name, given_tensors)
+            averages = name in AVERAGES or self._weighs(name, given_tensors)
+            is_averaged = is_averaged or (averages and not scales)
             adds_up = named.get("reduction") == "sum" or (name == "sum" and not is_averaged)
             self._note(result, is_averaged=is_averaged, adds_up=adds_up)
             if not adds_up:
                 self._note_entries(name, args, given_tensors, result)
-        elif is_sum and name in KEEP_SUMS:
+        elif is_sum and keeps_sums:
             self._sums.add(result, True)
         elif any(leaf in self._places for leaf in given_tensors):
             self._follow_entries(name, given_tensors, result)
@@ -157,3 +170,26 @@ class SampleSums(TorchFunctionMode):
                     self._averaged.add(leaf, True)
             elif adds_up:
                 self._sums.add(leaf, True)
+
+
+def _has_one_tensor(args: Sequence[Any]) -> bool:
+    """Whether a product or a quotient is of a tensor and a number other than zero."""
+    numbers = [one for one in args if isinstance(one, int | float)]
+    return len(args) == 2 and len(numbers) == 1 and numbers[0] != 0
+
+
+def _has_lists(given: PyTree) -> bool:
+    """Whether a nesting has lists, or other values than tensors, which may count samples."""
+    if isinstance(given, dict):
+        return any(map(_has_lists, given.values()))
+    if isinstance(given, tuple):
+        return any(map(_has_lists, given))
+    return given is not None and not isinstance(given, Tensor)
+
+
+def _reads_a_size(name: str, result: PyTree) -> bool:
+    """Whether a function gives a number of Python, which may be the number of samples."""
+    leaves = tree_leaves(result)
+    is_number = any(isinstance(one, int | float) and not isinstance(one, bool) for one in leaves)
+    is_array = any(hasattr(one, "__array__") and not isinstance(one, Tensor) for one in leaves)
+    return name not in DIMS and (is_number or is_array)

@@ -123,7 +123,7 @@ class Hidden(torch.autograd.Function):
 
 
 def hidden(output: Tensor, labels: Tensor) -> Tensor:
-    return Hidden.apply(output, labels)  # type: ignore[no-untyped-call,no-any-return]
+    return Hidden.apply(output, labels)
 
 
 def hidden_beside_another(output: Tensor, labels: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def hidden_beside_another(output: Tensor, labels: Tensor) -> Tensor:
 
 
 def operator(output: Tensor, labels: Tensor) -> Tensor:
-    return torch.ops.aten.cross_entropy_loss(output.mT, labels)  # type: ignore[no-any-return]
+    return torch.ops.aten.cross_entropy_loss(output.mT, labels)
 
 
 def over_a_count_of_losses(output: Tensor, labels: Tensor) -> Tensor:
@@ -155,10 +155,6 @@ def one_by_one(output: Tensor, labels: Tensor) -> Tensor:
     return torch.stack(losses).mean()
 
 
-def over_a_constant(output: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(output.mT, labels, reduction="sum") / 100
-
-
 def over_a_share(output: Tensor, labels: Tensor) -> Tensor:
     losses = F.cross_entropy(output.mT, labels, reduction="none")
     return losses.mean() / (labels != -100).double().mean().item()
@@ -171,7 +167,7 @@ def mapped(output: Tensor, labels: Tensor) -> Tensor:
 
 HIDDEN = (
     *(hidden, hidden_beside_another, operator, over_a_count_of_losses, at_places),
-    *(at_found_places, one_by_one, over_a_constant, over_a_share, mapped),
+    *(at_found_places, one_by_one, over_a_share, mapped),
 )
 
 

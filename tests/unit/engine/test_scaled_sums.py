@@ -1,0 +1,93 @@
+"""A sum over samples by a number that knows nothing of the batch's size is still a sum."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from plait.engine.masked_means import MaskedMeanCheck
+from plait.values import PyTree
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def squares(output: Tensor, targets: Tensor) -> Tensor:
+    return (output - targets).square()
+
+
+def half(output: Tensor, targets: Tensor) -> Tensor:
+    return 0.5 * squares(output, targets).sum()
+
+
+def halves(output: Tensor, targets: Tensor) -> Tensor:
+    return (squares(output, targets) / 2).sum()
+
+
+def in_place(output: Tensor, targets: Tensor) -> Tensor:
+    loss = F.mse_loss(output, targets, reduction="sum")
+    loss /= 100
+    return loss
+
+
+def divergence(output: Tensor, targets: Tensor) -> Tensor:
+    """A mean with the divergence of a variational autoencoder, which is a sum."""
+    spread = -0.5 * torch.sum(1 + output - output.exp() - targets**2)
+    return F.mse_loss(output, targets) + 0.1 * spread
+
+
+def over_samples(output: Tensor, targets: Tensor) -> Tensor:
+    return 0.5 * squares(output, targets).sum() / len(output)
+
+
+def by_a_share(output: Tensor, targets: Tensor) -> Tensor:
+    return 0.5 * (squares(output, targets) * (1 / targets.shape[0])).sum()
+
+
+def over_a_read_count(output: Tensor, targets: Tensor) -> Tensor:
+    return squares(output, targets).sum() / torch.ones_like(targets).sum().item()
+
+
+def over_a_list(output: Tensor, targets: Tensor) -> Tensor:
+    pairs = list(zip(output, targets, strict=True))
+    return sum((squares(*pair).sum() for pair in pairs), torch.tensor(0.0)) / len(pairs)
+
+
+def of_sums(output: Tensor, targets: Tensor) -> Tensor:
+    return 0.5 * (0.5 * squares(output, targets).sum(1)).mean()
+
+
+def nothing(output: Tensor, targets: Tensor) -> Tensor:
+    return F.mse_loss(output, targets) + 0.0 * output.sum()
+
+
+def said(loss: Loss, targets: PyTree) -> list[str]:
+    check = MaskedMeanCheck(loss, 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check(torch.randn(4, 3, requires_grad=True), targets)
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("loss", [half, halves, in_place, divergence])
+def test_a_sum_by_a_constant_is_told(loss: Loss) -> None:
+    (text,) = said(loss, torch.randn(4, 3))
+    assert "it is a sum over them" in text
+
+
+@pytest.mark.parametrize(
+    "loss", [over_samples, by_a_share, over_a_read_count, over_a_list, of_sums, nothing]
+)
+def test_a_sum_by_a_number_of_the_batch_says_nothing(loss: Loss) -> None:
+    assert said(loss, torch.randn(4, 3)) == []
+
+
+def test_targets_with_a_list_may_tell_the_number_of_samples() -> None:
+    def loss(output: Tensor, targets: dict[str, list[str]]) -> Tensor:
+        return output.square().sum() / len(targets["texts"])
+
+    assert said(loss, {"texts": ["a", "b", "c", "d"]}) == []  # type: ignore[arg-type]
