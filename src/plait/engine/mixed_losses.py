@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from plait.engine.loss_follower import LossFollower, TorchCall
+from plait.engine.norms import is_root, is_square, order_of_norm
 from plait.values import PyTree
 
 PRODUCTS: Final = frozenset({"matmul", "rmatmul", "mm", "linear", "inner", "cdist"})
@@ -36,14 +37,19 @@ ALONG: Final = frozenset(
         *("softmax", "log_softmax", "logcumsumexp", "cumsum", "cumprod", "sort", "argsort"),
         *("std", "var", "std_mean", "var_mean", "logsumexp", "softmin", "cummax", "cummin"),
         *("topk", "kthvalue", "mode", "msort", "median", "nanmedian", "quantile", "nanquantile"),
-        *("argmax", "argmin"),
+        *("argmax", "argmin", "normalize", "norm", "linalg_norm", "linalg_vector_norm"),
     }
 )
 """Functions along a dim whose results are no sums of a number of each place."""
 
 EXTREMES: Final = frozenset({"max", "min", "amax", "amin"})
 
-DIM_IS_THIRD: Final = frozenset({"topk", "kthvalue", "quantile", "nanquantile"})
+DIM_IS_THIRD: Final = frozenset(
+    {
+        *("topk", "kthvalue", "quantile", "nanquantile"),
+        *("normalize", "norm", "linalg_norm", "linalg_vector_norm"),
+    }
+)
 """Functions whose second argument is how many, or which part."""
 
 OF_LAST_DIM: Final = frozenset({"topk", "kthvalue", "mode", "sort", "argsort"})
@@ -74,7 +80,9 @@ INVERSES: Final = frozenset({"rdiv", "rtruediv", "reciprocal"})
 
 PRODUCTS_OF_NUMBERS: Final = frozenset({"mul", "rmul", "imul", "multiply"})
 
-NORMS: Final = frozenset({"norm", "linalg_norm", "linalg_vector_norm", "linalg_matrix_norm"})
+NORMS: Final = frozenset(
+    {"norm", "linalg_norm", "linalg_vector_norm", "linalg_matrix_norm", "dist"}
+)
 
 VIEWS: Final = frozenset({"view", "reshape", "flatten"})
 
@@ -90,6 +98,8 @@ class _Kind(Enum):
     """Sums or means over all samples."""
     EXTREME = auto()
     """The largest or smallest number over all samples."""
+    ROOT = auto()
+    """The root of a sum or a mean over all samples, whose square is one again."""
     LOSS = auto()
     """A number over all samples that another function made, such as a loss."""
 
@@ -102,6 +112,7 @@ class MixedSamples(LossFollower[_Kind]):
 
     def __init__(self, output: PyTree, targets: PyTree) -> None:
         super().__init__()
+        self._subtracts = False
         given = [one for one in tree_leaves((output, targets)) if isinstance(one, Tensor)]
         shaped = [one for one in given if one.dim() and not one.is_nested]
         rows = next((one.shape[0] for one in shaped if one.is_floating_point()), 0)
@@ -114,11 +125,16 @@ class MixedSamples(LossFollower[_Kind]):
         tensors = [leaf for leaf in tree_leaves(loss) if isinstance(leaf, Tensor)]
         if any(self.known.get(one) is _Kind.EXTREME and one.requires_grad for one in tensors):
             return "max or min"
+        if any(self.known.get(one) is _Kind.ROOT and one.requires_grad for one in tensors):
+            return "root or norm"
         return super().found(loss)
 
     def look(self, call: TorchCall[_Kind]) -> None:
         """Note what a function makes of samples [B, ...], which it may mix."""
-        if call.made and _mixes(call, call.made[0]):
+        if call.name in DIFFERENCES and call.of(_Kind.EXTREME):
+            self._subtracts = True
+        adds_again = self._subtracts and _is_added_to_a_logarithm(call)
+        if call.made and not adds_again and _mixes(call, call.made[0]):
             self.note_mixed(call.made, call.name)
             return
         for leaf in call.made:
@@ -130,6 +146,10 @@ class MixedSamples(LossFollower[_Kind]):
 def _kind_of(call: TorchCall[_Kind], made: Tensor) -> _Kind | None:
     """The kind of a result of tensors of given kinds; None where it is of one sample at most."""
     samples = call.of(_Kind.SAMPLES)
+    if _is_root(call, made):
+        return _Kind.ROOT
+    if call.kind is _Kind.ROOT and is_square(call.name, call.args):
+        return _Kind.LOSS
     if _is_statistic(call, made):
         return _Kind.STATISTIC
     if call.name in EXTREMES and samples and _is_along_samples(call, samples[0]):
@@ -163,8 +183,21 @@ def _is_turned(call: TorchCall[_Kind], turned: Tensor, made: Tensor) -> bool:
 
 def _mixes(call: TorchCall[_Kind], made: Tensor) -> bool:
     """Whether a result has numbers that depend on several samples, beside those of one."""
+    if call.of(_Kind.ROOT) and made.requires_grad:
+        return not (_scales(call) or is_square(call.name, call.args))
+    is_sum = not made.dim() and order_of_norm(call.name, call.args, call.named) == 1
+    return not (is_sum or _is_root(call, made)) and _mixes_samples(call, made)
+
+
+def _scales(call: TorchCall[_Kind]) -> bool:
+    """Whether a function multiplies or divides one tensor by a number of Python."""
+    return call.name in (*PRODUCTS_OF_NUMBERS, *DIVISIONS) and len(call.tensors()) == 1
+
+
+def _mixes_samples(call: TorchCall[_Kind], made: Tensor) -> bool:
+    """Whether a function that is no root of a sum makes a number that depends on several."""
     name, first = call.name, call.first
-    if call.kind is _Kind.SAMPLES and name in ALONG:
+    if call.kind is _Kind.SAMPLES and name in ALONG and (made.dim() or name not in NORMS):
         is_linear = name in STATISTICS and not made.requires_grad and not made.dim()
         return not is_linear and _is_along_samples(call, first)
     reads_an_extreme = _reads_an_extreme(call, made)
@@ -210,14 +243,22 @@ def _reads_an_extreme(call: TorchCall[_Kind], made: Tensor) -> bool:
     """
     extremes = call.of(_Kind.EXTREME)
     is_trained = any(one.requires_grad for one in extremes) and made.requires_grad
-    is_shift = call.name in DIFFERENCES or _is_added_to_a_logarithm(call)
-    return (is_trained and not is_shift) or _is_no_sum(call, extremes)
+    return (is_trained and call.name not in DIFFERENCES) or _is_no_sum(call, extremes)
 
 
 def _is_added_to_a_logarithm(call: TorchCall[_Kind]) -> bool:
     """Whether a call ends a logarithm of exponentials that its largest number kept small."""
     nodes = [type(one.grad_fn).__name__ for one in call.tensors()]
     return call.name in ("add", "radd") and any(node.startswith(LOGARITHMS) for node in nodes)
+
+
+def _is_root(call: TorchCall[_Kind], made: Tensor) -> bool:
+    """Whether a result is the root of one sum or mean over all samples."""
+    if made.dim() or not made.requires_grad:
+        return False
+    if order_of_norm(call.name, call.args, call.named) == 2:
+        return call.kind in (_Kind.SAMPLES, _Kind.TURNED)
+    return _is_trained_number(*call.kinds[0]) and is_root(call.name, call.args)
 
 
 def _is_mean(number: Tensor) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from plait.engine.norms import is_square, order_of_norm
 from plait.engine.notes import Notes
 from plait.values import PyTree
 
@@ -50,6 +51,7 @@ class SampleSums(TorchFunctionMode):
         self._outputs = Notes[bool]()
         self._averaged = Notes[bool]()
         self._sums = Notes[bool]()
+        self._roots = Notes[bool]()
         self._mask_versions = Notes[int]()
         self._sizes: set[int] = set()
         self._knows_sizes = _has_lists((output, targets))
@@ -89,11 +91,16 @@ class SampleSums(TorchFunctionMode):
         if is_output:
             averages = name in AVERAGES or self._weighs(name, given_tensors)
             is_averaged = is_averaged or (averages and not scales)
+            with torch._C.DisableTorchFunction():
+                order = 0 if is_averaged else order_of_norm(name, args, named)
             adds_up = named.get("reduction") == "sum" or (name == "sum" and not is_averaged)
+            adds_up = adds_up or order == 1
+            if order == 2 and isinstance(result, Tensor):
+                self._roots.add(result, True)
             self._note(result, is_averaged=is_averaged, adds_up=adds_up)
             if not adds_up:
                 self._note_entries(name, args, given_tensors, result)
-        elif is_sum and keeps_sums:
+        elif (is_sum and keeps_sums) or (is_square(name, args) and args[0] in self._roots):
             self._sums.add(result, True)
         elif any(leaf in self._places for leaf in given_tensors):
             self._follow_entries(name, given_tensors, result)

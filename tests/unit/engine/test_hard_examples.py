@@ -78,6 +78,11 @@ def deviation(output: Tensor, targets: Tensor) -> Tensor:
     return F.mse_loss(output, targets) - output.std()
 
 
+def a_logarithm_and_the_largest(output: Tensor, targets: Tensor) -> Tensor:
+    """The largest is added to a logarithm from which none was subtracted."""
+    return (output.exp().sum(1).log() + output.max()).mean()
+
+
 def hardest_of_each(output: Tensor, targets: Tensor) -> Tensor:
     apart = (output - targets).square()
     middle = apart.median(dim=1).values + torch.quantile(apart, 0.5, dim=1)
@@ -118,7 +123,7 @@ def largest_of_a_sample(output: Tensor, targets: Tensor) -> Tensor:
 OF_THE_BATCH = (
     *(hardest, hardest_by_places, hardest_of_sorted, hardest_places, above_a_quantile),
     *(above_a_count, median, largest, largest_of_features, worst, over_the_largest),
-    *(guessed_softmax, deviation),
+    *(guessed_softmax, deviation, a_logarithm_and_the_largest),
 )
 OF_EACH = (
     hardest_of_each,
