@@ -71,7 +71,12 @@ DIFFERENCES: Final = frozenset({"sub", "rsub", "subtract", "isub"})
 LOGARITHMS: Final = ("LogBackward", "LogsumexpBackward")
 """Nodes of logarithms, to which a largest number is added that was subtracted before."""
 
-OF_ONE_NUMBER: Final = frozenset({"sqrt", "rsqrt", "exp", "log", "log1p", "pow", "square"})
+OF_ONE_NUMBER: Final = frozenset(
+    {
+        *("sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "log2", "log10", "pow", "square"),
+        *("sigmoid", "tanh", "softplus", "logsigmoid", "log_sigmoid", "erf", "sin", "cos"),
+    }
+)
 """Functions of a mean over samples whose results are no means over samples."""
 
 DIVISIONS: Final = frozenset({"div", "divide", "truediv", "true_divide", "itruediv", "idiv"})
@@ -79,6 +84,11 @@ INVERSES: Final = frozenset({"rdiv", "rtruediv", "reciprocal"})
 """Divisions by the first argument."""
 
 PRODUCTS_OF_NUMBERS: Final = frozenset({"mul", "rmul", "imul", "multiply"})
+
+BETWEEN_ALL: Final = frozenset({"cov", "corrcoef", "pdist"})
+"""Functions whose results are of all pairs of samples, or of features over all samples."""
+
+DEVIATIONS: Final = frozenset({"std", "var"})
 
 NORMS: Final = frozenset(
     {"norm", "linalg_norm", "linalg_vector_norm", "linalg_matrix_norm", "dist"}
@@ -98,6 +108,8 @@ class _Kind(Enum):
     """Sums or means over all samples."""
     EXTREME = auto()
     """The largest or smallest number over all samples."""
+    DEVIATION = auto()
+    """The deviation or a norm of all targets, by which a mean over samples is not divided."""
     ROOT = auto()
     """The root of a sum or a mean over all samples, whose square is one again."""
     LOSS = auto()
@@ -146,10 +158,9 @@ class MixedSamples(LossFollower[_Kind]):
 def _kind_of(call: TorchCall[_Kind], made: Tensor) -> _Kind | None:
     """The kind of a result of tensors of given kinds; None where it is of one sample at most."""
     samples = call.of(_Kind.SAMPLES)
-    if _is_root(call, made):
-        return _Kind.ROOT
-    if call.kind is _Kind.ROOT and is_square(call.name, call.args):
-        return _Kind.LOSS
+    of_all = _kind_of_one_number(call, made)
+    if of_all is not None:
+        return of_all
     if _is_statistic(call, made):
         return _Kind.STATISTIC
     if call.name in EXTREMES and samples and _is_along_samples(call, samples[0]):
@@ -157,6 +168,17 @@ def _kind_of(call: TorchCall[_Kind], made: Tensor) -> _Kind | None:
     if not call.of(_Kind.SAMPLES, _Kind.TURNED):
         return call.kind
     return _kind_of_rows(call, made) if made.dim() else _Kind.LOSS
+
+
+def _kind_of_one_number(call: TorchCall[_Kind], made: Tensor) -> _Kind | None:
+    """The kind of a root or a deviation over all samples; None of other results."""
+    if _is_root(call, made):
+        return _Kind.ROOT
+    if call.kind is _Kind.ROOT and is_square(call.name, call.args):
+        return _Kind.LOSS
+    if call.name in (*DEVIATIONS, *NORMS) and call.of(_Kind.SAMPLES) and not made.dim():
+        return _Kind.LOSS if made.requires_grad else _Kind.DEVIATION
+    return None
 
 
 def _kind_of_rows(call: TorchCall[_Kind], made: Tensor) -> _Kind | None:
@@ -185,6 +207,10 @@ def _mixes(call: TorchCall[_Kind], made: Tensor) -> bool:
     """Whether a result has numbers that depend on several samples, beside those of one."""
     if call.of(_Kind.ROOT) and made.requires_grad:
         return not (_scales(call) or is_square(call.name, call.args))
+    if call.name in BETWEEN_ALL or (call.name == "batch_norm" and call.argument("training", 5)):
+        return True
+    if call.kind is _Kind.STATISTIC and call.first.dim() and call.name in OF_ONE_NUMBER:
+        return made.requires_grad
     is_sum = not made.dim() and order_of_norm(call.name, call.args, call.named) == 1
     return not (is_sum or _is_root(call, made)) and _mixes_samples(call, made)
 
@@ -237,13 +263,15 @@ def _is_no_sum(call: TorchCall[_Kind], numbers: Sequence[Tensor]) -> bool:
 
 
 def _reads_an_extreme(call: TorchCall[_Kind], made: Tensor) -> bool:
-    """Whether a result depends on the largest number of a batch, or is divided by it.
+    """Whether a result depends on the largest number of a batch, or is divided by it or such.
 
     Its difference from others keeps exponentials small, and a mask of lengths compares with it.
     """
     extremes = call.of(_Kind.EXTREME)
     is_trained = any(one.requires_grad for one in extremes) and made.requires_grad
-    return (is_trained and call.name not in DIFFERENCES) or _is_no_sum(call, extremes)
+    return (is_trained and call.name not in DIFFERENCES) or _is_no_sum(
+        call, [*extremes, *call.of(_Kind.DEVIATION)]
+    )
 
 
 def _is_added_to_a_logarithm(call: TorchCall[_Kind]) -> bool:
@@ -270,7 +298,7 @@ def _is_mean(number: Tensor) -> bool:
 
 def _meets(name: str, pair: Sequence[Tensor], both: Sequence[_Kind]) -> bool:
     """Whether numbers of a sample meet those of others, or what was computed over all."""
-    if _Kind.STATISTIC in both:
+    if _Kind.STATISTIC in both or _Kind.DEVIATION in both:
         is_nonlinear = name.endswith(("mul", "div", "multiply", "divide"))
         return _Kind.SAMPLES in both or (is_nonlinear and all(one.dim() for one in pair))
     short, long = sorted(pair, key=Tensor.dim)

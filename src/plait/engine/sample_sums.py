@@ -93,7 +93,9 @@ class SampleSums(TorchFunctionMode):
             is_averaged = is_averaged or (averages and not scales)
             with torch._C.DisableTorchFunction():
                 order = 0 if is_averaged else order_of_norm(name, args, named)
-            adds_up = named.get("reduction") == "sum" or (name == "sum" and not is_averaged)
+            adds_up = named.get("reduction") == "sum" or (
+                name in ("sum", "nansum") and not is_averaged
+            )
             adds_up = adds_up or order == 1
             if order == 2 and isinstance(result, Tensor):
                 self._roots.add(result, True)
