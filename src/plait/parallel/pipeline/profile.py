@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from plait.parallel.pipeline.dataflow import glue_in_memory, in_memory, replaced
 from plait.parallel.pipeline.partition import LayerProfile
+from plait.parallel.pipeline.side_effects import attributes_kept
+from plait.torch_internals import no_dispatch_modes
 from plait.values import PyTree
 
 STATE_COPIES = 4  # of each trainable element: weight, gradient and the two moments of Adam
@@ -38,11 +40,9 @@ def profile_layers(
         def call(*args: object, **kwargs: object) -> PyTree:
             with in_memory(module), torch.enable_grad():
                 work = _LayerCall(module, forward, args, kwargs)
-                seconds = min(work.seconds() for _ in range(max(1, repeats)))
                 output, activation_bytes = work.kept()
-            output = tree_map(
-                lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output
-            )
+                with no_dispatch_modes():  # one that has seen the first call would take time
+                    seconds = min(work.seconds() for _ in range(max(1, repeats)))
             state = STATE_COPIES * sum(
                 _num_bytes(param) for param in module.parameters() if param.requires_grad
             )
@@ -53,6 +53,7 @@ def profile_layers(
         return call
 
     with (
+        attributes_kept(model),
         replaced(units, weighed),
         glue_in_memory(model, units),
         torch.random.fork_rng(devices=[]),  # all ranks meet before any draws its start
@@ -85,7 +86,7 @@ class _LayerCall:
         return time.perf_counter() - began
 
     def kept(self) -> tuple[object, float]:
-        """(output, bytes that backward would need of this call, beside parameters)."""
+        """(copy of the output, bytes that backward would need of this call, beside parameters)."""
         parameters = {param.untyped_storage().data_ptr() for param in self.module.parameters()}
         saved_bytes: dict[int, int] = {}
 
@@ -98,7 +99,10 @@ class _LayerCall:
         args, kwargs = tree_map(_leaf, (self.args, self.kwargs))
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             output = self.forward(*args, **kwargs)
-        return output, float(sum(saved_bytes.values()))
+        copies = tree_map(
+            lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output
+        )
+        return copies, float(sum(saved_bytes.values()))
 
 
 def _leaf(value: object) -> object:

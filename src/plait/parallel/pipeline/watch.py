@@ -203,7 +203,7 @@ class UnitWatch(TorchDispatchMode):
         output = func(*args, **kwargs)
         if origins:
             viewed = {storage_key(one) for one in _tensors_of((args, kwargs))}
-            viewed -= {storage_key(one) for one in _written(func, args, kwargs)}
+            viewed -= {storage_key(one) for one in written_tensors(func, args, kwargs)}
             for leaf in _tensors_of(output):
                 self._mark(leaf, origins)
                 if storage_key(leaf) not in viewed:
@@ -214,7 +214,7 @@ class UnitWatch(TorchDispatchMode):
         self, unit: _RunningUnit, func: OpOverload, args: PyTree, kwargs: PyTree
     ) -> PyTree:
         given_tensors = _tensors_of((args, kwargs))
-        written = [*_written(func, args, kwargs)]
+        written = [*written_tensors(func, args, kwargs)]
         self._note_reads(unit, given_tensors, written)
         depends = torch.Tag.nondeterministic_seeded in func.tags or (
             func.overloadpacket not in _OF_SHAPES
@@ -258,7 +258,7 @@ def _tensors_of(values: PyTree) -> list[Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and has_storage(leaf)]
 
 
-def _written(func: OpOverload, args: PyTree, kwargs: PyTree) -> Iterator[Tensor]:
+def written_tensors(func: OpOverload, args: PyTree, kwargs: PyTree) -> Iterator[Tensor]:
     """The tensors [...] that an operation writes in place."""
     if not func._schema.is_mutable:
         return
