@@ -28,7 +28,6 @@ from plait.engine.explain import (
 )
 from plait.engine.stages.chain import find_chain
 from plait.engine.state.buffers import unmoved
-from plait.engine.state.kept_parameters import parameters_kept
 from plait.errors import ModelError
 from plait.origin import ONE_VALUE, batch_norm_error
 from plait.parallel.pipeline.actions import Schedule
@@ -242,7 +241,7 @@ def _on_example(model: nn.Module, cutting: Cutting, see: Callable[[Run], Seen]) 
     example = in_its_precision(model, accepted(model, example_inputs(model, cutting)))
     explainers = [batch_norm_error(model), inner_gradient_error(model)]
     explainers += [graph_of_an_example_error(example), example_error(model, example)]
-    with unmoved(model), parameters_kept(model), explained(*explainers):
+    with unmoved(model), explained(*explainers):
         try:
             return see(lambda: call(model, example))
         except ValueError as error:

@@ -141,7 +141,10 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
             discovery.watch,
         ):
             discovery.watch.mark_states(tensors_in_attributes(around))
-            output = run()
+            try:
+                output = run()
+            finally:
+                discovery.watch.copies.put_back()
             kept = tensors_in_attributes(around)
     return discovery.flow(output, kept)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from plait.parallel.pipeline.dataflow import glue_in_memory, in_memory, replaced
+from plait.parallel.pipeline.kept_parameters import parameters_kept
 from plait.parallel.pipeline.partition import LayerProfile
 from plait.parallel.pipeline.side_effects import attributes_kept
 from plait.torch_internals import no_dispatch_modes
@@ -54,6 +55,7 @@ def profile_layers(
 
     with (
         attributes_kept(model),
+        parameters_kept(model),
         replaced(units, weighed),
         glue_in_memory(model, units),
         torch.random.fork_rng(devices=[]),  # all ranks meet before any draws its start

@@ -15,9 +15,14 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from plait.parallel.pipeline.held import held_tensors, plain_tensors
+from plait.parallel.pipeline.kept_parameters import (
+    ParameterCopies,
+    tensors_of,
+    written_tensors,
+)
 from plait.parallel.pipeline.side_effects import Leaves, Place
 from plait.torch_internals import has_storage, storage_key
 from plait.values import PyTree
@@ -117,6 +122,7 @@ class UnitWatch(TorchDispatchMode):
         self._returned: set[int] = set()
         self._alive: list[object] = []  # addresses are names here, so nothing may be freed
         self._running: _RunningUnit | None = None
+        self.copies = ParameterCopies(model)
         self.num_calls = 0
         self.written: set[Result] = set()
         self.made_after: dict[int, int] = {}
@@ -191,10 +197,11 @@ class UnitWatch(TorchDispatchMode):
         self, func: OpOverload, types: object, args: PyTree = (), kwargs: PyTree = None
     ) -> PyTree:
         kwargs = kwargs or {}
+        self.copies.before(written_tensors(func, args, kwargs))
         if self._running is not None:
             return self._in_unit(self._running, func, args, kwargs)
         origins = self.of((args, kwargs))
-        origins.results |= self._left_in(_tensors_of((args, kwargs)))
+        origins.results |= self._left_in(tensors_of((args, kwargs)))
         if func._schema.is_mutable:
             self.written |= origins.results
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -202,9 +209,9 @@ class UnitWatch(TorchDispatchMode):
         args, kwargs = tree_map_only(Tensor, with_memory, (args, kwargs))
         output = func(*args, **kwargs)
         if origins:
-            viewed = {storage_key(one) for one in _tensors_of((args, kwargs))}
+            viewed = {storage_key(one) for one in tensors_of((args, kwargs))}
             viewed -= {storage_key(one) for one in written_tensors(func, args, kwargs)}
-            for leaf in _tensors_of(output):
+            for leaf in tensors_of(output):
                 self._mark(leaf, origins)
                 if storage_key(leaf) not in viewed:
                     self.made_after[storage_key(leaf)] = self.num_calls
@@ -213,7 +220,7 @@ class UnitWatch(TorchDispatchMode):
     def _in_unit(
         self, unit: _RunningUnit, func: OpOverload, args: PyTree, kwargs: PyTree
     ) -> PyTree:
-        given_tensors = _tensors_of((args, kwargs))
+        given_tensors = tensors_of((args, kwargs))
         written = [*written_tensors(func, args, kwargs)]
         self._note_reads(unit, given_tensors, written)
         depends = torch.Tag.nondeterministic_seeded in func.tags or (
@@ -230,7 +237,7 @@ class UnitWatch(TorchDispatchMode):
                 self._alive.append(tensor.untyped_storage())
                 # A later read gets the sum of all writes, as of a counter or of statistics.
                 self._left.setdefault(key, set()).add(Result(unit.number, UNRETURNED))
-        unit.note(_tensors_of(output), given_tensors, depends=depends)
+        unit.note(tensors_of(output), given_tensors, depends=depends)
         return output
 
     def _note_reads(
@@ -251,21 +258,6 @@ class UnitWatch(TorchDispatchMode):
             return set()
         none: set[Result] = set()
         return none.union(*(self._left.get(storage_key(tensor), none) for tensor in tensors))
-
-
-def _tensors_of(values: PyTree) -> list[Tensor]:
-    leaves = tree_leaves(values)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and has_storage(leaf)]
-
-
-def written_tensors(func: OpOverload, args: PyTree, kwargs: PyTree) -> Iterator[Tensor]:
-    """The tensors [...] that an operation writes in place."""
-    if not func._schema.is_mutable:
-        return
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[index] if index < len(args) else kwargs.get(argument.name)
-            yield from _tensors_of(value)
 
 
 def with_memory(tensor: Tensor) -> Tensor:

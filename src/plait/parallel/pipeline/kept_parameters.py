@@ -13,31 +13,28 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from plait.parallel.pipeline.watch import written_tensors
 from plait.torch_internals import has_storage, storage_key, storage_of
 from plait.values import PyTree
 
 
-class _Copies(TorchDispatchMode):
+class ParameterCopies:
     """Copies of parameters, each made before the first operation that writes into it."""
 
-    def __init__(self, params: Iterable[nn.Parameter]) -> None:
-        super().__init__()
+    def __init__(self, model: nn.Module) -> None:
+        params = [one for one in model.parameters() if has_storage(one) and not one.is_meta]
         self._memory = [(param, param.data) for param in params]
         self._unwritten: dict[int, list[Tensor]] = {}
         for _, memory in self._memory:
             self._unwritten.setdefault(storage_key(memory), []).append(memory)
         self._copies: list[tuple[Tensor, Tensor]] = []
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: object, args: PyTree = (), kwargs: PyTree = None
-    ) -> PyTree:
-        kwargs = kwargs or {}
-        for tensor in written_tensors(func, args, kwargs):
+    def before(self, written: Iterable[Tensor]) -> None:
+        """An operation is about to write into tensors [...]."""
+        for tensor in written:
             for memory in self._unwritten.pop(storage_key(tensor), ()):
                 self._copies.append((memory, memory.clone()))
-        return func(*args, **kwargs)
 
     @torch.no_grad()
     def put_back(self) -> None:
@@ -49,13 +46,43 @@ class _Copies(TorchDispatchMode):
             memory.copy_(copy)
 
 
+class _Watch(TorchDispatchMode):
+    """Has copies made where an operation writes."""
+
+    def __init__(self, copies: ParameterCopies) -> None:
+        super().__init__()
+        self._copies = copies
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: PyTree = (), kwargs: PyTree = None
+    ) -> PyTree:
+        kwargs = kwargs or {}
+        self._copies.before(written_tensors(func, args, kwargs))
+        return func(*args, **kwargs)
+
+
 @contextmanager
 def parameters_kept(model: nn.Module) -> Iterator[None]:
     """Leave a model's parameters as they were, whatever its forward does to them."""
-    params = model.parameters()
-    copies = _Copies(one for one in params if has_storage(one) and not one.is_meta)
+    copies = ParameterCopies(model)
     try:
-        with copies:
+        with _Watch(copies):
             yield
     finally:
         copies.put_back()
+
+
+def tensors_of(values: PyTree) -> list[Tensor]:
+    """The tensors [...] of values that have memory."""
+    leaves = tree_leaves(values)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and has_storage(leaf)]
+
+
+def written_tensors(func: OpOverload, args: PyTree, kwargs: PyTree) -> Iterator[Tensor]:
+    """The tensors [...] that an operation writes in place."""
+    if not func._schema.is_mutable:
+        return
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            yield from tensors_of(value)
