@@ -30,6 +30,7 @@ from plait.engine.seeds import derive_seed, own_random_state
 from plait.engine.stages.pipeline import PipelineStep
 from plait.engine.state.computed_buffers import ComputedBuffers
 from plait.engine.state.counters import CountedForwards
+from plait.engine.state.written_by_forwards import WrittenByForwards
 from plait.engine.step import Outcome, StepNumbers
 from plait.engine.step_update import StepUpdate
 from plait.origin import batch_norm_error
@@ -84,6 +85,7 @@ class TrainingStep:
         self._counted = CountedForwards(
             parts.model, str(parts.plan), tells=data == 0 and tensor == 0
         )
+        self._written = WrittenByForwards(parts.holding, parts.strategy, parts.plan, parts.world)
         self._updates_left = 0
         table = {
             **parts.pipeline.handlers(),
@@ -119,6 +121,7 @@ class TrainingStep:
             self._driver.before_step()
         self._pipeline.begin(step)
         self._counted.begin(len(step.micro_batches))
+        self._written.begin(len(step.micro_batches))
         return step, actions
 
     def execute(
@@ -145,6 +148,7 @@ class TrainingStep:
                 act(self._recorded(self._graphs, step, actions, act), self._handlers)
             self._pipeline.end()
         self._counted.end()
+        self._written.end()
 
     def _recorded(
         self,
@@ -245,7 +249,8 @@ class TrainingStep:
 
     def _forward(self, action: Action) -> None:
         samples = self._pipeline.num_samples(action)
-        self._counted.during(partial(self._pipeline.forward, action), samples)
+        forward = partial(self._written.during, partial(self._pipeline.forward, action))
+        self._counted.during(forward, samples)
 
     def _update(self, action: Action) -> None:
         self._updates_left -= 1
