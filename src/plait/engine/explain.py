@@ -61,7 +61,8 @@ def step_errors(
     if batches is None:
         return [memory]
     graph = graph_error(batches, data_ranks, what)
-    return [memory, token_error(model, batches, what), label_error(model, what), graph]
+    tokens, labels = token_error(model, batches, what), label_error(model, what)
+    return [memory, tokens, labels, graph, offsets_error(what)]
 
 
 def memory_error(rank: int, what: str) -> Explainer:
@@ -111,6 +112,21 @@ def whole_sequences_error(sequences: int) -> Explainer:
         return ModelError(
             "the loss calls ctc_loss, which needs whole sequences, and under cp it gets one of "
             f"{sequences} parts of each, of outputs as of labels: {str(error)!r}; leave cp out"
+        )
+
+    return explain
+
+
+def offsets_error(what: str) -> Explainer:
+    """Explains offsets of an `EmbeddingBag`, of which each part of a batch has some alone."""
+
+    def explain(error: Exception) -> DataError | None:
+        if "offsets[0] has to be 0" not in str(error):
+            return None
+        return DataError(
+            f"{what}: the offsets of an EmbeddingBag count tokens of a whole batch, and a batch is "
+            f"divided by samples: {str(error)!r}; give each sample its tokens as one row of a "
+            "padded tensor [samples, tokens] and no offsets, with padding_idx in the EmbeddingBag"
         )
 
     return explain

@@ -20,7 +20,7 @@ from plait.parallel.data.absent import Absent, Wanted, become
 from plait.parallel.data.bucket import Bucket
 from plait.parallel.data.strategy import DataGroup, RunningForward, bind
 from plait.parallel.data.units import Unit
-from plait.torch_internals import storage_of
+from plait.torch_internals import has_function_transforms, storage_of
 
 
 class UnitState(Enum):
@@ -175,7 +175,13 @@ class ShardedUnit:
             self.state = UnitState.GATHERING
 
     def unshard(self) -> None:
-        """Have the whole parameters."""
+        """Have the whole parameters. Errors: `ModelError` inside of a transform of torch.func."""
+        if self.state in (UnitState.SHARDED, UnitState.GATHERING) and has_function_transforms():
+            raise ModelError(
+                f"zero3 cannot gather '{self.unit.name}' inside of a transform of torch.func, as "
+                "vmap, grad or hessian, which writes into no tensor from outside; take dp or "
+                "zero2, under which layers are whole"
+            )
         self.prefetch()
         if self.state is UnitState.GATHERING:
             for bucket in self.buckets:
