@@ -113,12 +113,12 @@ class WrittenByForwards:
         A bound on weights is such a write too, and sets no number.
         """
         owners = {name.rpartition(".")[0] for name in first.numbers - second.numbers}
-        return [
-            name
-            for name in sorted(first.params - second.params)
-            if self._holding.model.get_parameter(name).requires_grad
-            and any(not owner or name.startswith(f"{owner}.") for owner in owners)
-        ]
+        found = []
+        for name in sorted(first.params - second.params):
+            near = any(not owner or name.startswith(f"{owner}.") for owner in owners)
+            if near and self._holding.model.get_parameter(name).requires_grad:
+                found.append(name)
+        return found
 
     @torch.no_grad()
     def _norms(self) -> dict[str, Tensor]:
