@@ -157,7 +157,21 @@ def notes(model: Model, plan: Plan, runs: Framework | None = None) -> list[str]:
             f"plait train would refuse this: {plan.cp} splits attention, and {model.name} has "
             "none; leave it out"
         ]
+    if plan.tp.size > 1 and plan.tp.mode == "1d" and not _has_divided_layers(model):
+        return [
+            f"no layer of {model.name} has a role in [model.roles], so {plan.tp} is priced with "
+            "whole layers; plait train finds roles by itself, and plait roles CONFIG prints them: "
+            "paste them for a prediction of their parts"
+        ]
     return []
+
+
+def _has_divided_layers(model: Model) -> bool:
+    """Whether a tensor axis divides a product of the model."""
+    from plait.predict.cost.model.operations import Matmul
+
+    products = (op for block, _ in model.runs for op in block.operations if isinstance(op, Matmul))
+    return any(op.split != "none" for op in products)
 
 
 def device_notes(plan: Plan, cluster: Cluster) -> list[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from torch import nn
 
 from plait.cli.estimate import notes
 from plait.plan import Plan
 from plait.predict.cost import describe
+from plait.predict.cost.model.modules import describe_by_running
 
 TABLES = {
     "model": {
@@ -56,6 +58,16 @@ def test_a_context_axis_needs_attention() -> None:
     )
     assert "has none" in notes(mlp, Plan.parse("cp2"))[0]
     assert notes(mlp, Plan.parse("tp2:1d,sp")) == []
+
+
+def test_layers_without_roles_are_said_to_be_priced_whole() -> None:
+    model = describe_by_running(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), 1)
+    assert "no layer of Sequential has a role" in notes(model, Plan.parse("tp2"))[0]
+    assert notes(model, Plan.parse("dp2")) == []
+    named = describe_by_running(
+        nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), 1, {"0": "column", "2": "row"}
+    )
+    assert notes(named, Plan.parse("tp2")) == []
 
 
 def test_words_of_an_estimate_name_what_they_count(capsys, tmp_path) -> None:
