@@ -94,7 +94,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pytest_plugin": {"verify"},  # found by pytest where plait is installed
     "outer.federated": {*RUN, "run", "verify"},
     # models are made on the meta device, where a config names code
-    "predict.cost": {*PLANNING, "models", "datasets", "reference", "products"},
+    "predict.cost": {*PLANNING, "models", "datasets", "reference", "products", "batch_trees"},
     "predict.planner": {*PLANNING, "predict.cost"},
     "predict.probe": {*RUN, "run", "predict.cost"},
     "explore": {"errors", "toml", "predict.cost"},  # a page; the verbs answer it

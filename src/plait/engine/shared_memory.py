@@ -19,7 +19,7 @@ from plait.torch_internals import has_storage, storage_of
 
 
 @dataclass(frozen=True)
-class Place:
+class TrainedMemory:
     """A trained parameter [...], and the first byte of its memory and the one behind the last."""
 
     name: str
@@ -37,10 +37,10 @@ def refuse_shared_memory(model: nn.Module) -> None:
     params: dict[str, Tensor] = {
         name: one for name, one in model.named_parameters() if _lies_somewhere(one)
     }
-    trained = defaultdict[int, list[Place]](list)
+    trained = defaultdict[int, list[TrainedMemory]](list)
     for name, param in params.items():
         if param.requires_grad:
-            trained[storage_of(param)].append(Place(name, param, *_extent(param)))
+            trained[storage_of(param)].append(TrainedMemory(name, param, *_extent(param)))
     ids = {id(param) for param in params.values()}
     seen = list(params.items())
     for first, second in _pairs(seen, trained):
@@ -59,7 +59,7 @@ def refuse_shared_memory(model: nn.Module) -> None:
         )
     held = [(name, one) for name, one in _attributes(model) if id(one) not in ids]
     for first, second in _pairs(held, trained):
-        if f"{first}_orig" != second:  # of spectral_norm, which sets it anew in each forward
+        if f"{first}_orig" != second:  # of spectral_norm, which sets it in each forward
             warnings.warn(
                 f"the attribute '{first}' of {type(model).__name__} is a view of the parameter "
                 f"'{second}', and follows its training on one device alone: here it keeps the "
@@ -94,7 +94,7 @@ def _leaves(value: object) -> Iterator[Tensor]:
 
 
 def _pairs(
-    named: list[tuple[str, Tensor]], trained: dict[int, list[Place]]
+    named: list[tuple[str, Tensor]], trained: dict[int, list[TrainedMemory]]
 ) -> Iterator[tuple[str, str]]:
     """The name of a tensor and that of a trained parameter, which have numbers in common."""
     for name, tensor in named:

@@ -1,7 +1,7 @@
 """Warnings where the forwards of a step write into parameters, and one device has one forward.
 
-A network that follows another one moves in each, and the vector of a spectral norm too. A layer
-that sets a parameter by its first samples, as ActNorm in Glow, sees those of one part of a batch.
+A network that follows another one moves in each, and the vector of a spectral norm too. Glow's
+ActNorm sets a parameter by its first samples, and sees those of one part of a batch.
 """
 
 from __future__ import annotations

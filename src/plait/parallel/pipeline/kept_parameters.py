@@ -46,7 +46,7 @@ class ParameterCopies:
             memory.copy_(copy)
 
 
-class _Watch(TorchDispatchMode):
+class _WriteWatch(TorchDispatchMode):
     """Has copies made where an operation writes."""
 
     def __init__(self, copies: ParameterCopies) -> None:
@@ -66,7 +66,7 @@ def parameters_kept(model: nn.Module) -> Iterator[None]:
     """Leave a model's parameters as they were, whatever its forward does to them."""
     copies = ParameterCopies(model)
     try:
-        with _Watch(copies):
+        with _WriteWatch(copies):
             yield
     finally:
         copies.put_back()
