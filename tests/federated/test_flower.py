@@ -204,6 +204,9 @@ def test_an_interrupted_server_goes_on_and_begins_again_when_asked(
             with pytest.raises(RunError, match="round 3: 0 of 2 clients answered"):
                 federate(tmp_path, settings, grid)
             resumed, rounds = federate(tmp_path, settings, grid)
+            (tmp_path / "weights.safetensors").unlink()
+            (tmp_path / "rounds.json").unlink()
+            written, _ = federate(tmp_path, settings, grid)
             again, _ = federate(tmp_path, settings, grid, restart=True)
     finally:
         world.close()
@@ -213,7 +216,35 @@ def test_an_interrupted_server_goes_on_and_begins_again_when_asked(
     )
     assert [done["round"] for done in rounds] == [1, 2, 3, 4]
     assert torch.equal(flat(resumed), alone)
+    assert torch.equal(flat(written), alone)
     assert torch.equal(flat(again), alone)
+
+
+def test_an_interruption_after_a_restart_does_not_lead_back(
+    rooms: dict[int, Path], tmp_path: Path
+) -> None:
+    from plait.outer.federated.flower import unpack
+    from tests.federated.nodes import grid_of
+
+    settings = config("federated.rounds=1")
+    is_gone: list[bool] = []
+
+    def watch(client: int, message: Any) -> None:
+        if is_gone and unpack(message.content)[0].get("kind") == "train":
+            raise ConnectionError("the server is gone")
+
+    world = join_world(Plan.parse("dp1"))
+    try:
+        with residents(settings, world, rooms), grid_of(rooms, watch) as grid:
+            federate(tmp_path, settings, grid)
+            state = tmp_path / "weights.safetensors.state"
+            assert state.exists()
+            is_gone.append(True)
+            with pytest.raises(RunError):
+                federate(tmp_path, settings, grid, restart=True)
+            assert not state.exists()
+    finally:
+        world.close()
 
 
 def test_a_rule_in_flowers_own_loop_gives_what_it_gives_in_ours(rooms: dict[int, Path]) -> None:

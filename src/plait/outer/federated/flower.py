@@ -268,8 +268,12 @@ def server_app(config: str | Path, out: str | Path) -> ServerApp:
         server_data = ServerData(settings)
         server = make_server(settings, server_data.evaluator.initial())
         served = ServedRounds(settings, server, Path(out))
-        if not context.run_config.get("restart", False):
+        if context.run_config.get("restart", False):
+            served.begin_again()
+        else:
             served.go_on()
+        if served.rounds:  # a server that died between two files has written the state alone
+            served.write(server_data.evaluator.named(server.weights))
         fleet = NodeFleet(
             grid,
             section.clients,
@@ -278,9 +282,11 @@ def server_app(config: str | Path, out: str | Path) -> ServerApp:
             accuracy=server_data.accuracy,
             federation=served.federation,
         )
-        fleet.wait(section.min_replies)
+        if len(served.rounds) < section.rounds:
+            fleet.wait(section.min_replies)
         for round_done in server.run(fleet, len(served.rounds)):
-            served.keep(round_done, server_data.evaluator.named(server.weights))
+            served.add(round_done)
+            served.write(server_data.evaluator.named(server.weights))
             accuracy = round_done.accuracy
             judged = "" if accuracy is None else f" accuracy {accuracy:.4f}"
             print(

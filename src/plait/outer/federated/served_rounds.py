@@ -45,11 +45,12 @@ class ServedRounds:
         of = self._config.federated.rounds
         print(f"plait: {state} has {len(self.rounds)} of {of} rounds; {AGAIN} to begin again")
 
-    def keep(self, done: Round, weights: Mapping[str, Tensor]) -> None:
-        """Write what is known after a round, with the weights [...] by the names of parameters.
+    def begin_again(self) -> None:
+        """Forget an earlier federation, so that an interruption does not lead back to it."""
+        state_path(self._weights).unlink(missing_ok=True)
 
-        The state is first, as it holds the rest.
-        """
+    def add(self, done: Round) -> None:
+        """Note a round that was done, in the state that holds all the rest."""
         self.rounds.append(done.as_dict())
         write_state(
             state_path(self._weights),
@@ -59,6 +60,9 @@ class ServedRounds:
             self.rounds,
             federation=self.federation,
         )
-        write_weights(self._weights, weights, done.number)
+
+    def write(self, weights: Mapping[str, Tensor]) -> None:
+        """Write the weights [...], by the names of parameters, and the numbers of all rounds."""
+        write_weights(self._weights, weights, len(self.rounds))
         numbers = {"rounds": self.rounds, **totals(self.rounds)}
         write_text_atomic(self._out, json.dumps(numbers, indent=2) + "\n")
