@@ -175,15 +175,16 @@ class Engine:
         """The step by its parts; a model that is still whole is cut for the batch. Collective."""
         uncut = self._uncut
         if uncut is not None:
-            with torch.enable_grad():
+            with torch.inference_mode(mode=False), torch.enable_grad():
                 parts = uncut.make(example_of(batch))
             self._uncut = None
             self._take(parts)
-            if self._waiting is not None:
-                from plait.engine.state.saving import load_from
+        if self._waiting is not None:
+            from plait.engine.state.saving import load_from
 
-                checkpoint, self._waiting = self._waiting, None
-                load_from(self, checkpoint)
+            with torch.inference_mode(mode=False):
+                load_from(self, self._waiting)  # one that fails does so in each step
+            self._waiting = None
         return self._training_step
 
     def flush(self) -> None:
@@ -250,6 +251,7 @@ class Engine:
         if not self.is_cut:
             self._waiting = checkpoint
             return checkpoint.meta
+        self._waiting = None
         self.flush()
         return load_from(self, checkpoint)
 

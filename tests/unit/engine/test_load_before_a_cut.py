@@ -60,3 +60,35 @@ def test_a_load_waits_until_the_model_is_cut(ranks: Any, plan: str, tmp_path: Pa
     for expected, found, steps in ranks(2, went_on, plan, str(tmp_path), plan=plan):
         assert found == expected
         assert steps == [3, 3, 5]
+
+
+def of_another_optimizer(world: World, folder: str) -> int:
+    batch = torch.ones(4, 3), torch.zeros(4, 3)
+    engine = built(world, "tp2", 0)
+    engine.step(batch)
+    engine.save(Path(folder) / "saved")
+    sgd = lambda params: torch.optim.SGD(params, lr=1e-2)  # noqa: E731
+    other = plait.build(Skips(), "tp2", loss=F.mse_loss, optimizer=sgd, world=world)
+    other.load(Path(folder) / "saved")
+    for _ in range(2):
+        with pytest.raises(CheckpointError):
+            other.step(batch)
+    return other.step_index
+
+
+def test_a_load_that_fails_later_fails_each_step(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, of_another_optimizer, str(tmp_path), plan="tp2") == [0, 0]
+
+
+def evaluated_first(world: World, plan: str) -> list[float]:
+    batch = torch.ones(4, 3), torch.zeros(4, 3)
+    engine = built(world, plan, 0)
+    with torch.inference_mode():
+        first = engine.evaluate(batch)
+    return [first, engine.step(batch).loss]
+
+
+@pytest.mark.parametrize("plan", ["pp2 mb2", "tp2"])
+def test_an_evaluation_without_autograd_may_cut_the_model(ranks: Any, plan: str) -> None:
+    for first, second in ranks(2, evaluated_first, plan, plan=plan):
+        assert first == pytest.approx(second, rel=1e-6)
