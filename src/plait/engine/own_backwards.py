@@ -149,8 +149,9 @@ class _Backward:
         elif isinstance(node, ast.Call):
             given = [*node.args, *(one.value for one in node.keywords)]
             if any(self._depends(one) for one in given):
-                written = [one for one in given if isinstance(one, ast.Name)]
-                self._take(node.func, *written)
+                self._take(node.func, *given)  # a call may write into what it gets
+        elif isinstance(node, ast.withitem) and self._depends(node.context_expr):
+            self._take(*([node.optional_vars] if node.optional_vars else []))
 
     def _take(self, *nodes: ast.AST) -> None:
         for node in nodes:

@@ -109,6 +109,27 @@ class Again(torch.autograd.Function):
         return hidden.grad
 
 
+class Packed(torch.autograd.Function):
+    """A kernel that writes into slices of one tensor, as FlashAttention's packed function."""
+
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor) -> Tensor:
+        ctx.save_for_backward(packed)
+        return packed.prod(-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
+        packed = ctx.saved_tensors[0]
+        grads = torch.empty_like(packed)
+        kernel(grad_output, packed, grads[..., 0], grads[..., 1])
+        return grads
+
+
+def kernel(grad: Tensor, packed: Tensor, first: Tensor, second: Tensor) -> None:
+    first.copy_(grad * packed[..., 1])
+    second.copy_(grad * packed[..., 0])
+
+
 class Net(nn.Module):
     def __init__(self, kind: str = "") -> None:
         super().__init__()
@@ -172,6 +193,7 @@ def test_gradients_of_gradients_are_let_be(kind: str, loss: LossFunction) -> Non
         (Rounded, False),
         (Product, False),
         (Again, False),
+        (Packed, False),
     ],
 )
 def test_the_source_of_a_backward_is_read(
