@@ -33,6 +33,10 @@ def bounded(kept: nn.Parameter, param: nn.Parameter) -> None:
     kept.clamp_(-0.1, 0.1)
 
 
+def lists(kept: nn.Parameter, param: nn.Parameter) -> None:
+    """The same with functions of lists, which get all parameters at once."""
+
+
 Move = Callable[[nn.Parameter, nn.Parameter], None]
 MOVES = [assigned, written, hidden]
 
@@ -53,6 +57,11 @@ class Followed(nn.Module):
 
     @torch.no_grad()
     def follow(self) -> None:
+        if self.move is lists:
+            kept, params = list(self.average.parameters()), list(self.base.parameters())
+            torch._foreach_mul_(kept, 0.9)
+            torch._foreach_add_(kept, params, alpha=0.1)
+            return
         for kept, param in zip(self.average.parameters(), self.base.parameters(), strict=True):
             self.move(kept, param)
 
@@ -87,7 +96,7 @@ def test_a_network_that_follows_before_its_call_is_right(move: Move) -> None:
         assert found == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("move", [*MOVES, lists])
 def test_a_network_that_would_follow_zeros_is_refused(move: Move) -> None:
     models = [Followed(move, late=True) for _ in range(2)]
     match = r"writes into the parameter 'average\.0\.weight' .* 'base\.0\.weight' .* stage 0 of 2"

@@ -60,12 +60,14 @@ class Scaled(nn.Module):
     def __init__(self, *, bounds: bool = False) -> None:
         super().__init__()
         self.bounds = bounds
+        self.length = 0
         self.scale = nn.Parameter(torch.full((12,), 3.0))
         self.is_set: Tensor
         self.register_buffer("is_set", torch.tensor(0, dtype=torch.uint8))
 
     def forward(self, x: Tensor) -> Tensor:
         """[samples, 12] -> the same."""
+        self.length = x.shape[1]  # a size that is noted is no flag
         if self.bounds:
             self.scale.data.clamp_(-1, 1)
         elif not self.is_set:
@@ -135,6 +137,13 @@ def test_a_bound_of_parameters_is_not_told() -> None:
     assert said(Followed(bounded), "dp1 mb2") == []
     assert said(Layers(bounds=True), "dp1 mb2") == []
     assert said(Layers(bounds=True), "dp2", ranks=2) == []
+
+
+def test_a_frozen_parameter_that_is_no_number_has_not_moved() -> None:
+    model = Layers()
+    model.register_parameter("table", nn.Parameter(torch.tensor([torch.nan]), requires_grad=False))
+    model(torch.randn(8, 12))
+    assert said(model, "dp1 mb2") == []
 
 
 @pytest.mark.parametrize("plan", ["dp1 mb2", "dp2", "dp2:zero1", "dp2 mb2", "pp2 mb2"])

@@ -7,7 +7,7 @@ of the whole model, its `state_dict`, or an average of its weights would give pl
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -64,14 +64,28 @@ class OfAnotherStage(Absent):
     ) -> Any:
         """Leave out writes into such a parameter while a stage runs."""
         first = args[0] if args else None
-        if isinstance(first, OfAnotherStage) and type(first).is_running():
+        if function.__name__.startswith("_foreach_") and writes(function):
+            here = [place for place, one in enumerate(args[0]) if not _is_left_out(one)]
+            if len(here) < len(args[0]):
+                rest = [_at(one, here) if isinstance(one, list | tuple) else one for one in args]
+                return function(*rest, **(kwargs or {})) if here else None
+        if _is_left_out(first):
             if writes(function):
                 return first
             if same_numbers(function):
+                kind = getattr(type(first), "alias", type(first))
                 with torch._C.DisableTorchFunctionSubclass():
-                    kind = getattr(type(first), "alias", type(first))
                     return function(*args, **(kwargs or {})).as_subclass(kind)
         return super().__torch_function__(function, kinds, args, kwargs)
+
+
+def _is_left_out(value: object) -> bool:
+    """Whether a value is a parameter of another rank's stage, and a stage runs here."""
+    return isinstance(value, OfAnotherStage) and type(value).is_running()
+
+
+def _at(values: Sequence[Any], places: Sequence[int]) -> list[Any]:
+    return [values[place] for place in places]
 
 
 class WholeModelGuard:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-import torch
 from torch import Tensor, nn
 
+from plait.engine.norms_of_parameters import changed, norms_of
 from plait.errors import ModelError
 from plait.parallel.data.absent import Absent
 from plait.torch_internals import storage_of
@@ -37,7 +37,7 @@ class WrittenAfterRead:
         self._forget()
         if self._left:
             self._left -= 1
-            self._norms = _norms(self._frozen())
+            self._norms = norms_of(self._frozen())
 
     def read(self, name: str, place: str, param: Tensor) -> None:
         """Note that the forward reads a parameter [...] that is in `place`."""
@@ -75,29 +75,17 @@ class WrittenAfterRead:
     def _written(self) -> list[str]:
         """The names of parameters that are not as they were."""
         frozen = self._frozen()
-        norms = _norms({name: param for name, param in frozen.items() if name in self._norms})
+        moved = changed(
+            self._norms,
+            norms_of({name: param for name, param in frozen.items() if name in self._norms}),
+        )
         return [
             name
             for name, param in frozen.items()
-            if (name in self._before and not _is(param, *self._before[name]))
-            or (name in norms and not torch.equal(norms[name], self._norms[name]))
+            if name in moved or (name in self._before and not _is(param, *self._before[name]))
         ]
 
 
 def _is(param: Tensor, memory: Tensor, version: int) -> bool:
     """Whether a parameter [...] has the memory and the version of before."""
     return param._version == version and storage_of(param) == storage_of(memory)
-
-
-@torch.no_grad()
-def _norms(params: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The norms of parameters of floating-point numbers, each 0-dim."""
-    floating = {
-        name: param
-        for name, param in params.items()
-        if param.is_floating_point() and param.element_size() > 1
-    }
-    if not floating:
-        return {}
-    norms = torch._foreach_norm(list(floating.values()))
-    return dict(zip(floating, norms, strict=True))

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-import torch
 from torch import Tensor, nn
 
 from plait.comm import World
 from plait.engine.axes import data_axis
+from plait.engine.norms_of_parameters import changed, norms_of
 from plait.engine.state.local_parameters import LocalParameters
 from plait.parallel.data import DataStrategy
 from plait.parallel.data.absent import Absent
@@ -32,10 +32,10 @@ NAMED: Final = 3
 
 @dataclass(frozen=True)
 class _Change:
-    """The names of parameters, and of attributes that hold a number, which a forward changed."""
+    """The names of parameters, and of attributes that are flags, which a forward changed."""
 
     params: frozenset[str]
-    numbers: frozenset[str]
+    flags: frozenset[str]
 
 
 class WrittenByForwards:
@@ -70,10 +70,12 @@ class WrittenByForwards:
             return
         norms, numbers = self._norms(), self._numbers()
         forward()
-        now = self._norms()
-        written = [key for key in norms.keys() & now if not torch.equal(norms[key], now[key])]
-        counted = [key for key, value in self._numbers().items() if numbers.get(key) != value]
-        self._changes.append(_Change(frozenset(written), frozenset(counted)))
+        written = changed(norms, self._norms())
+        # A flag or a first count is set so; a size that a forward notes is not.
+        flags = {
+            key for key, value in self._numbers().items() if {numbers.get(key), value} == {0.0, 1.0}
+        }
+        self._changes.append(_Change(frozenset(written), frozenset(flags)))
 
     def end(self) -> None:
         """The step has ended: tell of what its forwards have written."""
@@ -99,45 +101,40 @@ class WrittenByForwards:
         if len(changes) < FORWARDS:
             return []
         model = self._holding.model
-        bounded = {
-            f"{path}.weight".lstrip(".")
-            for path, module in model.named_modules()
-            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
-        }
-        names = frozenset.intersection(*(one.params for one in changes)) - bounded
+        names = frozenset.intersection(*(one.params for one in changes)) - self._bounded()
         return [name for name in sorted(names) if not model.get_parameter(name).requires_grad]
 
     def _set_once(self, first: _Change, second: _Change) -> list[str]:
         """The trained parameters that the first forward alone has set, as a number near them tells.
 
-        A bound on weights is such a write too, and sets no number.
+        A bound on weights is such a write too, and sets no flag.
         """
-        owners = {name.rpartition(".")[0] for name in first.numbers - second.numbers}
+        owners = {name.rpartition(".")[0] for name in first.flags - second.flags}
         found = []
-        for name in sorted(first.params - second.params):
+        for name in sorted(first.params - second.params - self._bounded()):
             near = any(not owner or name.startswith(f"{owner}.") for owner in owners)
             if near and self._holding.model.get_parameter(name).requires_grad:
                 found.append(name)
         return found
 
-    @torch.no_grad()
     def _norms(self) -> dict[str, Tensor]:
-        """The norm (0-dim) of each parameter of floating-point numbers, or of this rank's part."""
+        """The norm (0-dim) of each parameter, or of this rank's part."""
         tensors: dict[str, Tensor] = {
             name: param
             for name, param in self._holding.params.items()
             if not isinstance(param, Absent)
         }
-        tensors |= {one.name: one.values for one in self._strategy.frozen_shards(trained=True)}
-        floating = {
-            name: tensor
-            for name, tensor in tensors.items()
-            if tensor.is_floating_point() and tensor.element_size() > 1 and tensor.numel()
+        return norms_of(
+            tensors | {one.name: one.values for one in self._strategy.frozen_shards(trained=True)}
+        )
+
+    def _bounded(self) -> set[str]:
+        """The tables with a bound on norms, into which each look writes."""
+        return {
+            f"{path}.weight".lstrip(".")
+            for path, module in self._holding.model.named_modules()
+            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
         }
-        if not floating:
-            return {}
-        norms = torch._foreach_norm(list(floating.values()), dtype=torch.float64)
-        return dict(zip(floating, norms, strict=True))
 
     def _numbers(self) -> dict[str, float]:
         """The numbers in attributes and in buffers of one number, by their paths."""
