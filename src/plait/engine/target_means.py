@@ -35,7 +35,9 @@ CHOICES: Final = frozenset(
 )
 """Functions whose results say how many places there are of a kind."""
 
-OF_ONE_NUMBER: Final = frozenset({"mean", "getitem", "select", "unbind", "to", "float", "double"})
+MEANS_OR_ONE_PLACE: Final = frozenset(
+    {"mean", "getitem", "select", "unbind", "to", "float", "double"}
+)
 """Functions whose numbers are means over all places, or those of one place."""
 
 
@@ -69,6 +71,7 @@ class TargetMeans(TorchFunctionMode):
         self._sums = sums
         self._is_hidden = False
         self._followed = Notes[bool]()
+        self._beside = Notes[bool]()  # made of parameters alone, as a penalty is
         self._given = Notes[bool]()
         self._rows = Notes[int]()
         for leaf in leaves_of((output, targets)):
@@ -94,14 +97,27 @@ class TargetMeans(TorchFunctionMode):
         named = dict(kwargs or {})
         given = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
         with torch._C.DisableTorchFunction():
-            is_unknown = any(one.grad_fn and one not in self._followed for one in given)
+            is_unknown = any(self._is_unknown(one) for one in given)
         result = function(*args, **named)
         if has_function_transforms() or is_unknown or isinstance(function, _OPS):
             self._is_hidden = True
-        elif not only_describes(function) and any(one in self._followed for one in given):
+        elif not any(one in self._followed for one in given):
+            self._note_beside(result)
+        elif not only_describes(function):
             with torch._C.DisableTorchFunction():
                 self._look(function.__name__.strip("_"), args, named, given, result)
         return result
+
+    def _is_unknown(self, one: Tensor) -> bool:
+        """Whether a tensor [...] may have been made of targets where no mode saw it."""
+        is_made = one.grad_fn is not None
+        return is_made and one not in self._followed and one not in self._beside
+
+    def _note_beside(self, result: PyTree) -> None:
+        """Note that a result was made of no output or target, but of parameters at most."""
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._beside.add(leaf, True)
 
     def _look(
         self,
@@ -154,7 +170,7 @@ class TargetMeans(TorchFunctionMode):
         """Whether a result is one number over places that is no mean over all of them."""
         if made.dim() or not made.requires_grad or not any(one.dim() for one in given):
             return False
-        is_mean = name in OF_ONE_NUMBER or named.get("reduction") in ("mean", "batchmean")
+        is_mean = name in MEANS_OR_ONE_PLACE or named.get("reduction") in ("mean", "batchmean")
         return not is_mean and not self._sums.is_of_one_sample(given[0])
 
 

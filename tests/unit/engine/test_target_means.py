@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from plait.engine.masked_means import MaskedMeanCheck
 from plait.values import PyTree
 
 Loss = Callable[[Tensor, Any], Tensor]
 CLASSES = 5
+WEIGHTS = [nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(3))]
 
 
 def padded(lengths: list[int], mark: int) -> Tensor:
@@ -102,7 +103,15 @@ def over_all_places(output: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(output.mT, labels, reduction="none").mean()
 
 
-OF_EACH = (*(preferences, preferences_by_sums, means_of_sequences, means_of_rows, over_all_places),)
+def with_a_penalty(output: Tensor, labels: Tensor) -> Tensor:
+    penalty = sum(weight.pow(2).sum() for weight in WEIGHTS)
+    return F.cross_entropy(output.mT, labels.clamp(min=0)) + 1e-4 * penalty
+
+
+OF_EACH = (
+    *(preferences, preferences_by_sums, means_of_sequences, means_of_rows, over_all_places),
+    with_a_penalty,
+)
 
 
 @pytest.mark.parametrize("loss", OF_EACH, ids=lambda loss: loss.__name__)
@@ -124,6 +133,11 @@ class Hidden(torch.autograd.Function):
 
 def hidden(output: Tensor, labels: Tensor) -> Tensor:
     return Hidden.apply(output, labels)
+
+
+def hidden_beside_a_penalty(output: Tensor, labels: Tensor) -> Tensor:
+    penalty = sum(weight.pow(2).sum() for weight in WEIGHTS)
+    return F.cross_entropy(output.mT, labels.clamp(min=0)) + hidden(output, labels) + penalty
 
 
 def hidden_beside_another(output: Tensor, labels: Tensor) -> Tensor:
@@ -166,6 +180,7 @@ def mapped(output: Tensor, labels: Tensor) -> Tensor:
 
 
 HIDDEN = (
+    hidden_beside_a_penalty,
     *(hidden, hidden_beside_another, operator, over_a_count_of_losses, at_places),
     *(at_found_places, one_by_one, over_a_share, mapped),
 )
