@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,25 @@ from plait.engine.notes import Notes
 from plait.values import PyTree
 
 Kind = TypeVar("Kind")
+
+CURVED: Final = frozenset(
+    {
+        *("exp", "expm1", "log", "log1p", "log2", "log10", "sqrt", "rsqrt", "pow", "square", "abs"),
+        *("relu", "sigmoid", "log_sigmoid", "logsigmoid", "softplus", "tanh", "erf", "sin", "cos"),
+        *("softmax", "log_softmax", "normalize", "norm", "cosine_similarity"),
+        *("cross_entropy", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
+        *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
+    }
+)
+"""Functions of a mean whose results are no means any more."""
+
+LIMITS: Final = frozenset(
+    {
+        *("clamp", "clamp_min", "clamp_max", "clip"),
+        *("maximum", "minimum", "max", "min"),
+    }
+)
+"""Functions that keep the larger or smaller of two numbers; also of counts, so as not to be 0."""
 
 
 @dataclass(frozen=True)

@@ -160,9 +160,9 @@ class MaskedMeanCheck:
     def _warn_of_mixed_samples(self, name: str) -> None:
         warnings.warn(
             "the loss compares samples of a batch with each other, or with a mean or deviation "
-            f"over them, or divides or multiplies such means ({name}); each of the {self.parts} "
-            "parts of a batch is compared within "
-            "itself, so the loss is another one than that of one device: leave out dp, pp and mb "
+            f"over them, or divides, multiplies or bends such means ({name}); each of the "
+            f"{self.parts} parts of a batch is compared within itself, so the loss is another one "
+            "than that of one device: leave out dp, pp and mb "
             "(tpN:1d and remat keep a batch whole), compute statistics of targets, such as "
             "normalised advantages, before engine.step, and quotients, such as Dice, sample by "
             "sample",

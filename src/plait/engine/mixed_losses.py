@@ -13,7 +13,7 @@ from typing import Final
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from plait.engine.loss_follower import LossFollower, TorchCall
+from plait.engine.loss_follower import CURVED, LIMITS, LossFollower, TorchCall
 from plait.engine.norms import is_root, is_square, order_of_norm
 from plait.values import PyTree
 
@@ -71,13 +71,10 @@ DIFFERENCES: Final = frozenset({"sub", "rsub", "subtract", "isub"})
 LOGARITHMS: Final = ("LogBackward", "LogsumexpBackward")
 """Nodes of logarithms, to which a largest number is added that was subtracted before."""
 
-OF_ONE_NUMBER: Final = frozenset(
-    {
-        *("sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "log2", "log10", "pow", "square"),
-        *("sigmoid", "tanh", "softplus", "logsigmoid", "log_sigmoid", "erf", "sin", "cos"),
-    }
-)
-"""Functions of a mean over samples whose results are no means over samples."""
+ENTRIES: Final = frozenset({"getitem", "select", "unbind"})
+"""Functions whose numbers are entries, such as the label of one sample."""
+
+COMPARISONS: Final = frozenset({"lt", "le", "gt", "ge", "less", "greater"})
 
 DIVISIONS: Final = frozenset({"div", "divide", "truediv", "true_divide", "itruediv", "idiv"})
 INVERSES: Final = frozenset({"rdiv", "rtruediv", "reciprocal"})
@@ -114,6 +111,9 @@ class _Kind(Enum):
     """The root of a sum or a mean over all samples, whose square is one again."""
     LOSS = auto()
     """A number over all samples that another function made, such as a loss."""
+
+
+OF_ALL: Final = (_Kind.STATISTIC, _Kind.LOSS)
 
 
 class MixedSamples(LossFollower[_Kind]):
@@ -167,7 +167,9 @@ def _kind_of(call: TorchCall[_Kind], made: Tensor) -> _Kind | None:
         return _Kind.EXTREME
     if not call.of(_Kind.SAMPLES, _Kind.TURNED):
         return call.kind
-    return _kind_of_rows(call, made) if made.dim() else _Kind.LOSS
+    if not made.dim():
+        return None if call.name in ENTRIES else _Kind.LOSS
+    return _kind_of_rows(call, made)
 
 
 def _kind_of_one_number(call: TorchCall[_Kind], made: Tensor) -> _Kind | None:
@@ -184,7 +186,7 @@ def _kind_of_one_number(call: TorchCall[_Kind], made: Tensor) -> _Kind | None:
 def _kind_of_rows(call: TorchCall[_Kind], made: Tensor) -> _Kind | None:
     """Which dim of a result [...] is that of samples, if any."""
     samples, turned = call.of(_Kind.SAMPLES), call.of(_Kind.TURNED)
-    if samples and _takes_one(call):
+    if samples and (_takes_one(call) or _stacks_first(call)):
         return None
     if len(samples) == 1 and _moves_first(call, samples[0], made):
         return _Kind.TURNED
@@ -209,7 +211,9 @@ def _mixes(call: TorchCall[_Kind], made: Tensor) -> bool:
         return not (_scales(call) or is_square(call.name, call.args))
     if call.name in BETWEEN_ALL or (call.name == "batch_norm" and call.argument("training", 5)):
         return True
-    if call.kind is _Kind.STATISTIC and call.first.dim() and call.name in OF_ONE_NUMBER:
+    if call.name in COMPARISONS and any(one.requires_grad for one in call.of(*OF_ALL)):
+        return True
+    if call.kind in OF_ALL and call.first.dim() and _bends(call):
         return made.requires_grad
     is_sum = not made.dim() and order_of_norm(call.name, call.args, call.named) == 1
     return not (is_sum or _is_root(call, made)) and _mixes_samples(call, made)
@@ -228,9 +232,9 @@ def _mixes_samples(call: TorchCall[_Kind], made: Tensor) -> bool:
         return not is_linear and _is_along_samples(call, first)
     reads_an_extreme = _reads_an_extreme(call, made)
     if reads_an_extreme or (not made.dim() and made.requires_grad):
-        is_number = call.kind in (_Kind.STATISTIC, _Kind.LOSS) and not first.dim()
+        is_number = call.kind in OF_ALL and not first.dim()
         numbers = [tensor for tensor, kind in call.kinds if _is_trained_number(tensor, kind)]
-        is_bent = _is_no_sum(call, numbers) or name in (OF_ONE_NUMBER if is_number else NORMS)
+        is_bent = _is_no_sum(call, numbers) or (_bends(call) if is_number else name in NORMS)
         return reads_an_extreme or is_bent
     if name == "grad" or len(call.kinds) == 1:
         return name == "grad" and _is_mean(first)
@@ -244,9 +248,14 @@ def _mixes_samples(call: TorchCall[_Kind], made: Tensor) -> bool:
     return name in BETWEEN and _meets(name, pair, both)
 
 
+def _bends(call: TorchCall[_Kind]) -> bool:
+    """Whether a function of a mean over samples makes what is no mean over samples."""
+    return call.name in CURVED or call.name in LIMITS
+
+
 def _is_trained_number(tensor: Tensor, kind: _Kind) -> bool:
     """Whether a tensor is one number over all samples, with a gradient."""
-    return kind in (_Kind.STATISTIC, _Kind.LOSS) and not tensor.dim() and tensor.requires_grad
+    return kind in OF_ALL and not tensor.dim() and tensor.requires_grad
 
 
 def _is_no_sum(call: TorchCall[_Kind], numbers: Sequence[Tensor]) -> bool:
@@ -328,6 +337,11 @@ def _takes_one(call: TorchCall[_Kind]) -> bool:
         return dim == 0
     first = dim[0] if isinstance(dim, tuple) and dim else dim
     return call.name == "getitem" and isinstance(first, int) and not isinstance(first, bool)
+
+
+def _stacks_first(call: TorchCall[_Kind]) -> bool:
+    """Whether a function puts a dim of its tensors, as of several heads, before the samples."""
+    return call.name == "stack" and call.argument("dim") in (None, 0)
 
 
 def _is_along_samples(call: TorchCall[_Kind], source: Tensor) -> bool:

@@ -13,7 +13,7 @@ from typing import Final
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from plait.engine.loss_follower import LossFollower, TorchCall
+from plait.engine.loss_follower import CURVED, LIMITS, LossFollower, TorchCall
 from plait.engine.mixed_losses import (
     BETWEEN,
     DIVISIONS,
@@ -48,16 +48,6 @@ OF_CLASSES: Final = frozenset({"cross_entropy", "nll_loss"})
 """Functions whose second dim is that of classes."""
 
 SUMS: Final = frozenset({"mean", "nanmean", "sum", "nansum"})
-
-CURVED: Final = frozenset(
-    {
-        *("exp", "log", "log1p", "sqrt", "rsqrt", "pow", "square", "abs", "relu", "sigmoid"),
-        *("log_sigmoid", "softplus", "tanh", "softmax", "log_softmax", "normalize", "norm"),
-        *("cross_entropy", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
-        *("binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_similarity"),
-    }
-)
-"""Functions of a mean over positions whose results are no means over positions."""
 
 DIM_THIRD: Final = frozenset({"roll", "topk", "diff"})
 """Functions whose third argument is the dim."""
@@ -277,7 +267,8 @@ def _bends(call: TorchCall[_Places]) -> bool:
     if name in BETWEEN and len(call.kinds) > 1:
         are_two = len(pooled) > 1 and name.endswith(("mul", "multiply"))
         return are_two or bool(call.of(_Places.POSITIONS))
-    return name in CURVED or name in INVERSES
+    is_limited = name in LIMITS and call.made[0].requires_grad
+    return is_limited or name in CURVED or name in INVERSES
 
 
 def _are_pieces(width: int, pieces: Collection[range]) -> bool:
