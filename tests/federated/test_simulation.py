@@ -92,10 +92,7 @@ def reference(settings: Config, rates: Sequence[float] = ()) -> Tensor:
                 inputs, targets = next(loader)
                 model.zero_grad()
                 loss_sum, count = losses.cross_entropy(model(inputs.double()), targets)
-                loss_sum.backward()
-                for param in params:
-                    assert param.grad is not None
-                    param.grad.mul_(1.0 / float(count))
+                (loss_sum / count).backward()
                 optimizer.step()
             total.add_(
                 torch.cat([param.detach().reshape(-1) for param in params]) - weights,

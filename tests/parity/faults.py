@@ -131,7 +131,7 @@ def _num_micro_batches(update: Any) -> int:
 def mean_of_micro_batches() -> list[Any]:
     def make(original: Any) -> Any:
         def add(self: Any, value: Any, num_samples: int, tokens_per_sample: int = 1) -> Any:
-            return original(self, value, num_samples) / value[1].clamp(min=1)
+            return original(self, value, num_samples) * self.divisor / value[1].clamp(min=1)
 
         return add
 
@@ -157,7 +157,9 @@ def local_divisor() -> list[Any]:
         patch.object(
             step_update.StepUpdate,
             "divisor",
-            lambda self, totals=None: float(self._pipeline.loss.count),
+            lambda self, totals=None: float(
+                self._pipeline.loss.count / self._pipeline.loss.divisor
+            ),
         )
     ]
 
@@ -167,7 +169,7 @@ def micro_batches_too_large() -> list[Any]:
         patch.object(
             step_update.StepUpdate,
             "divisor",
-            lambda self, totals=None: self.totals.count / _num_micro_batches(self),
+            lambda self, totals=None: self.totals.gradient_divisor / _num_micro_batches(self),
         )
     ]
 

@@ -71,11 +71,9 @@ def by_torchao(start: dict[str, Tensor]) -> dict[str, Tensor]:
     convert_to_float8_training(model, module_filter_fn=is_in_a_block)
     inputs, targets = WIDE.batches(8)[0]
     total, count = cross_entropy(model(inputs), targets)
-    total.backward()
+    (total / count).backward()
     return {
-        name: one.grad.float() / int(count)
-        for name, one in model.named_parameters()
-        if one.grad is not None
+        name: one.grad.float() for name, one in model.named_parameters() if one.grad is not None
     }
 
 

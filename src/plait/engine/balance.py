@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from plait.comm import Axis
 from plait.engine.batch import MicroBatch
+from plait.engine.expected_count import count_of, counted
 from plait.engine.loss import LossFunction, LossSum
 from plait.engine.stages.contexts import MicroBatchContext
 from plait.errors import ModelError
@@ -107,7 +108,7 @@ class Balance(MicroBatchContext):
         self._router_context = RankRouterContext(self._tokens, sequence)
         for router in self.routers.values():
             router.route_in(self._router_context)
-        self._count = getattr(loss, "count", None)
+        self._count = count_of(loss)
         self.placer = settings.placer
         self.load: Load | None = None
         layers = mixtures(model)
@@ -117,23 +118,15 @@ class Balance(MicroBatchContext):
         measures = settings.grouped_product == product.MEASURE
         self._to_measure: dict[str, MixtureOfExperts] = layers if measures else {}
 
-    def begin_step(self, micro_batches: Sequence[MicroBatch], loss_scale: float) -> None:
-        own = sum(micro.own_samples for micro in micro_batches)
+    def begin_step(self, micro_batches: Sequence[MicroBatch], loss_divisor: float | Tensor) -> None:
         samples = [float(micro.num_samples) for micro in micro_batches]
-        scalars = numbers_on(self._device(), [float(own), *samples], torch.float64)
-        if self._count is not None:
-            scalars[0] = sum(self._counted(micro) for micro in micro_batches)
+        scalars = numbers_on(self._device(), [0.0, *samples], torch.float64)
+        scalars[0] += sum(counted(micro, self._count) for micro in micro_batches)
         self._tokens.all_reduce(scalars, control=True).wait()
-        self._router_context.begin_step(scalars[0], scalars[1:], loss_scale)
+        self._router_context.begin_step(scalars[0], scalars[1:], loss_divisor)
 
     def _device(self) -> torch.device:
         return next(iter(self.routers.values())).weight.device
-
-    def _counted(self, micro: MicroBatch) -> Tensor:
-        assert self._count is not None
-        return torch.as_tensor(
-            self._count(micro.targets) if micro.num_samples else 0.0, dtype=torch.float64
-        )
 
     def enter(self, index: int, micro_batch: MicroBatch, *, recording: bool) -> None:
         self._router_context.enter(index, present=micro_batch.num_samples > 0, recording=recording)

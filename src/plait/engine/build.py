@@ -24,6 +24,7 @@ from plait.engine.balance import has_routers
 from plait.engine.composition import check_coded, check_composition, check_delayed
 from plait.engine.deferral import make_deferral
 from plait.engine.engine import Engine
+from plait.engine.expected_count import make_expected_count
 from plait.engine.fused_layers import compute_by_modules
 from plait.engine.guard import Guard, make_guard
 from plait.engine.kinds_of_parameters import refuse_parameters
@@ -154,7 +155,7 @@ def build(
     compute_by_modules(model, plan)
     warn_of_lost_digits(model, plan_as_given)
     if plan.tp.size == 1:  # a tensor axis refuses them
-        warn_of_parameter_hooks(model)
+        warn_of_parameter_hooks(model, plan)
     make = partial(
         compose,
         model,
@@ -303,6 +304,9 @@ def compose(
         holding=holding,
         seed=options.seed,
         scale=scale,
+        expected_count=make_expected_count(
+            loss, updater, driver, timing, aggregate=options.aggregate, world=world
+        ),
         guard=guard,
         graphs=graphs.make(model, pipeline, strategy, plan, options),
         deferral=deferral,

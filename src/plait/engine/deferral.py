@@ -22,7 +22,7 @@ from plait.engine.precision import LossScale, NoLossScale
 from plait.engine.stages.pipeline import PipelineStep
 from plait.engine.stages.timing import ImmediateUpdates, UpdateTiming
 from plait.engine.step import Outcome
-from plait.engine.sums import COUNT, SQUARED_NORM, HostPages, StepSums
+from plait.engine.sums import COUNT, LOSS_DIVISOR, SQUARED_NORM, HostPages, StepSums
 from plait.engine.suspect import StepSizes
 from plait.engine.update import CLIP_EPSILON, Update
 from plait.outer import DeviceChange, Driver
@@ -141,7 +141,7 @@ class Deferral:
     def decide(self, sums: StepSums) -> DeviceChange:
         """Whether a step changes anything, and the factor on its summed gradients."""
         self._blocked = torch.where(sums.sound(), self._blocked, self._one)
-        factor = sums.values[COUNT].reciprocal()
+        factor = sums.values[LOSS_DIVISOR] / sums.values[COUNT]
         if self._clip is not None:
             norm = sums.values[SQUARED_NORM].sqrt() * factor
             factor = factor * (self._clip / (norm + CLIP_EPSILON)).clamp(max=1.0)

@@ -319,8 +319,19 @@ class Engine:
 
     @property
     def gradient_divisor(self) -> float:
-        """The divisor of gradients in `before_update`: the global count, times float16's scale."""
+        """The divisor of gradients in `before_update`: the global count over `loss_divisor`.
+
+        It is 1, times float16's scale, where the count was known before the step.
+        """
         return self._training_step.update.divisor()
+
+    @property
+    def loss_divisor(self) -> float:
+        """The number by which the last step's backward divided the sum of the losses.
+
+        With float16 it is the count over the scale.
+        """
+        return self._training_step.update.loss_divisor
 
     @property
     def grad_norm(self) -> float:

@@ -116,7 +116,7 @@ class StepGraph:
 
     def replay(self, step: PipelineStep) -> None:
         """Compute another batch, whose tensors have the shapes of the recorded one."""
-        torch._foreach_copy_(list(self.inputs), tensors_of(step.pairs()))
+        torch._foreach_copy_(list(self.inputs), _read_of(step))
         self.launch()
         self.restore()
 
@@ -242,7 +242,7 @@ class StepGraphs:
             self.refuse(f"the step cannot be recorded ({_origin(error)})")
             self._pipeline.begin(step)
             return None
-        return StepGraph(tensors_of(fixed.pairs()), launch, self._left_on_host())
+        return StepGraph(_read_of(fixed), launch, self._left_on_host())
 
     def _left_on_host(self) -> Callable[[], None]:
         """A function that brings back what the actions have left on the host by now."""
@@ -274,7 +274,7 @@ class StepGraphs:
         sizes = (replace(micro, inputs=None, targets=None) for micro in micros)
         params = ((one.data_ptr(), one.requires_grad) for one in self._model.parameters())
         buffers = (one.data_ptr() for one in self._model.buffers())
-        return *_described(pairs), *sizes, *params, *buffers
+        return *_described([*pairs, step.loss_divisor]), *sizes, *params, *buffers
 
 
 def tell(reason: str) -> None:
@@ -310,7 +310,13 @@ def _fixed(step: PipelineStep) -> PipelineStep:
         )
         for number, micro in step.micro_batches.items()
     }
-    return replace(step, micro_batches=micros)
+    divisor = map_tensors(torch.clone, step.loss_divisor)
+    return replace(step, micro_batches=micros, loss_divisor=divisor)
+
+
+def _read_of(step: PipelineStep) -> list[Tensor]:
+    """The tensors of a step that its kernels read."""
+    return tensors_of([*step.pairs(), step.loss_divisor])
 
 
 def _nothing(action: Action) -> None:

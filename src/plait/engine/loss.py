@@ -2,8 +2,10 @@
 
 The loss of a step is the mean over the *global* number of unmasked tokens (or samples). It is the
 sum of all losses, divided once by the sum of all counts, over all ranks and micro-batches. A mean
-of means would be wrong as soon as two micro-batches count differently. Backward runs on the sums;
-the division is folded into the factor that the update applies to gradients.
+of means would be wrong as soon as two micro-batches count differently. Backward runs on the sums
+over a divisor, on which all ranks have agreed. It is the sum of the counts where these are known
+beforehand. Gradients are then those of the mean loss from the start. What is left of the division
+is folded into the factor that the update applies to gradients.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ class LossTotals:
     """Above 1 where the loss counts samples and each of them is a sequence of tokens."""
     num_graphs: float = 1.0
     """Micro-batches whose loss has a gradient."""
+    loss_divisor: float = 1.0
+    """The number by which backward has divided the sum of the losses."""
 
     @property
     def loss(self) -> float:
@@ -58,7 +62,12 @@ class LossTotals:
     @property
     def grad_norm(self) -> float:
         """The norm of the gradient of the mean loss."""
-        return float(self.squared_norm**0.5) / self.count
+        return float(self.squared_norm**0.5) / self.gradient_divisor
+
+    @property
+    def gradient_divisor(self) -> float:
+        """The number by which gradients become those of the mean loss."""
+        return self.count / self.loss_divisor
 
     def check(self, step: int, *, norm: bool = True) -> None:
         """Refuse to update the weights by something that is no number; without `norm` the gradient
@@ -116,14 +125,21 @@ def no_gradient(step: int) -> ModelError:
 
 
 class LossSum:
-    """Adds up this rank's losses and counts, micro-batch by micro-batch."""
+    """Adds up this rank's losses and counts, micro-batch by micro-batch.
+
+    Attributes:
+        divisor: what backward divides the sum by; 0-dim where it is a tensor.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.reset()
 
-    def reset(self) -> None:
-        """A step begins."""
+    def reset(self, divisor: float | Tensor = 1.0) -> None:
+        """A step begins, whose gradients are those of the sum of the losses over `divisor`
+        (0-dim).
+        """
+        self.divisor = divisor
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         self.count = torch.zeros((), dtype=torch.float64, device=self._device)
         self.tokens = torch.zeros((), dtype=torch.float64, device=self._device)
@@ -146,7 +162,8 @@ class LossSum:
         num_samples: float,
         tokens_per_sample: int = 1,
     ) -> Tensor:
-        """Take one micro-batch's loss, and return the sum (0-dim) that backward starts from.
+        """Take one micro-batch's loss, and return the divided sum (0-dim) that backward starts
+        from.
 
         `loss` is `(sum, count)`, or a 0-dim tensor that means "the mean over the samples of this
         micro-batch". `num_samples`: this rank's share of them, as `MicroBatch.own_samples`. It is 0
@@ -174,8 +191,10 @@ class LossSum:
                 total = total * 0.0
                 count = count * 0.0
             tokens = count
+            samples = 1.0
         else:
-            total = loss * num_samples
+            total = loss
+            samples = num_samples
             count = torch.full((), float(num_samples), dtype=torch.float64, device=self._device)
             tokens = count * tokens_per_sample
         if not isinstance(total, Tensor) or total.dim() != 0:
@@ -183,12 +202,16 @@ class LossSum:
             raise ModelError(
                 f"the loss must be a 0-dim tensor, or a tuple (sum, count) of them; it is {shape}"
             )
-        self.loss_sum += total.detach()
+        added = total.detach() * samples
+        self.loss_sum += added
         self.count += count
         self.tokens += tokens
         self.num_graphs += total.requires_grad
-        self._each.append((total.detach(), count))
-        return total
+        self._each.append((added, count))
+        share = samples / self.divisor
+        if isinstance(share, Tensor):
+            return total * share.to(total.dtype)
+        return total if share == 1.0 else total * share
 
     def add_auxiliary(self, total: Tensor) -> None:
         """Take this rank's part (0-dim) of losses that are no function of the output. Their
@@ -199,6 +222,7 @@ class LossSum:
     def copy(self) -> LossSum:
         """The sums so far, which `reset` leaves as they are."""
         other = LossSum(self._device)
+        other.divisor = self.divisor
         other.join(self)
         return other
 

@@ -1,7 +1,7 @@
 """A warning where a `Function` of autograd makes a gradient that no gradient goes into.
 
-The engine's backward begins with a sum over samples, and the update divides by their number. What
-a `Function` makes of itself, such as a one, is divided without having been multiplied.
+Each micro-batch's backward begins with its share of the mean loss, and their gradients are added.
+What a `Function` makes of itself, such as a one, has no such share, and counts once for each part.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ ZEROS: Final = {"zeros", "zeros_like", "new_zeros"}
 class OwnBackwards:
     """A loss function whose first graph is looked through, with that of the model."""
 
-    def __init__(self, function: LossFunction) -> None:
+    def __init__(self, function: LossFunction, num_parts: int) -> None:
+        """Look at the `function` of one of `num_parts` micro-batches of a step."""
         self._function = function
+        self._num_parts = num_parts
         self._is_seen = False
 
     def __call__(self, output: PyTree, targets: PyTree) -> Tensor | tuple[Tensor, Tensor]:
@@ -50,23 +52,27 @@ class OwnBackwards:
             self._is_seen = True
             for function in _functions(value.grad_fn):
                 if makes_gradients(function):
-                    _warn(function)
+                    _warn(function, self._num_parts)
                     break
         return loss
 
 
 def looked_through(loss: LossFunction, plan: Plan, world: World) -> LossFunction:
-    """A loss whose first graph one rank looks through; compiled ones are left as they are."""
+    """A loss whose first graph one rank looks through, where a plan divides the batch.
+
+    Compiled ones are left as they are.
+    """
+    num_parts = plan.dp.size * plan.cp.size * plan.micro_batches
     is_left = plan.compile or world.worker[0] > 0 or world.axis("tp").rank > 0
-    return loss if is_left else OwnBackwards(loss)
+    return loss if is_left or num_parts == 1 else OwnBackwards(loss, num_parts)
 
 
-def _warn(function: type[torch.autograd.Function]) -> None:
+def _warn(function: type[torch.autograd.Function], num_parts: int) -> None:
     warnings.warn(
         f"{function.__name__}.backward returns a gradient that does not depend on the one it gets; "
-        "backward begins with a sum over samples, which the update divides by their number, so "
-        "this gradient is too small by that number: add its term to the loss, with a tensor that "
-        "the forward returns; or, if the gradient it gets is that of the loss, multiply by it",
+        f"the plan divides a batch into {num_parts} parts, whose gradients are added, so this one "
+        "counts once for each part: add its term to the loss, with a tensor that the forward "
+        "returns; or, if the gradient it gets is that of the loss, multiply by it",
         stacklevel=3,
     )
 

@@ -11,6 +11,7 @@ from plait.comm import World
 from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter
 from plait.engine.deferral import Deferral
+from plait.engine.expected_count import ExpectedCount
 from plait.engine.graphs import StepGraphs
 from plait.engine.guard import Guard
 from plait.engine.loss import LossFunction
@@ -37,7 +38,8 @@ class EngineParts:
         split: the layers that a tensor axis has split, if any.
         measure: makes a function of whole outputs one of this rank's.
         balance: the routers of a model with experts, if it has any.
-        scale: the scale of the loss in backward.
+        scale: the scale of the loss in backward, for float16.
+        expected_count: what losses count, known before a step; None where the update takes sums.
         mean_of_workers: gradients are the mean of the workers' means.
         guard: judges each step before its update.
         graphs: the recorder of what comes before an update, where steps are recorded.
@@ -59,6 +61,7 @@ class EngineParts:
     holding: LocalParameters
     seed: int
     scale: LossScale | NoLossScale
+    expected_count: ExpectedCount | None
     mean_of_workers: bool
     guard: Guard
     split: TensorSplit | None

@@ -105,13 +105,13 @@ class NoLossScale:
 class LossScale:
     """The dynamic scale of float16 (Micikevicius et al., arXiv 1710.03740, section 3.2).
 
-    `value` multiplies the loss sum of a step. A gradient without a finite norm halves it and drops
-    the step; after `growth_interval` good steps it doubles.
+    `value` multiplies the mean loss of a step in backward. A gradient without a finite norm halves
+    it and drops the step; after `growth_interval` good steps it doubles.
     """
 
     LEAST = 2.0**-20
 
-    def __init__(self, value: float = 2.0**8, growth_interval: int = 200) -> None:
+    def __init__(self, value: float = 2.0**15, growth_interval: int = 200) -> None:
         self.value = value
         self._interval = growth_interval
         self._good = 0

@@ -17,7 +17,7 @@ from plait.engine.loss import LossTotals
 from plait.engine.parts import EngineParts
 from plait.engine.stages.pipeline import PipelineStep
 from plait.engine.step import Outcome, StepNumbers
-from plait.engine.sums import StepSums, check_orders, totals_of
+from plait.engine.sums import NUM_GRAPHS, StepSums, check_orders, totals_of
 from plait.engine.suspect import Suspect
 from plait.engine.weight_modes import WeightModes
 from plait.outer import Change
@@ -77,17 +77,11 @@ class StepUpdate:
             parts.strategy,
             together=parts.driver.is_synchronous,
         )
-        self._loss_scale = parts.scale.value
         self._pending = PendingSteps(self._take, make_again)
         self._defers = False
         self._sums: StepSums | None = None
         self._num_loads = 0
         self._refused: StepReadout | None = None
-
-    @property
-    def loss_scale(self) -> float:
-        """The scale of the loss in the backwards of the step under way."""
-        return self._loss_scale
 
     @property
     def may_defer(self) -> bool:
@@ -111,7 +105,6 @@ class StepUpdate:
         """A step begins. Errors: those of `Guard.begin`."""
         self._refused = None
         self._guard.begin(self._model, keeps=self._defers and self._balance is not None)
-        self._loss_scale = self.scale.value
 
     def begin_again(self, refused: StepReadout | None) -> bool:
         """A step begins again, on which the host decides; whether it is to be made at all.
@@ -180,7 +173,7 @@ class StepUpdate:
         sums = self._updater.sums(loss, ranks, self._stages, self._driver.sum_totals)
         if not all(sums.layout.used):
             own = ranks.size == 1
-            values = [0.0, 0.0, 0.0, 0.0, *sums.layout.numbers(loss.num_graphs)]
+            values = [0.0] * NUM_GRAPHS + sums.layout.numbers(loss.num_graphs)
             self._updater.drop_unused(values if own else sums.read(), sums.layout)
         decided = self._deferral.decide(sums)
         self._driver.apply(Change(index, 1.0, on_device=decided))
@@ -233,8 +226,13 @@ class StepUpdate:
 
         `totals` are those of the step; without them, of the last one.
         """
-        count = (totals or self._newest()).count
-        return (1.0 if self._mean_of_workers else count) * self._loss_scale
+        known = totals or self._newest()
+        return 1.0 / known.loss_divisor if self._mean_of_workers else known.gradient_divisor
+
+    @property
+    def loss_divisor(self) -> float:
+        """The number by which the last step's backward has divided the sum of the losses."""
+        return self._newest().loss_divisor
 
     def grad_norm(self) -> float:
         """The global norm of the gradient of the mean loss."""

@@ -14,8 +14,8 @@ from torch import Tensor
 from plait.engine.loss import LossTotals
 from plait.parallel.data.gather_order import GatherOrder
 
-LOSS, COUNT, SQUARED_NORM, TOKENS, NUM_GRAPHS = range(5)
-NUM_TOTALS = 5
+LOSS, COUNT, SQUARED_NORM, TOKENS, NUM_GRAPHS, LOSS_DIVISOR = range(6)
+NUM_TOTALS = 6
 PAGES = 2
 
 
@@ -34,9 +34,12 @@ class SumsLayout:
     rounds: bool
 
     def numbers(self, num_graphs: float) -> list[float]:
-        """The numbers that the host knows of this rank, behind those that its device knows."""
+        """The numbers that the host knows of this rank, behind those that its device knows.
+
+        The place of the loss's divisor is 0, as no sum is taken of it.
+        """
         marks = [mark for order in self.orders for mark in order.marks()]
-        return [num_graphs, *map(float, self.used), *marks]
+        return [num_graphs, 0.0, *map(float, self.used), *marks]
 
     def note_orders(self, sums: Tensor) -> None:
         """Have a total of sums [n] be no number where ranks of a stage gathered in other orders.
@@ -124,8 +127,9 @@ class StepSums:
 
 def totals_of(values: Sequence[float]) -> LossTotals:
     """The totals that sums begin with."""
-    loss_sum, count, squared_norm, tokens, num_graphs = values[:NUM_TOTALS]
-    return LossTotals(loss_sum, count, squared_norm, tokens / count if count else 1.0, num_graphs)
+    loss_sum, count, squared_norm, tokens, num_graphs, divisor = values[:NUM_TOTALS]
+    each = tokens / count if count else 1.0
+    return LossTotals(loss_sum, count, squared_norm, each, num_graphs, divisor)
 
 
 def check_orders(values: Sequence[float], layout: SumsLayout) -> None:

@@ -8,9 +8,11 @@ it in one call, `OpenStep` one part after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from plait.doctor.flight import Phase
 from plait.engine.axes import within_stage
@@ -60,6 +62,8 @@ class TrainingStep:
         """Take the parts of an engine; `StepUpdate` says what the functions are for."""
         self.index = parts.driver.first_step
         self.timing = parts.timing
+        self._expected_count = parts.expected_count
+        self._loss_divisor: float | Tensor = 1.0
         self.update = StepUpdate(
             parts,
             modes.weights,
@@ -116,7 +120,13 @@ class TrainingStep:
         if not call:
             self.update.begin()
             self._computed.before_step()
-        step, actions = self.timing.begin(self._of(batch, call), self.index)
+        step = self._of(batch, call)
+        if not call:
+            micro_batches = list(step.micro_batches.values())
+            count = 1.0 if self._expected_count is None else self._expected_count.of(micro_batches)
+            self._loss_divisor = count / self.update.scale.value
+        step = replace(step, loss_divisor=self._loss_divisor)
+        step, actions = self.timing.begin(step, self.index)
         if not call:
             self._driver.before_step()
         self._pipeline.begin(step)
@@ -244,7 +254,6 @@ class TrainingStep:
         return PipelineStep(
             dict(enumerate(micro_batches)),
             lambda number: derive_seed(self._seed, "step", self.index, first + number),
-            self.update.loss_scale,
         )
 
     def _forward(self, action: Action) -> None:

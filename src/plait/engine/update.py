@@ -21,6 +21,7 @@ from plait.engine.group_counts import GroupCounts
 from plait.engine.loss import LossSum, LossTotals
 from plait.engine.one_pass import OnePass
 from plait.engine.sums import (
+    LOSS_DIVISOR,
     NUM_TOTALS,
     StepSums,
     SumsLayout,
@@ -121,6 +122,7 @@ class Update:
             sums = scalars[:NUM_TOTALS].clone()
             stages.all_reduce(sums, control=True).wait()
             scalars[:NUM_TOTALS] = sums
+        scalars[LOSS_DIVISOR] = loss.divisor  # all ranks have agreed on it
         return StepSums(scalars, layout, own_norm)
 
     def _known(self, numbers: list[float], device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""A backward that makes a gradient of no gradient is told of, as steps divide by the samples."""
+"""A backward that makes a gradient of no gradient is told of, where a plan divides the batch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import SGD
 
 import plait
 from plait.comm import World
@@ -150,10 +151,9 @@ class Net(nn.Module):
 
 def step(world: World, plan: str, kind: str, loss: LossFunction) -> list[str]:
     torch.manual_seed(0)
-    sgd = torch.optim.SGD
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        engine = plait.build(Net(kind), plan, loss=loss, optimizer=sgd, world=world)
+        engine = plait.build(Net(kind), plan, loss=loss, optimizer=SGD, world=world)
         for batch in engine.prepare([BATCH] * 2):
             engine.step(batch, trace=False)
     return [str(one.message) for one in said if "returns a gradient" in str(one.message)]
@@ -167,21 +167,38 @@ def scaled(output: Tensor, targets: Tensor) -> Tensor:
     return Scaled.apply(F.mse_loss(output, targets), output)
 
 
-@pytest.mark.parametrize("plan", ["dp1", "mb2"])
-@pytest.mark.parametrize(
-    ("kind", "loss", "name"), [("", largest, "Largest"), ("beside", F.mse_loss, "Beside")]
-)
-def test_a_gradient_of_no_gradient_is_told_once(
-    plan: str, kind: str, loss: LossFunction, name: str
-) -> None:
-    (said,) = threaded(1, step, plan, kind, loss, plan=plan)
+KINDS = [("", largest, "Largest"), ("beside", F.mse_loss, "Beside")]
+
+
+@pytest.mark.parametrize(("kind", "loss", "name"), KINDS)
+def test_a_gradient_of_no_gradient_is_told_once(kind: str, loss: LossFunction, name: str) -> None:
+    (said,) = threaded(1, step, "mb2", kind, loss, plan="mb2")
     assert len(said) == 1
     assert said[0].startswith(f"{name}.backward returns a gradient that does not depend")
 
 
+@pytest.mark.parametrize(("kind", "loss", "name"), KINDS)
+def test_an_undivided_batch_trains_as_a_plain_loop(
+    kind: str, loss: LossFunction, name: str
+) -> None:
+    assert threaded(1, step, "dp1", kind, loss, plan="dp1") == [[]]
+    torch.manual_seed(0)
+    engine = plait.build(Net(kind), "dp1", loss=loss, optimizer=SGD)
+    torch.manual_seed(0)
+    model = Net(kind)
+    optimizer = SGD(model.parameters())
+    for _ in range(2):
+        engine.step(BATCH, trace=False)
+        optimizer.zero_grad()
+        loss(model(BATCH[0]), BATCH[1]).backward()
+        optimizer.step()
+    for mine, param in zip(engine.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine, param)
+
+
 @pytest.mark.parametrize(("kind", "loss"), [("", scaled), ("right", F.mse_loss)])
 def test_gradients_of_gradients_are_let_be(kind: str, loss: LossFunction) -> None:
-    assert threaded(1, step, "dp1", kind, loss, plan="dp1") == [[]]
+    assert threaded(1, step, "mb2", kind, loss, plan="mb2") == [[]]
 
 
 @pytest.mark.parametrize(

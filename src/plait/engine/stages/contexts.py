@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torch import Tensor
+
 from plait.engine.batch import MicroBatch
 from plait.engine.loss import LossSum
 from plait.parallel.data.synced_norms import SyncedNorms
@@ -20,8 +22,10 @@ from plait.parallel.tensor import TensorSplit
 class MicroBatchContext:
     """Modules that must know which micro-batch is under way; one defines what it needs."""
 
-    def begin_step(self, micro_batches: Sequence[MicroBatch], loss_scale: float) -> None:
-        """A step begins, whose gradients are those of `loss_scale` times the loss. Collective."""
+    def begin_step(self, micro_batches: Sequence[MicroBatch], loss_divisor: float | Tensor) -> None:
+        """A step begins, whose gradients are those of the sum of the losses over `loss_divisor`
+        (0-dim). Collective.
+        """
 
     def enter(self, index: int, micro_batch: MicroBatch, *, recording: bool) -> None:
         """The forward or backward of a micro-batch begins; `recording` in a forward of training."""

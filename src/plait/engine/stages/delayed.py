@@ -88,7 +88,7 @@ class DelayedUpdates(UpdateTiming):
         actions = self._stream.step(self._num_steps)
         self._num_steps += 1
         window = PipelineStep(
-            self._micro_batches, lambda number: step.seed(number - first), step.loss_scale
+            self._micro_batches, lambda number: step.seed(number - first), step.loss_divisor
         )
         return window, actions
 

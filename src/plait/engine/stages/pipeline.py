@@ -42,12 +42,13 @@ class PipelineStep:
     Attributes:
         micro_batches: the micro-batches of this rank, by number.
         seed: the seed of the random numbers of a micro-batch.
-        loss_scale: factor on the loss in backward; the loss itself is reported as it is.
+        loss_divisor: what the sum of the losses is divided by in backward; the loss itself is
+            reported as it is. 0-dim where it is a tensor.
     """
 
     micro_batches: Mapping[int, MicroBatch]
     seed: Callable[[int], int]
-    loss_scale: float = 1.0
+    loss_divisor: float | Tensor = 1.0
 
     def pairs(self) -> list[tuple[object, object]]:
         """The inputs and targets of every micro-batch."""
@@ -112,7 +113,7 @@ class Pipeline:
 
     def begin(self, step: PipelineStep) -> None:
         """A step begins. Collective where a context asks for it."""
-        self.loss.reset()
+        self.loss.reset(step.loss_divisor)
         self._begin_contexts(step)
         self._enter_step(step, recording=True)
 
@@ -132,7 +133,7 @@ class Pipeline:
 
     def _begin_contexts(self, step: PipelineStep) -> None:
         for context in self._contexts:
-            context.begin_step(list(step.micro_batches.values()), step.loss_scale)
+            context.begin_step(list(step.micro_batches.values()), step.loss_divisor)
 
     def _enter_step(self, step: PipelineStep, *, recording: bool) -> None:
         self._step = step
@@ -215,8 +216,6 @@ class Pipeline:
         loss = self._loss(self.loss_function, stage, output, micro.targets)
         self._after_forward(loss)
         total = self.loss.add(loss, micro.own_samples, micro.tokens_per_sample)
-        if self._step.loss_scale != 1.0:
-            total = total * self._step.loss_scale
         part.keep(micro_batch, received, [total])
 
     def _run_stage(self, stage: int, inputs: PyTree, received: Payload | None) -> PyTree:

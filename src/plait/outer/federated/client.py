@@ -184,7 +184,7 @@ class Client:
 
     @torch.no_grad()
     def _correct(self, engine: Engine) -> None:
-        """Add what FedProx and SCAFFOLD add to the mean gradient; gradients are sums here, divided
+        """Add what FedProx and SCAFFOLD add to the mean gradient; gradients are divided
         afterwards.
         """
         scale = engine.gradient_divisor

@@ -47,7 +47,7 @@ class RankRouterContext(RouterContext):
         self._sequence = sequence
         self._samples = torch.ones(1, dtype=torch.float64)
         self._weights = torch.ones(1, dtype=torch.float64)
-        self._loss_scale = 1.0
+        self._loss_divisor: float | Tensor = 1.0
         self._index = 0
         self.auxiliary_sum: Tensor | None = None
 
@@ -56,13 +56,15 @@ class RankRouterContext(RouterContext):
         """The micro-batches of this step."""
         return len(self._samples)
 
-    def begin_step(self, count: Tensor, samples: Tensor, loss_scale: float = 1.0) -> None:
+    def begin_step(
+        self, count: Tensor, samples: Tensor, loss_divisor: float | Tensor = 1.0
+    ) -> None:
         """`count` (0-dim): what the loss of this step will be divided by; `samples` [micro-batches]
         of each; both summed over `tokens`, in float64.
 
-        Gradients are those of `loss_scale` times the loss.
+        Gradients are those of the sum of the losses over `loss_divisor`.
         """
-        self._loss_scale = loss_scale
+        self._loss_divisor = loss_divisor
         ranks_a_sample = 1 if self._sequence is None else self._sequence.axis.size
         self._samples = samples / ranks_a_sample
         self._weights = count * self._samples / self._samples.sum().clamp(min=1.0)
@@ -120,7 +122,7 @@ class RankRouterContext(RouterContext):
         if self.recording:
             part = auxiliary.detach().double() * scale
             self.auxiliary_sum = part if self.auxiliary_sum is None else self.auxiliary_sum + part
-        attached: Tensor = _Attach.apply(output, auxiliary, scale * self._loss_scale)
+        attached: Tensor = _Attach.apply(output, auxiliary, scale / self._loss_divisor)
         return attached
 
 

@@ -61,9 +61,10 @@ def locate_flow(world: World, problem: Problem, plan: Plan, step: int) -> Findin
     with followed(engine.model, calls) as found:
         engine.step(next(loader), trace=False)
     group = ContextGroup(world.axis("cp"), plan.cp.strategy) if plan.cp.size > 1 else None
+    grads_of_sums = {place: grad * engine.loss_divisor for place, grad in found.grads.items()}
     own = (
         _verdicts(found.outputs, expected.outputs, group),
-        _verdicts(found.grads, expected.grads, group),
+        _verdicts(grads_of_sums, expected.grads, group),
     )
     told = world.axis("world").gather_objects((own, [name for name, _ in expected.outputs]))
     longest: list[str] = max((names for _, names in told), key=len)

@@ -1,0 +1,101 @@
+"""The count of a step's loss over all ranks, known before the first forward.
+
+Backward divides by it at once, so that gradients are those of the mean loss, as on one device. A
+hook that clamps the gradient of an activation then does what it does there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.comm import Axis, World
+from plait.engine.axes import within_stage
+from plait.engine.batch import MicroBatch
+from plait.engine.loss import LossFunction
+from plait.engine.stages.timing import ImmediateUpdates, UpdateTiming
+from plait.engine.update import Update
+from plait.outer import Driver
+
+CountOf = Callable[[Any], "Tensor | float"]
+SumTotals = Callable[[Tensor, Axis], None]
+
+
+def count_of(loss: LossFunction) -> CountOf | None:
+    """The function of the targets that a loss has as its attribute `count`; None without one."""
+    count: CountOf | None = getattr(loss, "count", None)
+    return count
+
+
+def counted(micro: MicroBatch, count: CountOf | None) -> Tensor | float:
+    """The count (0-dim) of a micro-batch's loss, by its own function; else its samples."""
+    if count is None:
+        return micro.own_samples
+    return count(micro.targets) if micro.num_samples else 0.0
+
+
+class ExpectedCount:
+    """The count of the steps of one engine."""
+
+    def __init__(
+        self,
+        axis: Axis,
+        sum_totals: SumTotals,
+        device: torch.device,
+        *,
+        copies: int = 1,
+        count: CountOf | None = None,
+    ) -> None:
+        """Take the ranks of a stage, `axis`, of which `copies` compute each loss.
+
+        `count` tells what the loss counts, from the targets; without it that is the samples.
+        """
+        self._axis = axis
+        self._sum_totals = sum_totals
+        self._device = device
+        self._copies = copies
+        self._count = count
+
+    def of(self, micro_batches: Sequence[MicroBatch]) -> float | Tensor:
+        """The count of the micro-batches of all ranks; 1 where there is none. Collective.
+
+        It is a 0-dim tensor, which the host does not read, where it is not known here alone.
+        """
+        own = sum(counted(micro, self._count) for micro in micro_batches)
+        if self._axis.size == 1 and not isinstance(own, Tensor):
+            return float(own) / self._copies or 1.0
+        total = torch.zeros(1, dtype=torch.float64, device=self._device)
+        total += own
+        total /= self._copies
+        if self._axis.size > 1:
+            self._sum_totals(total, self._axis)
+        return torch.where(total == 0.0, 1.0, total)[0]
+
+
+def make_expected_count(
+    loss: LossFunction,
+    updater: Update,
+    driver: Driver,
+    timing: UpdateTiming,
+    *,
+    aggregate: str,
+    world: World,
+) -> ExpectedCount | None:
+    """The count of an engine's steps; None where the update takes sums.
+
+    It does where each rank has its own step, and where gradients of several steps are under way.
+    It also does where `aggregate` says that the mean is one of workers.
+    """
+    together = driver.is_synchronous and isinstance(timing, ImmediateUpdates)
+    if not together or aggregate == "mean":
+        return None
+    return ExpectedCount(
+        within_stage(world),
+        driver.sum_totals,
+        world.device,
+        copies=updater.loss_copies,
+        count=count_of(loss),
+    )
