@@ -17,11 +17,15 @@ TOLD = "data ranks have other values of 'centre'; each"
 
 
 class Centred(nn.Module):
-    """Subtracts a moving mean of its samples; `new`: whether each forward makes it anew."""
+    """Subtracts a moving mean of its samples; `new`: whether each forward makes it anew.
 
-    def __init__(self, *, new: bool = False, persistent: bool = True) -> None:
+    `hidden`: whether each writes into its data, which no version counts.
+    """
+
+    def __init__(self, *, new: bool = False, persistent: bool = True, hidden: bool = False) -> None:
         super().__init__()
         self.new = new
+        self.hidden = hidden
         self.linear = nn.Linear(4, 4)
         self.norm: nn.Module = nn.BatchNorm1d(4)
         self.instances = nn.InstanceNorm1d(4, track_running_stats=True)
@@ -36,6 +40,8 @@ class Centred(nn.Module):
                 moved = 0.9 * self.centre + 0.1 * x.mean(0)
                 if self.new:
                     self.centre = moved
+                elif self.hidden:
+                    self.centre.data.copy_(moved)
                 else:
                     self.centre.copy_(moved)
         return y - self.centre
@@ -85,9 +91,11 @@ def said(
     return [str(one.message) for one in caught if "data ranks have other" in str(one.message)]
 
 
-@pytest.mark.parametrize("new", [False, True])
-def test_a_buffer_of_the_samples_is_told_once(*, new: bool) -> None:
-    (text,) = said(Centred(new=new), "dp2")
+@pytest.mark.parametrize(
+    "model", [Centred(), Centred(new=True), Centred(hidden=True)], ids=["in_place", "new", "data"]
+)
+def test_a_buffer_of_the_samples_is_told_once(model: nn.Module) -> None:
+    (text,) = said(model, "dp2")
     assert TOLD in text
     assert "engine.world.axis('dp').all_reduce(buffer)" in text
     assert "a queue of samples, as MoCo's, is no mean" in text

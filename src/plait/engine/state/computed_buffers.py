@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from plait.comm import World
 from plait.engine.axes import data_axis
+from plait.engine.norms_of_parameters import changed, norms_of
 from plait.engine.state.local_parameters import LocalParameters
 from plait.mesh import AxisName
 
@@ -39,6 +40,7 @@ class ComputedBuffers:
         self._tells = self._axis.rank == 0 and world.axis("tp").rank == 0
         self._left = 2 if together and self._axis.size > 1 else 0
         self._before: dict[str, tuple[Tensor, int]] = {}
+        self._norms: dict[str, Tensor] = {}
 
     def before_step(self) -> None:
         """Look at the buffers before a step. Collective before the second."""
@@ -48,14 +50,17 @@ class ComputedBuffers:
         buffers = self._buffers()
         if self._left:
             self._before = {name: (one, one._version) for name, one in buffers.items()}
+            self._norms = norms_of(buffers)
             return
         before, self._before = self._before, {}
+        norms, self._norms = self._norms, {}
         if not buffers:
             return
+        written = changed(norms, norms_of(buffers))  # by `.data`, which counts no version
         own = {
             name: _measure(buffer)
             for name, buffer in buffers.items()
-            if name not in before or not _is(buffer, before[name])
+            if name in written or name not in before or not _is(buffer, before[name])
         }
         different = _different(self._axis.gather_objects(own), buffers)
         if different and self._tells:
