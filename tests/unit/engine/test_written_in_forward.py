@@ -31,6 +31,8 @@ class Momentum(nn.Module):
         for kept, param in pairs:
             if self.how == "new memory":
                 kept.data = kept.data * 0.9 + param.data * 0.1
+            elif self.how == "data":
+                kept.data.mul_(0.9).add_((1 - 0.9) * param.detach().data)
             else:
                 kept.lerp_(param, 0.1)
 
@@ -67,7 +69,7 @@ def split(world: World, models: list[Momentum], plan: str) -> tuple[list[float],
     return losses, engine.local_parameters()
 
 
-@pytest.mark.parametrize("how", ["new memory", "lerp"])
+@pytest.mark.parametrize("how", ["new memory", "lerp", "data"])
 def test_zero3_keeps_what_a_forward_writes(how: str) -> None:
     whole = Momentum(how)
     losses = plain(whole)

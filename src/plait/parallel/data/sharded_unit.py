@@ -121,7 +121,8 @@ class GatheredBucket:
     def keep_written(self) -> None:
         """Write what a forward has written into parameters, as a moving average, into the shard.
 
-        What it writes by `param.data.mul_` has no trace and is lost.
+        What it writes by `param.data.mul_` leaves no trace. So frozen parameters, which a network
+        that follows another one has, are always written. A trained one loses it.
         """
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             for index, slot in enumerate(self.bucket.slots):
@@ -130,7 +131,7 @@ class GatheredBucket:
                     view = self.bucket.views(self._full)[index]
                     view.copy_(slot.param)
                     bind(slot.param, view)
-                elif slot.param._version == self._versions[index]:
+                elif not is_frozen and slot.param._version == self._versions[index]:
                     continue
                 self._versions[index] = slot.param._version
                 self.load(index, slot.param)
