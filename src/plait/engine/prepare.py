@@ -22,6 +22,7 @@ from plait.batch_trees import (
     leaves_of,
     num_rows,
     refuse_undivided,
+    sizes_of,
 )
 from plait.comm import World
 from plait.datasets import Loader
@@ -130,6 +131,8 @@ class _BatchShare:
         place = partial(_place, self._shares, self._world.worker[0])
         for batch in self._loader:
             if self._world.worker[1] > 1:
+                if len(set(sizes_of(held_leaves(batch)))) > 1:
+                    agreed_size(held_leaves(batch))  # an error with the numbers of the whole batch
                 rows = num_rows(batch) or 0
                 for leaf in leaves_of(batch):
                     refuse_undivided(leaf, rows)

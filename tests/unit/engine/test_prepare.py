@@ -116,6 +116,13 @@ def orders(world: World) -> list[list[float]]:
     return [[*map(float, inputs_of(batch))] for _ in range(2) for batch in prepared]
 
 
+def test_first_dims_that_differ_are_those_of_the_whole_batch() -> None:
+    """A part of them says other numbers, or agrees by chance as that of the first of 4 ranks."""
+    prepared = share([(torch.ones(8, 3), torch.ones(7))], world_of(4, 0))
+    with pytest.raises(DataError, match=r"they have \[7, 8\]"):
+        list(prepared)
+
+
 def test_a_loader_that_gives_each_rank_its_part_is_refused() -> None:
     data = TensorDataset(torch.ones(8, 3), torch.ones(8, 1))
     sampler = DistributedSampler(data, num_replicas=2, rank=0)
