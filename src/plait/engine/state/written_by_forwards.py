@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from plait.comm import World
 from plait.engine.axes import data_axis
 from plait.engine.norms_of_parameters import changed, norms_of
+from plait.engine.state.carried import CarriedTensors
 from plait.engine.state.local_parameters import LocalParameters
 from plait.parallel.data import DataStrategy
 from plait.parallel.data.absent import Absent
@@ -26,6 +28,8 @@ STEPS: Final = 2
 """How many steps are looked at: in the first, a copy of a network is where the network is."""
 FORWARDS: Final = 2
 """How many forwards of a step are looked at."""
+CARRYING: Final = 8
+"""How many forwards of a step are looked at for what one leaves to the next."""
 NAMED: Final = 3
 """How many names a warning has."""
 
@@ -51,7 +55,9 @@ class WrittenByForwards:
         self._parts = axis.size * plan.micro_batches
         self._tells = axis.rank == 0 and world.axis("tp").rank == 0 and self._parts > 1
         self._steps_left = STEPS * self._tells
+        self._compiles = plan.compile
         self._forwards = 0
+        self._carried: CarriedTensors | None = None
         self._changes: list[_Change] = []
         self._first: list[_Change] = []
 
@@ -60,11 +66,15 @@ class WrittenByForwards:
         if self._tells and num_micro_batches > 1:
             self._tells = False
             _warn_of_spectral_norms(self._holding, self._plan, num_micro_batches)
+            if not self._compiles:
+                self._carried = CarriedTensors(self._holding.model)
         self._forwards = 0
 
     def during(self, forward: Callable[[], None]) -> None:
         """Do a forward, and note what it changes."""
         self._forwards += 1
+        if self._carried is not None and self._forwards <= CARRYING and not is_recorded():
+            forward = partial(self._carried.during, forward)
         if not self._steps_left or self._forwards > FORWARDS or is_recorded():
             forward()
             return
@@ -79,6 +89,8 @@ class WrittenByForwards:
 
     def end(self) -> None:
         """The step has ended: tell of what its forwards have written."""
+        if self._carried is not None and self._carried.end(self._plan):
+            self._carried = None
         if not self._steps_left:
             return
         changes, self._changes = self._changes, []
