@@ -45,6 +45,19 @@ def mean(output: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(output.flatten(0, 1), targets.clamp(min=0).flatten())
 
 
+class Counting(nn.Module):
+    """A mean that counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, output: Tensor, targets: Tensor) -> Tensor:
+        """[samples, 4, 5] and [samples, 4] -> a number."""
+        self.count += 1
+        return mean(output, targets)
+
+
 def by_engine(world: plait.World, loss: Loss) -> list[Tensor]:
     engine = plait.build(net(), "dp1", loss=loss, optimizer=torch.optim.AdamW, world=world)
     for step in range(NUM_STEPS):
@@ -52,7 +65,7 @@ def by_engine(world: plait.World, loss: Loss) -> list[Tensor]:
     return [param.detach().clone() for param in engine.model.parameters()]
 
 
-@pytest.mark.parametrize("loss", [mean, cross_entropy])
+@pytest.mark.parametrize("loss", [mean, cross_entropy, Counting()])
 def test_one_rank_has_the_bits_of_a_plain_loop(loss: Loss) -> None:
     (found,) = threaded(1, by_engine, loss, plan="dp1")
     model = net()

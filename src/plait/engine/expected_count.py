@@ -27,7 +27,7 @@ SumTotals = Callable[[Tensor, Axis], None]
 def count_of(loss: LossFunction) -> CountOf | None:
     """The function of the targets that a loss has as its attribute `count`; None without one."""
     count: CountOf | None = getattr(loss, "count", None)
-    return count
+    return count if callable(count) else None  # a loss may count its calls
 
 
 def counted(micro: MicroBatch, count: CountOf | None) -> Tensor | float:
