@@ -85,6 +85,17 @@ class NonFiniteLoss(RunError):
     """The loss became NaN or infinite."""
 
 
+def some_of(words: Iterable[object], most: int = 3) -> str:
+    """The first words, and how many more there are.
+
+    >>> some_of("abcdef", 2), some_of("ab", 2)
+    ('a, b and 4 more', 'a, b')
+    """
+    known = list(map(str, words))
+    more = len(known) - most
+    return ", ".join(known[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The clause that names the nearest known word, or the known words when none is near.
 

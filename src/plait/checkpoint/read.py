@@ -22,7 +22,7 @@ from plait.checkpoint.file import FileReader
 from plait.checkpoint.folder import INDEX, cure, read_index, resolve
 from plait.checkpoint.rules import is_count, is_shape
 from plait.checkpoint.token import KEY, digest, lacks_token, token_in
-from plait.errors import CheckpointError, nearest
+from plait.errors import CheckpointError, nearest, some_of
 from plait.mesh import Shard
 from plait.mesh.boxes import Box, FlatRange, Rectangle
 from plait.values import JsonObject
@@ -165,9 +165,9 @@ class Checkpoint:
         faults = []
         self._check_adapters(names, saved)
         if missing := sorted(names - saved):
-            faults.append(f"not in the checkpoint: {_some(missing)}")
+            faults.append(f"not in the checkpoint: {some_of(map(repr, missing), _LISTED)}")
         if complete and (unexpected := sorted(saved - names)):
-            faults.append(f"in the checkpoint only: {_some(unexpected)}")
+            faults.append(f"in the checkpoint only: {some_of(map(repr, unexpected), _LISTED)}")
         common = sorted(names & saved)
         others = [name for name in common if self.global_shape(name) != tuple(wanted[name])]
         for name in others[:_SHAPES_LISTED]:
@@ -363,9 +363,3 @@ def _span(part: Box, rectangle: Rectangle) -> tuple[int, int]:
         first = first * size + start - base
         last = last * size + end - 1 - base
     return rectangle.position + first, rectangle.position + last + 1
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(f"'{name}'" for name in names[:_LISTED]) + more

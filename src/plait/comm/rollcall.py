@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import torch.distributed as dist
 
 from plait.doctor.findings import say
-from plait.errors import RankFailed, WorldSizeError
+from plait.errors import RankFailed, WorldSizeError, some_of
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -126,7 +126,5 @@ def _place(rank: int) -> str:
 
 def _ranks(ranks: list[int]) -> str:
     """`rank 3`, `ranks 1, 3`, or the first ranks of many."""
-    names = ", ".join(map(str, ranks[:_MOST_NAMES]))
-    more = len(ranks) - _MOST_NAMES
     noun = "rank" if len(ranks) == 1 else "ranks"
-    return f"{noun} {names} and {more} more" if more > 0 else f"{noun} {names}"
+    return f"{noun} {some_of(ranks, _MOST_NAMES)}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from plait.datasets.documents import IGNORE, LABELLED
-from plait.errors import DataError, nearest
+from plait.errors import DataError, nearest, some_of
 from plait.values import JsonValue
 
 COLUMNS: Final = ("text", "messages", "input_ids")
@@ -118,8 +118,7 @@ class FileRows:
     @property
     def name(self) -> str:
         """The path of the first file, and the number of those that follow."""
-        more = len(self.files) - 1
-        return f"{str(self.files[0])!r}" + (f" and {more} more" if more else "")
+        return some_of((repr(str(file)) for file in self.files), 1)
 
     @property
     def settings(self) -> Mapping[str, object]:

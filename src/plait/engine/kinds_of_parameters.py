@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from plait.errors import ModelError
+from plait.errors import ModelError, some_of
 from plait.parallel.data.sharded_unit import Freed
 
 
@@ -59,5 +59,4 @@ def refuse_parameters(model: nn.Module) -> None:
 
 
 def _first(names: Iterable[str]) -> str:
-    first, *more = names
-    return f"'{first}'" + (f" and {len(more)} more" if more else "")
+    return some_of(map(repr, names), 1)

@@ -15,11 +15,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from plait.errors import ModelError
+from plait.errors import ModelError, some_of
 
 MakeStart = Callable[[], nn.Module]
 INDEX = "model.safetensors.index.json"
-_LISTED = 3  # names of a kind in an error message
 
 
 @dataclass(frozen=True)
@@ -158,9 +157,9 @@ def fit(
         if name in found and found[name].shape != tuple(shape)
     ]
     faults = [
-        _some(misfits),
-        _some([f"no {name}" for name in missing]),
-        _some([f"{name} is not in the model" for name in extra]),
+        some_of(misfits),
+        some_of([f"no {name}" for name in missing]),
+        some_of([f"{name} is not in the model" for name in extra]),
     ]
     if any(faults):
         number = len(missing) + len(extra) + len(misfits)
@@ -199,11 +198,6 @@ def _open(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as failure:
         raise ModelError(f"the weights {str(path)!r} cannot be read: {failure}") from failure
-
-
-def _some(words: Sequence[str]) -> str:
-    more = f" and {len(words) - _LISTED} more" if len(words) > _LISTED else ""
-    return ", ".join(words[:_LISTED]) + more
 
 
 def weights_of(model: nn.Module) -> Weights | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from plait.engine.engine import Engine
-from plait.engine.state.start import listed
+from plait.errors import some_of
 from plait.run.hooks import Hook, RunStart, StepDone
 
 STEPS = 3  # an output layer that starts from 0 holds back the gradients of the first two
@@ -82,14 +82,14 @@ class Watch(Hook):
             )
         if unused:
             self._say(
-                f"no gradient has reached {listed(unused)}: no rank used them in these steps, or "
+                f"no gradient has reached {some_of(unused)}: no rank used them in these steps, or "
                 "their output is detached "
                 "before the loss; if that is meant, freeze them by requires_grad_(False)"
             )
         still = sorted(touched - moved)
         if self._num_steps == STEPS and still and self._num_still < self._num_steps:
             self._say(
-                f"the first {STEPS} steps did not move {listed(still)}: their gradients are 0, or "
+                f"the first {STEPS} steps did not move {some_of(still)}: their gradients are 0, or "
                 "lr is too small "
                 "for the precision of the weights"
             )

@@ -23,9 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from plait.engine.norms_of_parameters import changed, norms_of
-
-NAMED: Final = 3
-"""How many names a warning has."""
+from plait.errors import some_of
 
 WRITES: Final = (
     *("copy_", "zero_", "fill_", "add_", "__iadd__", "index_add_", "scatter_add_", "index_copy_"),
@@ -125,10 +123,8 @@ class CarriedTensors:
 
 
 def _warn(names: list[str], plan: str, num: int) -> None:
-    more = len(names) - NAMED
-    named = ", ".join(f"'{name}'" for name in names[:NAMED]) + (f" and {more} more" * (more > 0))
     warnings.warn(
-        f"the forward carries {named} from one micro-batch to the next, which has other samples, "
+        f"the forward carries {some_of(map(repr, names))} from one micro-batch to the next, which has other samples, "
         f"and the plan '{plan}' runs it {num} times in a step; one device runs it once with all "
         "samples, so that numbers differ; take mb out of a plan without pp, write mb1 with a pp of "
         "one stage a rank, or pass what belongs to a sample in the batch",

@@ -17,14 +17,13 @@ from plait.comm import World
 from plait.engine.axes import data_axis
 from plait.engine.norms_of_parameters import changed, norms_of
 from plait.engine.state.local_parameters import LocalParameters
+from plait.errors import some_of
 from plait.mesh import AxisName
 
 Measure = tuple[float, float]
 """The norm of a buffer, and its product with fixed numbers."""
 ROUNDINGS = 16
 """How many roundings of a buffer's type apart two ranks still agree."""
-NAMED = 3
-"""How many buffers a warning names."""
 
 
 class ComputedBuffers:
@@ -111,13 +110,12 @@ def _different(of_ranks: list[dict[str, Measure]], buffers: dict[str, Tensor]) -
 
 
 def _warn(names: list[str], axis: AxisName) -> None:
-    more = len(names) - NAMED
-    named = ", ".join(f"'{name}'" for name in names[:NAMED]) + (f" and {more} more" * (more > 0))
     warnings.warn(
-        f"the forward computes buffers from its samples, and data ranks have other values of "
-        f"{named}; each rank goes on with its own, unlike one device: average a mean "
-        f"between two steps, by engine.world.axis({axis!r}).all_reduce(buffer).wait() and division "
-        "by its size; a queue of samples, as MoCo's, is no mean: let each forward put the samples "
-        "of all ranks into it, by all_gather(all_samples, own_samples).wait() of the same axis",
+        "the forward computes buffers from its samples, and data ranks have other values of "
+        f"{some_of(map(repr, names))}; each rank goes on with its own, unlike one device: average "
+        f"a mean between two steps, by engine.world.axis({axis!r}).all_reduce(buffer).wait() and "
+        "division by its size; a queue of samples, as MoCo's, is no mean: let each forward put "
+        "the samples of all ranks into it, by all_gather(all_samples, own_samples).wait() of the "
+        "same axis",
         stacklevel=2,
     )

@@ -15,11 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from plait.engine.state.buffers import Context
-
-Slot = tuple[str, str]
-"""The path of a module and the name of its attribute or buffer."""
-NAMED = 3
-"""How many numbers a warning names."""
+from plait.engine.state.numbers import Slot, numbers_of
+from plait.errors import some_of
 
 
 class FirstCounts:
@@ -111,23 +108,13 @@ class CountedForwards:
 
     def _values(self) -> Iterator[tuple[Slot, float]]:
         """The numbers in attributes and in buffers of one number, but those of norms."""
-        for path, module in self._model.named_modules():
-            if isinstance(module, _NormBase):
+        for module, slot, value in numbers_of(self._model):
+            if isinstance(module, _NormBase) or type(value) is bool:
                 continue
-            for table in (vars(module), module._buffers):
-                for name, value in table.items():
-                    if type(value) in (int, float):
-                        yield (path, name), value
-                    elif type(value) is Tensor and _is_number(value):
-                        yield (path, name), value.item()
-
-
-def _is_number(value: Tensor) -> bool:
-    is_real = value.dtype not in (torch.bool, *_COMPLEX)
-    return value.numel() == 1 and is_real and not value.requires_grad and not value.is_meta
-
-
-_COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
+            if not isinstance(value, Tensor):
+                yield slot, value
+            elif not (value.dtype is torch.bool or value.is_complex() or value.requires_grad):
+                yield slot, value.item()
 
 
 def _counts(pairs: list[tuple[float, float]]) -> bool:
@@ -141,12 +128,10 @@ def _counts(pairs: list[tuple[float, float]]) -> bool:
 
 
 def _warn(names: list[str], plan: str, num: int) -> None:
-    more = len(names) - NAMED
-    named = ", ".join(f"'{name}'" for name in names[:NAMED]) + (f" and {more} more" * (more > 0))
     warnings.warn(
-        f"the forward counts in {named}, and the plan '{plan}' runs it for each of {num} "
-        f"micro-batches of a step: {num} are counted where one device counts 1, so what is "
-        "computed from the number is not what one device computes; count steps outside of the "
-        "model and pass the number in the batch, or take mb out of a plan without pp",
+        f"the forward counts in {some_of(map(repr, names))}, and the plan '{plan}' runs it for "
+        f"each of {num} micro-batches of a step: {num} are counted where one device counts 1, so "
+        "what is computed from the number is not what one device computes; count steps outside of "
+        "the model and pass the number in the batch, or take mb out of a plan without pp",
         stacklevel=2,
     )

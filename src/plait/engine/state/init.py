@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from plait.comm import Axis
 from plait.engine.seeds import derive_seed
-from plait.engine.state.start import listed, make_start, told_start
-from plait.errors import ModelError
+from plait.engine.state.start import make_start, told_start
+from plait.errors import ModelError, some_of
 from plait.models.adapters import magnitudes, row_norms
 from plait.models.weights import MakeStart, start_of, weights_of
 from plait.random_state import drawn_alone
@@ -36,7 +36,7 @@ def is_meta(model: nn.Module) -> bool:
     if any(metas.values()) and not all(metas.values()):
         values = [name for name, meta in metas.items() if not meta]
         raise ModelError(
-            f"{listed(values)} of a model on the meta device have values, and "
+            f"{some_of(values)} of a model on the meta device have values, and "
             f"{len(metas) - len(values)} "
             "tensors have none; make the model wholly on the CPU, or move those parts there with "
             'module.to("meta")'

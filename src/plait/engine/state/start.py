@@ -12,11 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import Axis
-from plait.errors import ModelError
+from plait.errors import ModelError, some_of
 from plait.models.weights import MakeStart
 from plait.random_state import drawn_alone
-
-LISTED = 4  # names in a message
 
 
 def make_start(make: MakeStart, seed: int) -> dict[str, Tensor]:
@@ -50,7 +48,7 @@ def make_whole(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     ]
     if unwritten:
         raise ModelError(
-            f"{type(model).__name__} leaves {listed(unwritten)} without values: that memory is "
+            f"{type(model).__name__} leaves {some_of(unwritten)} without values: that memory is "
             "never written; "
             "initialise it where the model is made"
         )
@@ -59,13 +57,6 @@ def make_whole(make: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 def _has_nan(param: nn.Parameter) -> bool:
     return param.is_floating_point() and bool(param.detach().isnan().any())
-
-
-def listed(names: list[str]) -> str:
-    """`a, b, c, d and 3 more`."""
-    more = len(names) - LISTED
-    shown = ", ".join(names[:LISTED])
-    return shown if more <= 0 else f"{shown} and {more} more"
 
 
 def told_start(

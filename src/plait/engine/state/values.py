@@ -16,7 +16,7 @@ from plait.engine.precision import Precision
 from plait.engine.state.init import Initializer, buffer_dtype, is_meta, place_holders
 from plait.engine.state.local_parameters import LocalParameters
 from plait.engine.state.shards import parameter_shards, sharded_names
-from plait.engine.state.start import listed
+from plait.errors import some_of
 from plait.mesh import Shard
 from plait.mesh.boxes import Box
 from plait.models.coded import CodedWeight
@@ -134,7 +134,7 @@ class InitialValues:
                 warnings.warn(
                     f"rank {rank} brought other initial values than rank 0, whose values all ranks "
                     "train: "
-                    f"{listed(names)}; seed every rank alike before the model is made",
+                    f"{some_of(names)}; seed every rank alike before the model is made",
                     stacklevel=2,
                 )
 

@@ -7,7 +7,7 @@ ActNorm sets a parameter by its first samples, and sees those of one part of a b
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -19,6 +19,9 @@ from plait.engine.axes import data_axis
 from plait.engine.norms_of_parameters import changed, norms_of
 from plait.engine.state.carried import CarriedTensors
 from plait.engine.state.local_parameters import LocalParameters
+from plait.engine.state.numbers import Slot, numbers_of
+from plait.engine.state.spectral_norms import warn_of_spectral_norms
+from plait.errors import some_of
 from plait.parallel.data import DataStrategy
 from plait.parallel.data.absent import Absent
 from plait.plan import Plan
@@ -30,42 +33,41 @@ FORWARDS: Final = 2
 """How many forwards of a step are looked at."""
 CARRYING: Final = 8
 """How many forwards of a step are looked at for what one leaves to the next."""
-NAMED: Final = 3
-"""How many names a warning has."""
 
 
 @dataclass(frozen=True)
 class _Change:
-    """The names of parameters, and of attributes that are flags, which a forward changed."""
+    """The names of parameters, and the places of flags, which a forward changed."""
 
     params: frozenset[str]
-    flags: frozenset[str]
+    flags: frozenset[Slot]
 
 
 class WrittenByForwards:
-    """Looks at the parameters of a rank around the first forwards of its first steps."""
+    """Has the first forwards of the first steps looked at, and tells what the looks have found."""
 
     def __init__(
         self, holding: LocalParameters, strategy: DataStrategy, plan: Plan, world: World
     ) -> None:
         axis = data_axis(world)
+        parts = axis.size * plan.micro_batches
         self._holding = holding
-        self._strategy = strategy
         self._plan = str(plan)
-        self._parts = axis.size * plan.micro_batches
-        self._tells = axis.rank == 0 and world.axis("tp").rank == 0 and self._parts > 1
+        self._tells = axis.rank == 0 and world.axis("tp").rank == 0 and parts > 1
         self._steps_left = STEPS * self._tells
         self._compiles = plan.compile
         self._forwards = 0
         self._carried: CarriedTensors | None = None
         self._changes: list[_Change] = []
-        self._first: list[_Change] = []
+        self._look = _Look(holding, strategy)
+        self._moved = _MovedParameters(holding.model, self._plan)
+        self._set_once = _FirstSamples(holding.model, self._plan, parts)
 
     def begin(self, num_micro_batches: int) -> None:
         """A step begins."""
         if self._tells and num_micro_batches > 1:
             self._tells = False
-            _warn_of_spectral_norms(self._holding, self._plan, num_micro_batches)
+            warn_of_spectral_norms(self._holding, self._plan, num_micro_batches)
             if not self._compiles:
                 self._carried = CarriedTensors(self._holding.model)
         self._forwards = 0
@@ -77,15 +79,8 @@ class WrittenByForwards:
             forward = partial(self._carried.during, forward)
         if not self._steps_left or self._forwards > FORWARDS or is_recorded():
             forward()
-            return
-        norms, numbers = self._norms(), self._numbers()
-        forward()
-        written = changed(norms, self._norms())
-        # A flag or a first count is set so; a size that a forward notes is not.
-        flags = {
-            key for key, value in self._numbers().items() if {numbers.get(key), value} == {0.0, 1.0}
-        }
-        self._changes.append(_Change(frozenset(written), frozenset(flags)))
+        else:
+            self._changes.append(self._look.during(forward))
 
     def end(self) -> None:
         """The step has ended: tell of what its forwards have written."""
@@ -94,40 +89,27 @@ class WrittenByForwards:
         if not self._steps_left:
             return
         changes, self._changes = self._changes, []
-        moved = self._moved(changes)
-        if moved:
-            _warn_of_moves(moved, self._plan, self._forwards)
-        known = len(self._first)
-        self._first += changes
-        if known < FORWARDS <= len(self._first):
-            found = self._set_once(*self._first[:FORWARDS])
-            if found:
-                _warn_of_first_samples(found, self._plan, self._parts)
-        self._steps_left = 0 if moved else self._steps_left - 1
+        is_told = self._moved.tell(changes, self._forwards)
+        self._set_once.note(changes)
+        self._steps_left = 0 if is_told else self._steps_left - 1
 
-    def _moved(self, changes: list[_Change]) -> list[str]:
-        """The frozen parameters that each of several forwards has moved.
 
-        An optimizer moves the others, and a table with `max_norm` is the same after a second look.
-        """
-        if len(changes) < FORWARDS:
-            return []
-        model = self._holding.model
-        names = frozenset.intersection(*(one.params for one in changes)) - self._bounded()
-        return [name for name in sorted(names) if not model.get_parameter(name).requires_grad]
+class _Look:
+    """Sees which parameters and which flags of a rank a forward changes."""
 
-    def _set_once(self, first: _Change, second: _Change) -> list[str]:
-        """The trained parameters that the first forward alone has set, as a number near them tells.
+    def __init__(self, holding: LocalParameters, strategy: DataStrategy) -> None:
+        self._holding = holding
+        self._strategy = strategy
 
-        A bound on weights is such a write too, and sets no flag.
-        """
-        owners = {name.rpartition(".")[0] for name in first.flags - second.flags}
-        found = []
-        for name in sorted(first.params - second.params - self._bounded()):
-            near = any(not owner or name.startswith(f"{owner}.") for owner in owners)
-            if near and self._holding.model.get_parameter(name).requires_grad:
-                found.append(name)
-        return found
+    def during(self, forward: Callable[[], None]) -> _Change:
+        """Do a forward; what it changes."""
+        norms, numbers = self._norms(), self._numbers()
+        forward()
+        written = changed(norms, self._norms()) - _bounded(self._holding.model)
+        # A flag or a first count is set so; a size that a forward notes is not.
+        now = self._numbers().items()
+        flags = {slot for slot, value in now if {numbers.get(slot), value} == {0.0, 1.0}}
+        return _Change(frozenset(written), frozenset(flags))
 
     def _norms(self) -> dict[str, Tensor]:
         """The norm (0-dim) of each parameter, or of this rank's part."""
@@ -140,72 +122,78 @@ class WrittenByForwards:
             tensors | {one.name: one.values for one in self._strategy.frozen_shards(trained=True)}
         )
 
-    def _bounded(self) -> set[str]:
-        """The tables with a bound on norms, into which each look writes."""
+    def _numbers(self) -> dict[Slot, float]:
         return {
-            f"{path}.weight".lstrip(".")
-            for path, module in self._holding.model.named_modules()
-            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
+            slot: float(value.detach().real if isinstance(value, Tensor) else value)
+            for _, slot, value in numbers_of(self._holding.model)
         }
 
-    def _numbers(self) -> dict[str, float]:
-        """The numbers in attributes and in buffers of one number, by their paths."""
-        found = {}
-        for path, module in self._holding.model.named_modules():
-            for table in (vars(module), module._buffers):
-                for name, value in table.items():
-                    if type(value) in (bool, int):
-                        found[f"{path}.{name}"] = float(value)
-                    elif type(value) is Tensor and value.numel() == 1 and not value.is_meta:
-                        found[f"{path}.{name}"] = float(value.detach().real)
+
+def _bounded(model: nn.Module) -> set[str]:
+    """The tables with a bound on norms, into which each look writes."""
+    return {
+        f"{path}.weight".lstrip(".")
+        for path, module in model.named_modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
+    }
+
+
+class _MovedParameters:
+    """Frozen parameters that each of several forwards of a step moves."""
+
+    def __init__(self, model: nn.Module, plan: str) -> None:
+        self._model = model
+        self._plan = plan
+
+    def tell(self, changes: list[_Change], forwards: int) -> bool:
+        """Whether forwards of a step have moved some, of which a warning tells.
+
+        An optimizer moves the others, and a table with `max_norm` is the same after a second look.
+        """
+        if len(changes) < FORWARDS:
+            return False
+        names = sorted(frozenset.intersection(*(one.params for one in changes)))
+        moved = [name for name in names if not self._model.get_parameter(name).requires_grad]
+        if moved:
+            warnings.warn(
+                f"the forward moves the frozen parameters {some_of(map(repr, moved))}, and the "
+                f"plan '{self._plan}' runs it {forwards} times in a step, so that they move "
+                f"{forwards} times where one device moves them once; take mb out of a plan without "
+                "pp, write mb1 with a pp of one stage a rank, or move them between two steps",
+                stacklevel=2,
+            )
+        return bool(moved)
+
+
+class _FirstSamples:
+    """Trained parameters that the first forward of all sets, as a number near them tells."""
+
+    def __init__(self, model: nn.Module, plan: str, parts: int) -> None:
+        self._model = model
+        self._plan = plan
+        self._parts = parts
+        self._first: list[_Change] = []
+
+    def note(self, changes: list[_Change]) -> None:
+        """Take what the forwards of a step have changed; warn once the first two are there."""
+        known = len(self._first)
+        self._first += changes
+        found = self._found(*self._first[:FORWARDS]) if known < FORWARDS <= len(self._first) else []
+        if found:
+            warnings.warn(
+                f"the first forward sets the trained parameters {some_of(map(repr, found))}, and "
+                f"under the plan '{self._plan}' it has one of {self._parts} parts of a batch; each "
+                "data rank has set its own, unlike one device: call the model once with a whole "
+                "batch before plait.build",
+                stacklevel=2,
+            )
+
+    def _found(self, first: _Change, second: _Change) -> list[str]:
+        """Parameters that the first forward alone has set. A bound on weights sets no flag."""
+        owners = {path for path, _ in first.flags - second.flags}
+        found = []
+        for name in sorted(first.params - second.params):
+            near = any(not owner or name.startswith(f"{owner}.") for owner in owners)
+            if near and self._model.get_parameter(name).requires_grad:
+                found.append(name)
         return found
-
-
-def _named(names: Iterable[str]) -> str:
-    known = list(names)
-    more = len(known) - NAMED
-    return ", ".join(f"'{one}'" for one in known[:NAMED]) + (f" and {more} more" * (more > 0))
-
-
-def _warn_of_moves(names: list[str], plan: str, forwards: int) -> None:
-    warnings.warn(
-        f"the forward moves the frozen parameters {_named(names)}, and the plan '{plan}' runs it "
-        f"{forwards} times in a step, so that they move {forwards} times where one device moves "
-        "them once; take mb out of a plan without pp, write mb1 with a pp of one stage a rank, or "
-        "move them between two steps",
-        stacklevel=2,
-    )
-
-
-def _warn_of_first_samples(names: list[str], plan: str, parts: int) -> None:
-    warnings.warn(
-        f"the first forward sets the trained parameters {_named(names)}, and under the plan "
-        f"'{plan}' it has one of {parts} parts of a batch; each data rank has set its own, unlike "
-        "one device: call the model once with a whole batch before plait.build",
-        stacklevel=2,
-    )
-
-
-def _warn_of_spectral_norms(holding: LocalParameters, plan: str, num: int) -> None:
-    modules = holding.model.named_modules()
-    norms = [path.partition(".parametrizations.")[0] for path, one in modules if _is_normed(one)]
-    found = [path for path in norms if any(name.startswith(f"{path}.") for name in holding.params)]
-    if found:
-        warnings.warn(
-            f"the spectral norm of {_named(found)} iterates once in each forward, and the "
-            f"plan '{plan}' runs {num} in a step; one device iterates once, so that weights differ "
-            f"until the iteration has converged; {num} batches whose gradients are added on one "
-            "device do the same; take mb out of a plan without pp, or give spectral_norm a larger "
-            "n_power_iterations",
-            stacklevel=2,
-        )
-
-
-def _is_normed(module: nn.Module) -> bool:
-    """Whether a module has a spectral norm, or is one, of the two kinds that torch has."""
-    hooks = module._forward_pre_hooks.values()
-    kinds = [type(one) for one in (module, *hooks)]
-    return any(
-        kind.__module__.startswith("torch.nn.utils") and kind.__name__.endswith("SpectralNorm")
-        for kind in kinds
-    )

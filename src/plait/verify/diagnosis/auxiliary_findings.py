@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plait.verify.diagnosis.finding import Finding, coefficients, list_names
+from plait.errors import some_of
+from plait.verify.diagnosis.finding import Finding, coefficients
 from plait.verify.diagnosis.view import View
 from plait.verify.record.observation import Gradients
 
@@ -35,7 +36,7 @@ def auxiliary_loss(view: View) -> list[Finding]:
 def buffer_findings(names: Sequence[str]) -> list[Finding]:
     """Only buffers differ."""
     text = (
-        f"gradients and weights are right, and the buffers {list_names(names)} are not: what "
+        f"gradients and weights are right, and the buffers {some_of(names)} are not: what "
         "updates them sees other tokens, or sees them twice"
     )
     return [Finding("buffers", "", text, 0.9, tuple(names))]

@@ -12,12 +12,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from plait.errors import some_of
 from plait.verify.diagnosis.finding import (
     Facts,
     Finding,
     coefficients,
     fit_scale,
-    list_names,
     reach,
 )
 from plait.verify.record.observation import Contribution, Gradients, Observation
@@ -114,7 +114,7 @@ def _of_some(
     weights = _weights(own, some, clip, slack)
     if weights is None:
         return []
-    which = f" (in {list_names(wrong)})"
+    which = f" (in {some_of(wrong)})"
     return [
         replace(one, text=one.text + which, names=tuple(wrong)) for one in _read(weights, facts)
     ]

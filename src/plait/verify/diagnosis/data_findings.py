@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from plait.verify.diagnosis.finding import Finding, list_names
+from plait.errors import some_of
+from plait.verify.diagnosis.finding import Finding
 from plait.verify.diagnosis.view import View
 from plait.verify.record.samples import Samples
 
@@ -61,6 +62,6 @@ def _which(seen: Samples, view: View) -> str:
 
 
 def _samples(numbers: Sequence[int]) -> str:
-    names = list_names([str(number) for number in sorted(set(numbers))], 8)
+    names = some_of([str(number) for number in sorted(set(numbers))], 8)
     plural = len(set(numbers)) > 1
     return f"sample{'s' if plural else ''} {names} of the batch {'are' if plural else 'is'}"

@@ -229,9 +229,3 @@ def reach(value: Gradients, basis: Sequence[Gradients]) -> float:
         return 0.0
     inverse = torch.linalg.inv(gram[used][:, used])
     return math.sqrt(dot(value, value) * max(float(inverse.diagonal().max()), 0.0))
-
-
-def list_names(names: Sequence[str], limit: int = 3) -> str:
-    """`a, b, c and 4 more`."""
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from plait.comm import World
+from plait.errors import some_of
 from plait.parallel.context.group import ContextGroup
 from plait.plan import Plan
 from plait.values import PyTree
-from plait.verify.diagnosis.finding import Finding, list_names
+from plait.verify.diagnosis.finding import Finding
 from plait.verify.problem import Problem, reference_dtype
 from plait.verify.ranks import make_engine
 from plait.verify.record.compare import Difference
@@ -87,7 +88,7 @@ def by_parameters(failed: Sequence[Difference]) -> Finding | None:
     if not wrong:
         return None
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in wrong))
-    text = f"outputs and loss are right, and gradients are wrong in {list_names(modules, 6)}"
+    text = f"outputs and loss are right, and gradients are wrong in {some_of(modules, 6)}"
     return Finding("module", "", text, 0.6, tuple(wrong))
 
 

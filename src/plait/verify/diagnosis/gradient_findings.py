@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from plait.errors import some_of
 from plait.verify.diagnosis.auxiliary_findings import auxiliary_loss
 from plait.verify.diagnosis.contribution_findings import contribution_findings
-from plait.verify.diagnosis.finding import Finding, coefficients, fit_scale, list_names
+from plait.verify.diagnosis.finding import Finding, coefficients, fit_scale
 from plait.verify.diagnosis.number_findings import (
     clipped,
     loss_alone,
@@ -65,7 +66,7 @@ def missing_names(view: View) -> list[Finding]:
     truth = view.truth.params.keys()
     names_here = view.mine.params.keys()
     if lost := sorted(truth - names_here):
-        text = f"{len(lost)} parameters are nowhere in the parallel run: {list_names(lost)}"
+        text = f"{len(lost)} parameters are nowhere in the parallel run: {some_of(lost)}"
         findings.append(
             Finding(
                 "missing-parameters",
@@ -80,7 +81,7 @@ def missing_names(view: View) -> list[Finding]:
             Finding(
                 "unknown-parameters",
                 "",
-                f"the reference does not know {list_names(new)}",
+                f"the reference does not know {some_of(new)}",
                 0.9,
                 tuple(new),
             )
@@ -114,7 +115,7 @@ def scale_by_parameter(view: View) -> list[Finding]:
                 Finding(
                     "scale-some",
                     axis,
-                    f"the gradient of {list_names(names)} is {clause}",
+                    f"the gradient of {some_of(names)} is {clause}",
                     0.65,
                     tuple(names),
                 )
@@ -131,7 +132,7 @@ def lacks_reduction(view: View) -> list[Finding]:
                 which = (
                     "every wrong gradient"
                     if len(solved) == len(view.wrong)
-                    else f"the gradient of {list_names(solved)}"
+                    else f"the gradient of {some_of(solved)}"
                 )
                 text = f"{which} matches after a {word} over {axis}: a reduction is missing"
                 return [Finding("missing-reduction", axis, text, 0.97, tuple(solved))]
@@ -194,7 +195,7 @@ def unsynchronised_copies(view: View) -> list[Finding]:
     if not 0 < len(tied) <= MOST_TIED:
         return []
     text = (
-        f"the sum of the two copies of {list_names(tied)} is the right gradient: the tied weights "
+        f"the sum of the two copies of {some_of(tied)} is the right gradient: the tied weights "
         "are not synchronised"
     )
     return [
@@ -277,7 +278,7 @@ def frozen_or_dead(view: View) -> list[Finding]:
     for cause, clause, wrong in checks:
         names = [name for name in view.wrong if wrong(name)]
         if names and len(names) < len(view.truth.grads):
-            findings.append(Finding(cause, "", f"{list_names(names)} {clause}", 0.75, tuple(names)))
+            findings.append(Finding(cause, "", f"{some_of(names)} {clause}", 0.75, tuple(names)))
     return findings
 
 

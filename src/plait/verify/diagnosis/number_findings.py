@@ -4,7 +4,8 @@ clipping.
 
 from __future__ import annotations
 
-from plait.verify.diagnosis.finding import Finding, dot, fit_scale, fit_tensors, list_names
+from plait.errors import some_of
+from plait.verify.diagnosis.finding import Finding, dot, fit_scale, fit_tensors
 from plait.verify.diagnosis.view import View
 from plait.verify.record.compare import relative_number
 
@@ -91,7 +92,7 @@ def _norm_of_replicas(view: View) -> Finding | None:
         return None
     names = tuple(copied)
     text = (
-        f"the gradient norm counts {list_names(names)} {size} times, once for every rank that has "
+        f"the gradient norm counts {some_of(names)} {size} times, once for every rank that has "
         "a copy"
     )
     return Finding("norm", "tp", text, 0.96, names)

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from plait.comm import World
+from plait.errors import some_of
 from plait.parallel.tensor import ActivationLayout, TensorSplit
 from plait.plan import Plan
 from plait.values import PyTree
-from plait.verify.diagnosis.finding import Finding, list_names
+from plait.verify.diagnosis.finding import Finding
 from plait.verify.problem import Problem, reference_dtype
 from plait.verify.ranks import make_engine
 from plait.verify.reference.batches import num_samples
@@ -106,7 +107,7 @@ def _text(first: str, since: list[str], roles: dict[str, str]) -> str:
     )
     named = [f"'{name}' ({roles.get(name, 'no role')})" for name in since]
     return text + (
-        f", and at those of what ran just before it: {list_names(named, 6)}" if named else ""
+        f", and at those of what ran just before it: {some_of(named, 6)}" if named else ""
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from plait.verify.diagnosis.finding import Finding, list_names
+from plait.errors import some_of
+from plait.verify.diagnosis.finding import Finding
 from plait.verify.diagnosis.view import View
 from plait.verify.record.compare import largest, relative_error
 from plait.verify.record.observation import Gradients
@@ -31,7 +32,7 @@ def rounded(mine: Gradients, truth: Gradients, names: tuple[str, ...], what: str
         unit = torch.finfo(dtype).eps
         if worst > UNITS * unit:
             continue
-        shown = list_names([name for name, _, _ in pairs])
+        shown = some_of([name for name, _, _ in pairs])
         if all(_is_rounded(value, dtype) for _, value, _ in pairs):
             text = f"{what} of {shown} are rounded to {word}"
             return [Finding("precision", "precision", text, 0.96, names)]

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from plait.verify.diagnosis.finding import Facts, Finding, coefficients, fit_tensors, list_names
+from plait.errors import some_of
+from plait.verify.diagnosis.finding import Facts, Finding, coefficients, fit_tensors
 from plait.verify.diagnosis.precision_findings import rounded
 from plait.verify.diagnosis.view import View
 from plait.verify.record.compare import Difference, largest
@@ -34,7 +35,7 @@ def start_findings(parallel: Record, reference: Record, wrong: Sequence[str]) ->
             Finding(
                 "missing-parameters",
                 "init",
-                f"only one side has {list_names(lost)}",
+                f"only one side has {some_of(lost)}",
                 0.95,
                 tuple(lost),
             )
@@ -42,7 +43,7 @@ def start_findings(parallel: Record, reference: Record, wrong: Sequence[str]) ->
     which = (
         "no parameter starts"
         if len(wrong) == len(truth)
-        else f"{list_names(wrong)} do{'es' if len(wrong) == 1 else ''} not start"
+        else f"{some_of(wrong)} do{'es' if len(wrong) == 1 else ''} not start"
     )
     findings = [
         Finding(
@@ -56,7 +57,7 @@ def start_findings(parallel: Record, reference: Record, wrong: Sequence[str]) ->
     repeated = [name for name in wrong if _repeats(weights[name]) and not _repeats(truth[name])]
     if repeated:
         text = (
-            f"the halves of {list_names(repeated)} start equal: each rank fills its shard from the "
+            f"the halves of {some_of(repeated)} start equal: each rank fills its shard from the "
             "same seed"
         )
         findings.append(Finding("init-shards", "init+tp", text, 0.95, tuple(repeated)))
@@ -81,7 +82,7 @@ def replica_findings(view: View, wrong: Sequence[Difference]) -> list[Finding]:
     ranks = sorted(odd | {min(holders - odd)} if holders - odd else odd)
     axes = [axis for axis, lines in view.facts.lines.items() if _some_differ(lines, odd)]
     text = (
-        f"replicas of {list_names(names)} differ on ranks {', '.join(map(str, ranks))} after the "
+        f"replicas of {some_of(names)} differ on ranks {', '.join(map(str, ranks))} after the "
         "update"
     )
     return [Finding("replicas", axes[0] if axes else "dp", text, 0.85, tuple(names))]
@@ -117,7 +118,7 @@ def update_findings(
             Finding(
                 "frozen-moved",
                 "optimizer",
-                f"{list_names(frozen)} moved, which no gradient asks for",
+                f"{some_of(frozen)} moved, which no gradient asks for",
                 0.96,
                 tuple(frozen),
             )
@@ -144,7 +145,7 @@ def update_findings(
         findings.append(Finding("optimizer-state", "optimizer", text, 0.7, tuple(wrong)))
     if not findings:
         text = (
-            f"right gradients in step {step} and a wrong update of {list_names(wrong)}: the rule "
+            f"right gradients in step {step} and a wrong update of {some_of(wrong)}: the rule "
             "or its options differ"
         )
         findings.append(Finding("update", "optimizer", text, 0.6, tuple(wrong)))
@@ -163,7 +164,7 @@ def _still(still: Sequence[str], wrong: Sequence[str], num_moving: int) -> list[
     which = (
         "every parameter is"
         if all_of_them
-        else f"{list_names(still)} {'is' if len(still) == 1 else 'are'}"
+        else f"{some_of(still)} {'is' if len(still) == 1 else 'are'}"
     )
     text = f"{which} as before the update: not updated, or stale values were gathered"
     return [Finding("stale", "optimizer" if all_of_them else "dp", text, 0.92, tuple(still))]
@@ -229,7 +230,7 @@ def _decayed(
         Finding(
             "weight-decay",
             "optimizer",
-            f"weight decay of {list_names(names)} is {word}",
+            f"weight decay of {some_of(names)} is {word}",
             0.94,
             tuple(names),
         )
@@ -261,13 +262,12 @@ def _range_of(view: View, mine: Tensors, truth: Tensors, wrong: Sequence[str]) -
     moving = sum(value.numel() for value in truth.values() if bool(value.any()))
     of_one = len(wrong) == 1 and 2 * spans <= wrong_numel
     if part and (wrong_numel <= 0.8 * moving or of_one):
-        more = f" and all of {list_names(whole)}" if whole else ""
+        more = f" and all of {some_of(whole)}" if whole else ""
         return [
             Finding(
                 "shard",
                 "dp",
-                f"only a flat range is updated wrongly: {list_names(part, 2)}{more}: one rank's "
-                "shard",
+                f"only a flat range is updated wrongly: {some_of(part, 2)}{more}: one rank's shard",
                 0.8,
                 tuple(wrong),
             )
@@ -277,7 +277,7 @@ def _range_of(view: View, mine: Tensors, truth: Tensors, wrong: Sequence[str]) -
             Finding(
                 "shard",
                 "dp",
-                f"the update of {list_names(whole)} is wrong, of the others right: a bucket or a "
+                f"the update of {some_of(whole)} is wrong, of the others right: a bucket or a "
                 "shard",
                 0.72,
                 tuple(whole),

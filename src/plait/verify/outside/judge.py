@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from plait.errors import RunError
+from plait.errors import RunError, some_of
 from plait.values import JsonObject
-from plait.verify.diagnosis.finding import Finding, list_names
+from plait.verify.diagnosis.finding import Finding
 from plait.verify.diagnosis.random_findings import with_chance
 from plait.verify.outside.comparison import StepComparison
 from plait.verify.outside.loss import summed
@@ -323,16 +323,16 @@ def _causes(
     if stale:
         unique = tuple(dict.fromkeys(stale))
         text = (
-            f"the optimizer holds {list_names(unique)}, which the model no longer has: it was made "
+            f"the optimizer holds {some_of(unique)}, which the model no longer has: it was made "
             "before the model was wrapped"
         )
         findings.append(Finding("stale-parameters", "optimizer", text, 0.98, unique))
     apart = _starts_apart(ranks)
     if apart:
-        text = f"ranks start from different values of {list_names(apart)}: nothing makes them one"
+        text = f"ranks start from different values of {some_of(apart)}: nothing makes them one"
         findings.append(Finding("init", "init", text, 0.98, apart))
     missing = tuple(name for name in names if name not in settings[0])
     if missing and not stale:
-        text = f"{list_names(missing)} trains and is in no optimizer"
+        text = f"{some_of(missing)} trains and is in no optimizer"
         findings.append(Finding("not-updated", "optimizer", text, 0.95, missing))
     return findings

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from plait.batch_trees import SampleList, is_per_sample, leaves_of
+from plait.errors import some_of
 from plait.values import PyTree
 from plait.verify.diagnosis.finding import Facts, Finding
 from plait.verify.reference.batches import Batch, taken
@@ -184,5 +185,4 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def numbers(values: Sequence[int]) -> str:
     """The first of these numbers, and how many more."""
-    shown = ", ".join(map(str, values[:6]))
-    return shown if len(values) <= 6 else f"{shown} and {len(values) - 6} more"
+    return some_of(values, 6)

@@ -1,0 +1,24 @@
+"""The numbers that the modules of a model hold beside their parameters: counts, flags, means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+Slot = tuple[str, str]
+"""The path of a module and the name of its attribute or buffer."""
+
+
+def numbers_of(model: nn.Module) -> Iterator[tuple[nn.Module, Slot, float | Tensor]]:
+    """The numbers and flags in attributes, and buffers and other tensors [...] of one number.
+
+    Each comes with its module.
+    """
+    for path, module in model.named_modules():
+        for table in (vars(module), module._buffers):
+            for name, value in table.items():
+                if type(value) in (bool, int, float) or (
+                    type(value) is Tensor and value.numel() == 1 and not value.is_meta
+                ):
+                    yield module, (path, name), value
