@@ -13,15 +13,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from plait.comm import World
-from plait.engine.build import Options, build
+from plait.engine.build import Options
 from plait.engine.stages.chain import find_chain
 from plait.engine.stages.cut import Cutting
 from plait.errors import ModelError
+from plait.models.gpt import GPT
+from tests.parity.few_steps import batch, drawn, losses, plain
 from tests.parity.harness import TOLERANCE
 
 Run = Callable[..., list[Any]]
 Change = Callable[[nn.Sequential], object]
 PLAN = "pp2:1f1b mb2"
+WIDTH = 6
 
 
 class Waves(nn.Sequential):
@@ -35,11 +38,9 @@ class Waves(nn.Sequential):
 
 
 def model(kind: type[nn.Sequential] = nn.Sequential) -> nn.Sequential:
-    generator = torch.Generator().manual_seed(2)
-    first = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
-    made = kind(first, nn.Linear(6, 6), nn.Linear(6, 6)).double()
-    for param in made.parameters():
-        param.data = torch.randn(param.shape, generator=generator, dtype=torch.float64)
+    first = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    made = kind(first, nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    drawn(made)
     return made
 
 
@@ -56,10 +57,17 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def batch() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(4, 6, generator=generator, dtype=torch.float64)
-    return inputs, inputs.flip(0)
+def own_sine(module: nn.Module) -> None:
+    forward = module.forward
+    module.forward = lambda *args: forward(*args).sin()
+
+
+CHANGES_OF_A_GPT: dict[str, Callable[[nn.Module], object]] = {
+    "forward hook": lambda one: one.register_forward_hook(lambda _, __, result: result * 2),
+    "forward pre-hook": lambda one: one.register_forward_pre_hook(lambda _, x: (x[0].flip(1),)),
+    "backward pre-hook": lambda one: one.register_full_backward_pre_hook(lambda _, g: (g[0] * 2,)),
+    "forward": own_sine,
+}
 
 
 def made(change: str, place: str, kind: type[nn.Sequential]) -> nn.Sequential:
@@ -69,32 +77,11 @@ def made(change: str, place: str, kind: type[nn.Sequential]) -> nn.Sequential:
     return found
 
 
-def losses(world: World, *how: Any) -> list[float]:
+def under_plan(world: World, *how: Any) -> list[float]:
     warnings.filterwarnings("ignore", "Full backward hook is firing")  # inputs have no gradient
-    engine = build(
-        made(*how),
-        f"{PLAN} precision:float64",
-        loss=F.mse_loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
-        options=Options(cutting=Cutting(example=batch()[0][:1])),
-        world=world,
-    )
-    return [engine.step(batch()).loss for _ in range(3)]
-
-
-def plain(*how: Any) -> list[float]:
-    found = made(*how)
-    optimizer = torch.optim.SGD(found.parameters(), lr=0.1)
-    inputs, targets = batch()
-    warnings.filterwarnings("ignore", "Full backward hook is firing")
-    numbers = []
-    for _ in range(3):
-        loss = F.mse_loss(found(inputs), targets)
-        numbers.append(float(loss.detach()))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return numbers
+    pair = batch(WIDTH)
+    options = Options(cutting=Cutting(example=pair[0][:1]))
+    return losses(world, made(*how), PLAN, pair, options=options)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +92,60 @@ def plain(*how: Any) -> list[float]:
     ],
 )
 def test_equals_one_device(ranks: Run, change: str, place: str, kind: type[nn.Sequential]) -> None:
-    for found in ranks(2, losses, change, place, kind, plan=PLAN):
-        assert found == pytest.approx(plain(change, place, kind), rel=TOLERANCE, abs=0)
+    warnings.filterwarnings("ignore", "Full backward hook is firing")
+    expected = plain(made(change, place, kind), batch(WIDTH))
+    for found in ranks(2, under_plan, change, place, kind, plan=PLAN):
+        assert found == pytest.approx(expected, rel=TOLERANCE, abs=0)
+
+
+def gpt(change: str, place: str) -> nn.Module:
+    made = drawn(
+        GPT(
+            num_hidden_layers=2,
+            hidden_size=8,
+            num_attention_heads=2,
+            vocab_size=16,
+            max_position_embeddings=6,
+        )
+    )
+    CHANGES_OF_A_GPT[change](made.get_submodule(place))
+    return made
+
+
+def tokens() -> tuple[Tensor, Tensor]:
+    ids = torch.randint(16, (4, 6), generator=torch.Generator().manual_seed(1))
+    return ids, ids.flip(0)
+
+
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def gpt_under_plan(world: World, *how: str) -> list[float]:
+    warnings.filterwarnings("ignore", "Full backward hook is firing")  # tokens have no gradient
+    return losses(world, gpt(*how), PLAN, tokens(), token_loss)
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ("forward hook", ""),
+        ("forward pre-hook", ""),
+        ("backward pre-hook", ""),
+        ("forward", ""),
+        ("forward hook", "embed"),
+        ("forward hook", "blocks.0"),
+        ("forward", "blocks.1"),
+        ("forward hook", "blocks.1.mlp"),
+        ("forward", "head"),
+    ],
+)
+def test_a_gpt_with_a_hook_equals_one_device(ranks: Run, change: str, place: str) -> None:
+    """The file of `GPT` names a chain, which calls its links alone."""
+    warnings.filterwarnings("ignore", "Full backward hook is firing")
+    expected = plain(gpt(change, place), tokens(), token_loss)
+    for found in ranks(2, gpt_under_plan, change, place, plan=PLAN):
+        assert found == pytest.approx(expected, rel=TOLERANCE, abs=0)
 
 
 def test_the_chain_of_a_sequential_has_its_innermost_layers() -> None:
@@ -120,3 +159,10 @@ def test_the_chain_of_a_sequential_has_its_innermost_layers() -> None:
 def test_a_chain_that_leaves_out_a_hook_is_refused(place: str, what: str) -> None:
     with pytest.raises(ModelError, match=f"leaves out the forward hook of {what}; leave chain out"):
         find_chain(made("forward hook", place, nn.Sequential), ["0.*", "1", "2"])
+
+
+def test_a_chain_that_leaves_out_a_forward_is_refused() -> None:
+    with pytest.raises(ModelError, match="leaves out the own forward of the model; leave chain"):
+        find_chain(made("forward", "model", nn.Sequential), ["*"])
+    with pytest.raises(ModelError, match="leaves out the own forward of '0'; leave chain out"):
+        find_chain(made("forward", "first", nn.Sequential), ["0.*", "1", "2"])

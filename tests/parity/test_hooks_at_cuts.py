@@ -6,17 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from plait.comm import World
-from plait.engine.build import Options, build
+from plait.engine.build import Options
 from plait.engine.stages.cut import Cutting
 from tests.helpers.pool import RanksFailed
+from tests.parity.few_steps import batch, drawn, losses, plain
 from tests.parity.harness import TOLERANCE
 
 Run = Callable[..., list[Any]]
+WIDTH = 6
 
 
 class Hooked(nn.Module):
@@ -24,10 +24,8 @@ class Hooked(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(2)
-        self.layers = nn.ModuleList(nn.Linear(6, 6).double() for _ in range(4))
-        for param in self.parameters():
-            param.data = torch.randn(param.shape, generator=generator, dtype=torch.float64)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        drawn(self)
 
     def forward(self, x: Tensor) -> Tensor:
         first = self.layers[1](self.layers[0](x).sin())
@@ -51,56 +49,30 @@ class Scaled(Hooked):
         return x
 
 
-def batch() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(4, 6, generator=generator, dtype=torch.float64)
-    return inputs, inputs.flip(0)
-
-
-def losses(
+def under_plan(
     world: World,
     plan: str,
     counts: tuple[int, ...],
     make: Callable[[], nn.Module] = Hooked,
 ) -> list[float]:
-    engine = build(
-        make(),
-        f"{plan} precision:float64",
-        loss=F.mse_loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
-        options=Options(blocks="layers.*", cutting=Cutting(counts=counts, example=batch()[0][:1])),
-        world=world,
-    )
-    return [engine.step(batch()).loss for _ in range(3)]
-
-
-def plain(make: Callable[[], nn.Module] = Hooked) -> list[float]:
-    model = make()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    inputs, targets = batch()
-    found = []
-    for _ in range(3):
-        loss = F.mse_loss(model(inputs), targets)
-        found.append(float(loss.detach()))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return found
+    pair = batch(WIDTH)
+    cutting = Cutting(counts=counts, example=pair[0][:1])
+    return losses(world, make(), plan, pair, options=Options(blocks="layers.*", cutting=cutting))
 
 
 @pytest.mark.parametrize("counts", [(1, 3), (2, 2), (3, 1)])
 @pytest.mark.parametrize("plan", ["pp2:1f1b mb2", "pp2:zb-h1 mb2"])
 def test_equals_one_device(ranks: Run, plan: str, counts: tuple[int, ...]) -> None:
     """The cut is before, at and behind the hook; behind it, both ranks read the result."""
-    for found in ranks(2, losses, plan, counts, plan=plan):
-        assert found == pytest.approx(plain(), rel=TOLERANCE, abs=0)
+    for found in ranks(2, under_plan, plan, counts, plan=plan):
+        assert found == pytest.approx(plain(Hooked(), batch(WIDTH)), rel=TOLERANCE, abs=0)
 
 
 @pytest.mark.parametrize("counts", [(1, 3), (3, 1)])
 def test_a_backward_hook_of_a_module_within_a_stage(ranks: Run, counts: tuple[int, ...]) -> None:
     plan = "pp2:1f1b mb2"
-    for found in ranks(2, losses, plan, counts, Scaled, plan=plan):
-        assert found == pytest.approx(plain(Scaled), rel=TOLERANCE, abs=0)
+    for found in ranks(2, under_plan, plan, counts, Scaled, plan=plan):
+        assert found == pytest.approx(plain(Scaled(), batch(WIDTH)), rel=TOLERANCE, abs=0)
 
 
 def test_a_backward_hook_right_at_a_cut_is_refused(ranks: Run) -> None:
@@ -108,4 +80,4 @@ def test_a_backward_hook_right_at_a_cut_is_refused(ranks: Run) -> None:
     with pytest.raises(
         RanksFailed, match=r"'layers\.1' has a backward hook, .* cuts right behind it"
     ):
-        ranks(2, losses, plan, (2, 2), Scaled, plan=plan)
+        ranks(2, under_plan, plan, (2, 2), Scaled, plan=plan)

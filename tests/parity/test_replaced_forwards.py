@@ -7,16 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from plait.comm import World
-from plait.engine.build import build
 from plait.forwards import runs_forward_of
+from tests.parity.few_steps import batch, drawn, losses, plain
 from tests.parity.harness import TOLERANCE
 
 Run = Callable[..., list[Any]]
+WIDTH = 8
 
 
 class Calling(nn.Linear):
@@ -33,8 +32,8 @@ class Block(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.up = Calling(8, 16) if kind == "call" else nn.Linear(8, 16)
-        self.down = nn.Linear(16, 8)
+        self.up = Calling(WIDTH, 16) if kind == "call" else nn.Linear(WIDTH, 16)
+        self.down = nn.Linear(16, WIDTH)
         if kind == "forward":
             own = self.up.forward
             self.up.forward = lambda x: own(x).sin()  # type: ignore[method-assign]
@@ -45,51 +44,21 @@ class Block(nn.Module):
         return made
 
 
-def model(kind: str) -> nn.Sequential:
-    made = nn.Sequential(Block(kind), Block(kind)).double()
-    generator = torch.Generator().manual_seed(2)
-    for param in made.parameters():
-        param.data = torch.randn(param.shape, generator=generator, dtype=torch.float64)
-    return made
+def model(kind: str) -> nn.Module:
+    return drawn(nn.Sequential(Block(kind), Block(kind)))
 
 
-def batch() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(4, 8, generator=generator, dtype=torch.float64)
-    return inputs, inputs.flip(0)
-
-
-def losses(world: World, kind: str, plan: str) -> list[float]:
+def under_plan(world: World, kind: str, plan: str) -> list[float]:
     warnings.filterwarnings("ignore", ".* no layer")  # such a model may have none to cut
-    engine = build(
-        model(kind),
-        f"{plan} precision:float64",
-        loss=F.mse_loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.01),
-        world=world,
-    )
-    return [engine.step(batch()).loss for _ in range(3)]
-
-
-def plain(kind: str) -> list[float]:
-    found = model(kind)
-    optimizer = torch.optim.SGD(found.parameters(), lr=0.01)
-    inputs, targets = batch()
-    numbers = []
-    for _ in range(3):
-        loss = F.mse_loss(found(inputs), targets)
-        numbers.append(float(loss.detach()))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return numbers
+    return losses(world, model(kind), plan, batch(WIDTH))
 
 
 @pytest.mark.parametrize("plan", ["tp2", "tp2:1d,sp"])
 @pytest.mark.parametrize("kind", ["plain", "call", "forward"])
 def test_equals_one_device(ranks: Run, kind: str, plan: str) -> None:
-    for found in ranks(2, losses, kind, plan, plan=plan):
-        assert found == pytest.approx(plain(kind), rel=TOLERANCE, abs=0)
+    expected = plain(model(kind), batch(WIDTH))
+    for found in ranks(2, under_plan, kind, plan, plan=plan):
+        assert found == pytest.approx(expected, rel=TOLERANCE, abs=0)
 
 
 def test_a_forward_that_plait_gave_is_that_of_the_class() -> None:

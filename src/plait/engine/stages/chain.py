@@ -9,7 +9,7 @@ from torch import nn
 
 from plait import models
 from plait.errors import ModelError
-from plait.forwards import runs_forward_of
+from plait.forwards import is_replaced, runs_forward_of
 
 HOOKS = {
     "_forward_pre_hooks": "forward pre-hook",
@@ -24,11 +24,11 @@ def find_chain(model: nn.Module, chain: Sequence[str] | None) -> list[str]:
     """The links of a model: of the patterns given, of `CHAIN` in the file that defines it, or of a
     `Sequential`.
 
-    A stage calls its links alone. So a hook of the model, or of a module round links, would be left
-    out. A `Sequential` whose forward was replaced would be called without it. Both are no chains.
+    A stage calls its links alone, and no module round them. Where such a module has a hook, or was
+    given another forward, the model is no chain.
 
     Raises:
-        ModelError: no module matches the patterns given, or they leave out a hook.
+        ModelError: no module matches the patterns given, or they leave out a hook or a forward.
     """
     patterns = chain or getattr(sys.modules.get(type(model).__module__), "CHAIN", ())
     if patterns:
@@ -39,7 +39,7 @@ def find_chain(model: nn.Module, chain: Sequence[str] | None) -> list[str]:
         if left_out and chain:
             raise ModelError(
                 f"chain = {list(chain)} leaves out the {left_out}; leave chain out, so that the "
-                "whole forward is cut, or put the hook on a module of the chain"
+                "whole forward is cut, or put it on a module of the chain"
             )
         return [] if left_out else found
     return list(_flat(model, "")) if _only_calls_children(model) else []
@@ -60,15 +60,16 @@ def _only_calls_children(module: nn.Module) -> bool:
 
 
 def _left_out(model: nn.Module, links: Sequence[str]) -> str:
-    """The first hook of the model, or of a module round links; empty where there is none."""
+    """The first hook or own forward of the model and modules round links; empty without any."""
     around = {""}
     for link in links:
         parts = link.split(".")
         around.update(".".join(parts[:depth]) for depth in range(1, len(parts)))
     for name in sorted(around):
-        hook = _hook_of(model.get_submodule(name))
-        if hook:
-            return f"{hook} of {repr(name) if name else 'the model'}"
+        module = model.get_submodule(name)
+        word = _hook_of(module) or ("own forward" if is_replaced(module) else "")
+        if word:
+            return f"{word} of {repr(name) if name else 'the model'}"
     return ""
 
 
