@@ -159,9 +159,9 @@ def notes(model: Model, plan: Plan, runs: Framework | None = None) -> list[str]:
         ]
     if plan.tp.size > 1 and plan.tp.mode == "1d" and not _has_divided_layers(model):
         return [
-            f"no layer of {model.name} has a role in [model.roles], so {plan.tp} is priced with "
-            "whole layers; plait train finds roles by itself, and plait roles CONFIG prints them: "
-            "paste them for a prediction of their parts"
+            f"no layer of {model.name} is divided by a role in [model.roles], or by one that its "
+            f"forward shows without values, so {plan.tp} is priced with whole layers; plait roles "
+            "CONFIG prints what plait train divides: paste it for a prediction of its parts"
         ]
     return []
 

@@ -62,7 +62,7 @@ def test_a_context_axis_needs_attention() -> None:
 
 def test_layers_without_roles_are_said_to_be_priced_whole() -> None:
     model = describe_by_running(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), 1)
-    assert "no layer of Sequential has a role" in notes(model, Plan.parse("tp2"))[0]
+    assert "no layer of Sequential is divided by a role" in notes(model, Plan.parse("tp2"))[0]
     assert notes(model, Plan.parse("dp2")) == []
     named = describe_by_running(
         nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), 1, {"0": "column", "2": "row"}

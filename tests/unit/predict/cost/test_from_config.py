@@ -32,6 +32,37 @@ class Net(nn.Module):
         return self.head(x)
 
 
+class Mixer(nn.Module):
+    """An attention with one layer for queries, keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+        self.out = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.qkv(x).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (-1, 4)).transpose(1, 2) for part in parts)
+        heads = nn.functional.scaled_dot_product_attention(q, k, v)
+        return x + self.out(heads.transpose(1, 2).flatten(2))
+
+
+class Packed(nn.Module):
+    """Blocks with a packed layer, and a head that stays whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(256, 16)
+        self.layers = nn.ModuleList(Mixer() for _ in range(2))
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean(1))
+
+
 def make(**keys: int) -> nn.Module:
     return Net(**keys)
 
@@ -58,6 +89,29 @@ def test_roles_of_a_users_model_let_it_be_split() -> None:
         {"model": table, "data": DATA, "train": TRAIN}, plan="tp2", cluster="h100x2"
     )
     assert guess.as_dict()["traffic"]["tp"] > 0
+
+
+def test_roles_are_found_as_a_run_finds_them() -> None:
+    """The table is that of `plait roles`, with the parts of the packed layer."""
+    roles = {
+        "": "whole",
+        "layers.*.qkv": "column 16+16+16",
+        "layers.*.out": "row",
+        "embed": "replicated",
+        "head": "replicated",
+    }
+    own = {"model": {"python": f"{__name__}:Packed"}, "data": DATA, "train": TRAIN}
+    table = {**own, "model": {**own["model"], "roles": roles}}
+    for plan in ("tp2", "tp2:1d,sp dp2", "tp4:2d"):
+        found, given = (
+            plait.estimate(one, plan=plan, cluster="h100x4").as_dict() for one in (own, table)
+        )
+        assert found == given
+        assert found["traffic"]["tp"] > 0
+    memory = plait.estimate(own, plan="tp2", cluster="h100x4").as_dict()["memory"]
+    whole = sum(p.numel() for p in Packed().parameters())
+    cut = 2 * (16 * 48 + 48 + 16 * 16)
+    assert memory["parameters"] == 4 * (whole - cut / 2)
 
 
 @pytest.mark.parametrize("side", [8, 16])

@@ -166,6 +166,15 @@ def test_roles_give_messages_and_what_an_axis_divides() -> None:
     )
 
 
+@pytest.mark.parametrize("role", ["column 32+32+32", "column_inside", "qkv"])
+def test_all_roles_that_cut_outputs_are_priced_as_columns(role: str) -> None:
+    plain, other = (
+        describe_by_running(Mixers(), SEQ_LEN, {"layers.*.qkv": word, "layers.*.out": "row"})
+        for word in ("column", role)
+    )
+    assert repr(other.runs[1][0]) == repr(plain.runs[1][0])
+
+
 def test_an_own_module_can_be_estimated_and_a_trillion_parameters_take_no_memory() -> None:
     with torch.device("meta"):
         module = Mixers(width=49152, depth=100)

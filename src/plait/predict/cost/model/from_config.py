@@ -8,15 +8,20 @@ Everything here loads torch, and only when it is asked for.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.errors import PlaitError
-from plait.predict.cost.model.modules import SAMPLES, describe_by_running
+from plait.predict.cost.model.modules import SAMPLES, arguments_of, describe_by_running
 from plait.predict.cost.model.operations import Model
-from plait.values import JsonMapping
+from plait.values import JsonMapping, PyTree
+
+if TYPE_CHECKING:
+    from torch import nn
 
 BY_RUNNING = frozenset({"fno"})
 """Models of plait's own that have no formulae here."""
+RANKS = 2
+"""Ranks of the tensor axis for which roles are found; a description is of no plan."""
 
 
 def is_made(model: Mapping[str, object]) -> bool:
@@ -32,7 +37,7 @@ def describe_made(model: JsonMapping, data: JsonMapping, seq_len: int) -> Model:
     """
     import torch
 
-    from plait.models import make, user
+    from plait.models import has_roles, make, user
 
     keys = {key: value for key, value in model.items() if key not in ("roles", "arguments")}
     with torch.device("meta"):
@@ -42,7 +47,24 @@ def describe_made(model: JsonMapping, data: JsonMapping, seq_len: int) -> Model:
             if by_name
             else user.make(keys["python"], model.get("arguments"))
         )
-    return describe_by_running(made, seq_len or 1, model.get("roles"), example=_sample(data, model))
+    example = _sample(data, model)
+    roles = model.get("roles")
+    if roles is None and example is not None and not has_roles(made):
+        roles = _followed_roles(made, example)
+    return describe_by_running(made, seq_len or 1, roles, example=example)
+
+
+def _followed_roles(made: nn.Module, example: PyTree) -> Mapping[str, str]:
+    """The roles that a forward on the meta device shows, as `plait train` finds them by one on the
+    host. A forward that needs values leaves all layers whole.
+    """
+    import torch
+
+    from plait.models.derived.table import derive_or_leave
+
+    positional, named = arguments_of(example)
+    with torch.device("meta"):
+        return derive_or_leave(made, lambda: made(*positional, **named), RANKS).roles
 
 
 def _sample(data: JsonMapping, model: JsonMapping) -> Any:

@@ -129,7 +129,7 @@ def _first_run(
     failure: Exception | None = None
     for candidate in candidates:
         given = torch.utils._pytree.tree_map(value_of, candidate) if real else candidate
-        args, kwargs = _arguments(given)
+        args, kwargs = arguments_of(given)
         handles = [unit.register_forward_pre_hook(remember, with_kwargs=True) for unit in units]
         try:
             with _lenient([unit for unit in units if id(unit) in blocks]):
@@ -147,7 +147,7 @@ def _first_run(
     )
 
 
-def _arguments(inputs: PyTree) -> Call:
+def arguments_of(inputs: PyTree) -> Call:
     """Positional and named arguments of a forward: a mapping has names, a tuple or list is
     several.
     """

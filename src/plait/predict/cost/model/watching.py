@@ -28,7 +28,12 @@ from plait.values import AutogradContext, PyTree
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-SPLITS: dict[str, Split] = {"column": "column", "head": "column", "row": "row"}
+COLUMNS = ("column", "column_inside", "qkv")
+"""Roles of linear layers whose cut outputs stay where they are."""
+SPLITS: dict[str, Split] = {
+    **dict.fromkeys((*COLUMNS, "head"), "column"),
+    "row": "row",
+}
 """Split that a role gives a linear layer."""
 
 NORMS = {
@@ -146,7 +151,8 @@ class OperationWatch:
         return "heads" if self._inside else "none"
 
     def _role(self, layer: Any) -> str:
-        return self.roles.get(id(layer), "")
+        """The word of a role, without the parts of a packed layer behind it."""
+        return self.roles.get(id(layer), "").partition(" ")[0]
 
     def _hooks(self, layer: Any) -> list[PyTree]:
         def enter(*_: object) -> None:
@@ -205,7 +211,7 @@ class OperationWatch:
         raw = not x.requires_grad
         one = Matmul(name, layer.in_features, layer.out_features, split, rows, bias, raw=raw)
         if split == "column":
-            self._inside = role == "column"
+            self._inside = role in COLUMNS
             before, index = self._column
             earlier = self.operations[index] if before == id(x) else None
             if isinstance(earlier, Matmul):  # the same input moves once
