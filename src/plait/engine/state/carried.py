@@ -124,10 +124,10 @@ class CarriedTensors:
 
 def _warn(names: list[str], plan: str, num: int) -> None:
     warnings.warn(
-        f"the forward carries {some_of(map(repr, names))} from one micro-batch to the next, which has other samples, "
-        f"and the plan '{plan}' runs it {num} times in a step; one device runs it once with all "
-        "samples, so that numbers differ; take mb out of a plan without pp, write mb1 with a pp of "
-        "one stage a rank, or pass what belongs to a sample in the batch",
+        f"the forward carries {some_of(map(repr, names))} from one micro-batch to the next, which "
+        f"has other samples, and the plan '{plan}' runs it {num} times in a step; one device runs "
+        "it once with all samples, so that numbers differ; take mb out of a plan without pp, write "
+        "mb1 with a pp of one stage a rank, or pass what belongs to a sample in the batch",
         stacklevel=2,
     )
 
