@@ -28,6 +28,7 @@ SENTENCES = {
     "multiply": "multiply",
     "attention": "attention",
 }
+COUNTS = "all-reduce of the number of samples, which divides the loss"
 ORDINALS = ("first", "second", "third")
 
 
@@ -72,6 +73,8 @@ def named(noted: NotedTensor) -> str:
 def sentence(step: Step) -> str:
     """A sentence on what happens."""
     words = SENTENCES.get(step.operation, step.operation)
+    if step.operation == "control" and step.phase == "before":
+        words = COUNTS
     what = step.name or "a block"
     if what.startswith("block of "):
         what = f"a {what}"
