@@ -25,6 +25,9 @@ AVERAGES = (
 PRODUCTS = ("mul", "multiply", "rmul", "imul")
 """Names of products. A mask is no weight that adds up to one."""
 
+CLOSE = 1e-3
+"""How far weights may be from adding up to one."""
+
 SCALES = (*PRODUCTS, "div", "divide", "truediv", "itruediv", "true_divide")
 """Names of functions by which a sum stays one, if the number knows nothing of the batch's size."""
 
@@ -52,6 +55,7 @@ class SampleSums(TorchFunctionMode):
         self._averaged = Notes[bool]()
         self._sums = Notes[bool]()
         self._roots = Notes[bool]()
+        self._weights = Notes[Tensor]()
         self._mask_versions = Notes[int]()
         self._sizes: set[int] = set()
         self._knows_sizes = _has_lists((output, targets))
@@ -89,7 +93,7 @@ class SampleSums(TorchFunctionMode):
         if is_sum and not keeps_sums and isinstance(result, Tensor):
             self._sums.discard(result)  # divided in place
         if is_output:
-            averages = name in AVERAGES or self._weighs(name, given_tensors)
+            averages = name in AVERAGES or self._weighs(name, given_tensors, result)
             is_averaged = is_averaged or (averages and not scales)
             with torch._C.DisableTorchFunction():
                 order = 0 if is_averaged else order_of_norm(name, args, named)
@@ -156,10 +160,26 @@ class SampleSums(TorchFunctionMode):
         if is_averaged:
             self._averaged.add(entry, True)
 
-    def _weighs(self, name: str, given_tensors: Sequence[Tensor]) -> bool:
-        """Whether a product of outputs may have weights that add up to one; masks never do."""
+    def _weighs(self, name: str, given_tensors: Sequence[Tensor], result: PyTree) -> bool:
+        """Whether a product of outputs may be by weights that add up to one; masks never do.
+
+        It may where weights are outputs too, or may have been divided by the samples.
+        """
+        if name not in PRODUCTS:
+            return False
         factors = [leaf for leaf in given_tensors if leaf not in self._outputs]
-        return name in PRODUCTS and not (factors and all(map(self._is_mask, factors)))
+        if not factors or self._knows_sizes or not isinstance(result, Tensor):
+            return True
+        if all(map(self._is_mask, factors)):
+            return False
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            weights = factors[0]
+            for leaf in given_tensors:
+                earlier = self._weights.get(leaf)
+                weights = weights if earlier is None else weights * earlier
+            total = float(weights.expand_as(result).sum(dtype=torch.float64))
+        self._weights.add(result, weights)
+        return abs(total - 1.0) < CLOSE
 
     def _is_mask(self, tensor: Tensor) -> bool:
         """Whether a tensor [B, ...] has truths or whole numbers, or the same ones as floats."""

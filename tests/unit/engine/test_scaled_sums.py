@@ -40,6 +40,30 @@ def divergence(output: Tensor, targets: Tensor) -> Tensor:
     return F.mse_loss(output, targets) + 0.1 * spread
 
 
+def weighed(output: Tensor, targets: Tensor) -> Tensor:
+    """A sum of squares by weights of the noise of samples, over a constant, as EDM has it."""
+    weights = (targets.square().mean(1, keepdim=True) + 1) / targets.exp().mean(1, keepdim=True)
+    return (weights * squares(output, targets)).sum() / 8
+
+
+def weighed_twice(output: Tensor, targets: Tensor) -> Tensor:
+    return (targets.exp() * (squares(output, targets) * targets.cosh())).sum()
+
+
+def by_weights_of_one(output: Tensor, targets: Tensor) -> Tensor:
+    weights = targets.exp()
+    return (weights / weights.sum() * squares(output, targets)).sum()
+
+
+def by_two_weights_of_one(output: Tensor, targets: Tensor) -> Tensor:
+    samples, features = targets.sum(1, keepdim=True).softmax(0), targets.softmax(1)
+    return (samples * (features * squares(output, targets))).sum()
+
+
+def by_divided_weights(output: Tensor, targets: Tensor) -> Tensor:
+    return (targets.exp() / len(targets) * squares(output, targets).mean(1, keepdim=True)).sum()
+
+
 def over_samples(output: Tensor, targets: Tensor) -> Tensor:
     return 0.5 * squares(output, targets).sum() / len(output)
 
@@ -73,17 +97,26 @@ def said(loss: Loss, targets: PyTree) -> list[str]:
     return [str(one.message) for one in caught]
 
 
-@pytest.mark.parametrize("loss", [half, halves, in_place, divergence])
+@pytest.mark.parametrize("loss", [half, halves, in_place, divergence, weighed, weighed_twice])
 def test_a_sum_by_a_constant_is_told(loss: Loss) -> None:
     (text,) = said(loss, torch.randn(4, 3))
     assert "it is a sum over them" in text
 
 
 @pytest.mark.parametrize(
-    "loss", [over_samples, by_a_share, over_a_read_count, over_a_list, of_sums, nothing]
+    "loss",
+    [
+        *(over_samples, by_a_share, over_a_read_count, over_a_list, of_sums, nothing),
+        by_divided_weights,
+    ],
 )
 def test_a_sum_by_a_number_of_the_batch_says_nothing(loss: Loss) -> None:
     assert said(loss, torch.randn(4, 3)) == []
+
+
+@pytest.mark.parametrize("loss", [by_weights_of_one, by_two_weights_of_one])
+def test_weights_that_add_up_to_one_make_no_sum(loss: Loss) -> None:
+    assert not any("it is a sum" in text for text in said(loss, torch.randn(4, 3)))
 
 
 def test_targets_with_a_list_may_tell_the_number_of_samples() -> None:
