@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -57,13 +58,7 @@ def norm_of_a_stage() -> list[Any]:
         def totals(self: Any, loss: Any, axis: Any, stages: Any, sums: Any) -> Any:
             found = original(self, loss, axis, stages, sums)
             own = float(self._strategy.squared_norm(self._weight))
-            return (
-                found
-                if stages is None
-                else type(found)(
-                    found.loss_sum, found.count, own, found.tokens_per_count, found.num_graphs
-                )
-            )
+            return found if stages is None else replace(found, squared_norm=own)
 
         return totals
 
