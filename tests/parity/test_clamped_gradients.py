@@ -6,6 +6,7 @@ A clamp is not linear, so that it shows the scale which gradients have on their 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -90,12 +91,19 @@ def trained(world: World, plan: str, loss: str, samples: int) -> list[float]:
     return losses
 
 
-def plain(loss: str, samples: int) -> list[float]:
+def share_of(rank: int, whole: Tensor) -> Tensor:
+    """The samples [samples / 2, ...] of one of two ranks."""
+    return whole.tensor_split(2)[rank]
+
+
+def plain(
+    loss: str, samples: int, share: Callable[[Tensor], Tensor] = lambda one: one
+) -> list[float]:
     model = Clamped()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     losses = []
     for step in range(NUM_STEPS):
-        inputs, targets = batch(step, samples)
+        inputs, targets = map(share, batch(step, samples))
         optimizer.zero_grad()
         measured = LOSSES[loss](model(inputs), targets)
         value = measured[0] / measured[1] if isinstance(measured, tuple) else measured
@@ -130,6 +138,16 @@ def test_a_clamp_works_on_the_gradient_of_the_mean_loss(
     expected = plain(loss, samples)
     for found in ranks(Plan.parse(plan).world_size, trained, plan, loss, samples, plan=plan):
         assert found == pytest.approx(expected, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("loss", list(LOSSES))
+def test_a_rank_that_steps_by_itself_clamps_the_gradient_of_its_own_mean(
+    ranks: Run, loss: str
+) -> None:
+    plan = "dp2:local,every3"
+    for rank, found in enumerate(ranks(2, trained, plan, loss, 12, plan=plan)):
+        own = plain(loss, 12, partial(share_of, rank))
+        assert found[:2] == pytest.approx(own[:2], rel=TOLERANCE)  # the third is of both ranks
 
 
 def test_the_clamp_bites() -> None:

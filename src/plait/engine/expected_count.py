@@ -21,7 +21,6 @@ from plait.engine.update import Update
 from plait.outer import Driver
 
 CountOf = Callable[[Any], "Tensor | float"]
-SumTotals = Callable[[Tensor, Axis], None]
 
 
 def count_of(loss: LossFunction) -> CountOf | None:
@@ -42,19 +41,18 @@ class ExpectedCount:
 
     def __init__(
         self,
-        axis: Axis,
-        sum_totals: SumTotals,
+        axis: Axis | None,
         device: torch.device,
         *,
         copies: int = 1,
         count: CountOf | None = None,
     ) -> None:
-        """Take the ranks of a stage, `axis`, of which `copies` compute each loss.
+        """Take the ranks of a stage that step together, of which `copies` compute each loss.
 
-        `count` tells what the loss counts, from the targets; without it that is the samples.
+        `axis` is None where this rank steps by itself. `count` tells what the loss counts, from the
+        targets; without it that is the samples.
         """
-        self._axis = axis
-        self._sum_totals = sum_totals
+        self._axis = axis if axis is not None and axis.size > 1 else None
         self._device = device
         self._copies = copies
         self._count = count
@@ -65,13 +63,13 @@ class ExpectedCount:
         It is a 0-dim tensor, which the host does not read, where it is not known here alone.
         """
         own = sum(counted(micro, self._count) for micro in micro_batches)
-        if self._axis.size == 1 and not isinstance(own, Tensor):
+        if self._axis is None and not isinstance(own, Tensor):
             return float(own) / self._copies or 1.0
         total = torch.zeros(1, dtype=torch.float64, device=self._device)
         total += own
         total /= self._copies
-        if self._axis.size > 1:
-            self._sum_totals(total, self._axis)
+        if self._axis is not None:
+            self._axis.all_reduce(total, control=True).wait()
         return torch.where(total == 0.0, 1.0, total)[0]
 
 
@@ -86,15 +84,13 @@ def make_expected_count(
 ) -> ExpectedCount | None:
     """The count of an engine's steps; None where the update takes sums.
 
-    It does where each rank has its own step, and where gradients of several steps are under way.
-    It also does where `aggregate` says that the mean is one of workers.
+    It does where gradients of several steps are under way, and where `aggregate` says that the mean
+    is one of workers.
     """
-    together = driver.is_synchronous and isinstance(timing, ImmediateUpdates)
-    if not together or aggregate == "mean":
+    if not isinstance(timing, ImmediateUpdates) or aggregate == "mean":
         return None
     return ExpectedCount(
-        within_stage(world),
-        driver.sum_totals,
+        within_stage(world) if driver.is_synchronous else None,
         world.device,
         copies=updater.loss_copies,
         count=count_of(loss),
