@@ -112,6 +112,18 @@ def answer_loss(output: Answer, targets: Tensor) -> Tensor:
     return F.cross_entropy(output.logits.flatten(0, 1), targets.flatten())
 
 
+class Clamped(Scanner):
+    """Scans after each of which the gradient is clamped."""
+
+    def forward(self, ids: Tensor) -> Answer:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = x + layer(x)
+            if x.requires_grad:
+                x.register_hook(lambda grad: grad.clamp(-1e-4, 1e-4))
+        return Answer(self.head(x))
+
+
 class Turns(nn.Module):
     """Layers that are called in an order of their own, and one of them twice; gives its loss."""
 
@@ -185,6 +197,7 @@ KINDS = {
     "Synced": ("points", "classes_loss"),
     "Nothing": ("lines", "answer_loss"),
     "Language": ("samples", "mean_loss"),
+    "Clamped": ("lines", "answer_loss"),
     "Scanner": ("lines", "answer_loss"),
     "Turns": ("labelled", "as_it_is"),
 }

@@ -47,6 +47,16 @@ def test_scans_objects_and_turns_pass(ranks: Any, kind: str, plan: str) -> None:
     assert report.ok, report.text()
 
 
+@pytest.mark.parametrize("plan", ["dp2:zero3 mb2", "tp2", "pp2:1f1b mb2"])
+def test_clamped_gradients_pass(ranks: Any, plan: str) -> None:
+    """A clamp is not linear, so that one device must begin with the mean as well."""
+    task = VerifyTask(
+        problem_of(load(config("Clamped"))), f"{plan} precision:float64", 2, None, ("sgd",)
+    )
+    report = ranks(2, run_task, task, plan=plan)[0]
+    assert report.ok, report.text()
+
+
 @pytest.mark.parametrize("plan", ["dp2:zero3", "dp2 mb2", "pp2:1f1b dp2 mb2"])
 def test_synchronised_batch_norms_pass(ranks: Any, plan: str) -> None:
     probes = ("sgd", "adamw", "accumulation", "last-batch")

@@ -26,7 +26,8 @@ from plait.verify.ranks import make_engine
 from plait.verify.record.compare import Difference
 from plait.verify.reference.batches import Batch, num_samples
 from plait.verify.reference.drawn import random_from
-from plait.verify.reference.one_device import Slice, call, loss_sum, pooled_losses, run_reference
+from plait.verify.reference.losses import expected_count, loss_sum
+from plait.verify.reference.one_device import Slice, call, pooled_losses, run_reference
 
 SAME = 1e-8  # relative; rounding of float64 is far below, a wrong output far above
 
@@ -52,8 +53,10 @@ def locate_flow(world: World, problem: Problem, plan: Plan, step: int) -> Findin
     calls = 1 if plan.remat != "none" else plan.micro_batches
     batches = problem.batches(step + 1, reference_dtype(plan))
     model = _after(problem, plan, batches[:step])
-    mine = [one for one in problem.slices(plan)(step, batches[step]) if one.rank == dp.rank]
-    expected = _expected(model, problem, mine[:calls])
+    every = list(problem.slices(plan)(step, batches[step]))
+    count = expected_count(problem.recipe().loss, [one.batch for one in every])
+    mine = [one for one in every if one.rank == dp.rank]
+    expected = _expected(model, problem, mine[:calls], count)
     world.axis("world").barrier()  # random numbers are the process's where ranks are threads
     engine = make_engine(problem, plan, world)
     loader = iter(problem.loader(dp.rank, dp.size))
@@ -62,10 +65,11 @@ def locate_flow(world: World, problem: Problem, plan: Plan, step: int) -> Findin
     with followed(engine.model, calls) as found:
         engine.step(next(loader), trace=False)
     group = ContextGroup(world.axis("cp"), plan.cp.strategy) if plan.cp.size > 1 else None
-    grads_of_sums = {place: grad * engine.loss_divisor for place, grad in found.grads.items()}
+    share = engine.loss_divisor / count
+    gradients = {place: grad * share for place, grad in found.grads.items()}
     own = (
         _verdicts(found.outputs, expected.outputs, group),
-        _verdicts(grads_of_sums, expected.grads, group),
+        _verdicts(gradients, expected.grads, group),
     )
     told = world.axis("world").gather_objects((own, [name for name, _ in expected.outputs]))
     longest: list[str] = max((names for _, names in told), key=len)
@@ -103,8 +107,8 @@ def _after(problem: Problem, plan: Plan, batches: Sequence[Batch]) -> nn.Module:
     return model
 
 
-def _expected(model: nn.Module, problem: Problem, parts: Sequence[Slice]) -> Followed:
-    """One device on the samples of some slices."""
+def _expected(model: nn.Module, problem: Problem, parts: Sequence[Slice], count: float) -> Followed:
+    """One device on the samples of some slices, of which all together have a count."""
     backward = not pooled_losses(model)
     with followed(model, len(parts)) as flow:
         for part in parts:
@@ -113,7 +117,7 @@ def _expected(model: nn.Module, problem: Problem, parts: Sequence[Slice]) -> Fol
                     continue
                 total, _ = loss_sum(problem.recipe().loss, call(model, part.batch[0]), part.batch)
                 if backward:
-                    total.backward()
+                    (total / count).backward()
     return flow
 
 

@@ -34,7 +34,8 @@ from plait.verify.outside.task import Made, Trial
 from plait.verify.outside.watch import ObservedUpdate, Settings
 from plait.verify.record.observation import Observation, Record, Tensors, merge
 from plait.verify.reference.batches import Batch, num_samples, taken
-from plait.verify.reference.one_device import call, loss_sum, run_reference
+from plait.verify.reference.losses import loss_sum
+from plait.verify.reference.one_device import call, run_reference
 from plait.verify.reference.recipe import Loss, Recipe
 from plait.verify.report import Report
 

@@ -22,7 +22,8 @@ from plait.parallel.pipeline.weights import StageWeights
 from plait.verify.record.observation import Tensors
 from plait.verify.reference.batches import Batch, num_samples
 from plait.verify.reference.copied import copied
-from plait.verify.reference.one_device import call, loss_sum
+from plait.verify.reference.losses import loss_sum
+from plait.verify.reference.one_device import call
 from plait.verify.reference.recipe import Recipe
 
 

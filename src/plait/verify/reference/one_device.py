@@ -29,6 +29,7 @@ from plait.verify.reference.auxiliary import Auxiliary, Pool
 from plait.verify.reference.batches import Batch, num_samples, taken_of
 from plait.verify.reference.copied import copied
 from plait.verify.reference.drawn import random_from
+from plait.verify.reference.losses import expected_count, loss_sum
 from plait.verify.reference.lowered import LowPrecision
 from plait.verify.reference.recipe import Loss, Recipe
 from plait.verify.reference.synced_norms import synced_norms, without_statistics
@@ -99,11 +100,11 @@ def run_reference(
             if old is not None and step
             else {}
         )
-        total, count, auxiliary = _accumulate(
+        total, count, divisor, auxiliary = _accumulate(
             model, recipe.loss, work, seeded=by_slice, apart=apart
         )
         besides = {name: grad.clone() for name, grad in auxiliary.grads.items()}
-        norm = _finish_gradients(named, count, recipe.clip_grad_norm, auxiliary.grads)
+        norm = _finish_gradients(named, divisor, recipe.clip_grad_norm, auxiliary.grads)
         grads = {name: None if p.grad is None else p.grad.clone() for name, p in named.items()}
         torch_internals.step(optimizer)
         optimizer.zero_grad(set_to_none=True)
@@ -144,8 +145,8 @@ def _stale_gradients(
 ) -> dict[str, Tensor | None]:
     """The gradient of this step with the weights of one update ago."""
     named = dict(old.named_parameters())
-    _, count, auxiliary = _accumulate(old, recipe.loss, parts, seeded=seeded)
-    _finish_gradients(named, count, recipe.clip_grad_norm, auxiliary.grads)
+    _, _, divisor, auxiliary = _accumulate(old, recipe.loss, parts, seeded=seeded)
+    _finish_gradients(named, divisor, recipe.clip_grad_norm, auxiliary.grads)
     return {name: p.grad for name, p in named.items()}
 
 
@@ -164,16 +165,6 @@ def _values(named: dict[str, nn.Parameter]) -> Tensors:
     return {name: parameter.detach().clone() for name, parameter in named.items()}
 
 
-def loss_sum(loss: Loss, output: PyTree, batch: Batch) -> tuple[Tensor, float]:
-    """(sum (0-dim), count) of one part: a loss that is one number is a mean over its samples."""
-    result = loss(output, batch[1])
-    if isinstance(result, Tensor):
-        samples = num_samples(batch)
-        return result * samples, float(samples)
-    total, count = result
-    return total, float(count)
-
-
 def _accumulate(
     model: nn.Module,
     loss: Loss,
@@ -181,9 +172,11 @@ def _accumulate(
     *,
     seeded: bool,
     apart: BuffersApart | None = None,
-) -> tuple[float, float, Auxiliary]:
-    """The gradient of the summed loss into `.grad`, the summed loss, the count; what modules add to
-    the mean loss.
+) -> tuple[float, float, float, Auxiliary]:
+    """The gradient of the mean loss into `.grad`, but for a divisor; the summed loss, the count,
+    the divisor, and what modules add to the mean loss.
+
+    The divisor is 1 but where the parts have another count than was expected.
     """
     total = count = 0.0
     if apart is not None:
@@ -191,6 +184,7 @@ def _accumulate(
             apart.enter(part.rank)
     parts = [part for part in parts if num_samples(part.batch)]
     auxiliary = Auxiliary(model, sum(num_samples(part.batch) for part in parts))
+    expected = expected_count(loss, [part.batch for part in parts])
     pool = Pool(model)
     for group in _groups(parts) if seeded else [[part] for part in parts]:
         samples = sum(num_samples(part.batch) for part in group)
@@ -202,10 +196,13 @@ def _accumulate(
                 with random_from(part.seed, seeded):
                     value, number = loss_sum(loss, call(model, part.batch[0]), part.batch)
                 auxiliary.add(samples)
-                value.backward()
+                if len(parts) == 1:
+                    expected = number or 1.0
+                (value / expected).backward()
                 total = total + float(value.detach())
                 count = count + number
-    return total, max(count, 1.0), auxiliary
+    count = max(count, 1.0)
+    return total, count, count / expected, auxiliary
 
 
 def _run_all(model: nn.Module, parts: Sequence[Slice], seeded: bool) -> None:
@@ -239,16 +236,16 @@ def _contribution(model: nn.Module, loss: Loss, part: Slice) -> Contribution:
 
 def _finish_gradients(
     named: dict[str, nn.Parameter],
-    count: float,
+    divisor: float,
     clip: float | None,
     auxiliary: Mapping[str, Tensor],
 ) -> float:
-    """Divide once by the global count, add the auxiliary losses', clip; the norm before
+    """Divide by what is left of the global count, add the auxiliary losses', clip; the norm before
     clipping.
     """
     grads = [p.grad for p in named.values() if p.grad is not None]
     for grad in grads:
-        grad.div_(count)
+        grad.div_(divisor)
     for name, grad in auxiliary.items():
         known = named[name].grad
         named[name].grad = grad if known is None else known.add_(grad)
