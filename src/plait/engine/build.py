@@ -29,6 +29,7 @@ from plait.engine.fused_layers import compute_by_modules
 from plait.engine.guard import Guard, make_guard
 from plait.engine.kinds_of_parameters import refuse_parameters
 from plait.engine.loss import LossFunction
+from plait.engine.loss_modules import LossModules
 from plait.engine.loss_parameters import watched
 from plait.engine.loss_reads import absent_parameters, original_parameters
 from plait.engine.lost_digits import warn_of_lost_digits
@@ -162,6 +163,7 @@ def build(
         plan,
         norms=norms,
         loss=loss,
+        loss_modules=LossModules(loss, model),
         optimizer=optimizer,
         world=world,
         guard=guard,
@@ -185,6 +187,7 @@ def compose(
     *,
     norms: SyncedNorms,
     loss: LossFunction,
+    loss_modules: LossModules,
     optimizer: Callable[[Parameters], torch.optim.Optimizer],
     world: World,
     guard: Guard,
@@ -295,6 +298,7 @@ def compose(
         driver=driver,
         split=split.layers,
         measure=split.measure,
+        loss_modules=loss_modules,
         update=updater,
         splitter=make_splitter(model, plan, precision, split, world),
         balance=balance,

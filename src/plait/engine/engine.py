@@ -68,6 +68,7 @@ class Engine:
         self.driver = parts.driver
         self.update = parts.update
         self.holding = parts.holding
+        self.loss_modules = parts.loss_modules
         self.split = parts.split
         self._measured = parts.measure
         self._unchanged = parts.unchanged

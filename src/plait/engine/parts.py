@@ -15,6 +15,7 @@ from plait.engine.expected_count import ExpectedCount
 from plait.engine.graphs import StepGraphs
 from plait.engine.guard import Guard
 from plait.engine.loss import LossFunction
+from plait.engine.loss_modules import LossModules
 from plait.engine.precision import LossScale, NoLossScale
 from plait.engine.stages.pipeline import Pipeline
 from plait.engine.stages.timing import UpdateTiming
@@ -37,6 +38,7 @@ class EngineParts:
         timing: when the gradients of a step become an update.
         split: the layers that a tensor axis has split, if any.
         measure: makes a function of whole outputs one of this rank's.
+        loss_modules: what the loss has beside the model.
         balance: the routers of a model with experts, if it has any.
         scale: the scale of the loss in backward, for float16.
         expected_count: what losses count, known before a step; None where the update takes sums.
@@ -66,6 +68,7 @@ class EngineParts:
     guard: Guard
     split: TensorSplit | None
     measure: Callable[[LossFunction], LossFunction]
+    loss_modules: LossModules
     balance: Balance | None
     graphs: StepGraphs | None
     deferral: Deferral | None

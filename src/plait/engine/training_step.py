@@ -83,13 +83,18 @@ class TrainingStep:
         self._stages = parts.world.axis("pp")
         self._within_stage = within_stage(parts.world)
         self._computed = ComputedBuffers(
-            parts.holding, parts.world, together=parts.driver.is_synchronous
+            parts.holding,
+            parts.loss_modules,
+            parts.world,
+            together=parts.driver.is_synchronous,
         )
         data, tensor = parts.world.axis("dp").rank, parts.world.axis("tp").rank
         self._counted = CountedForwards(
-            parts.model, str(parts.plan), tells=data == 0 and tensor == 0
+            parts.model, parts.loss_modules, str(parts.plan), tells=data == 0 and tensor == 0
         )
-        self._written = WrittenByForwards(parts.holding, parts.strategy, parts.plan, parts.world)
+        self._written = WrittenByForwards(
+            parts.holding, parts.loss_modules, parts.strategy, parts.plan, parts.world
+        )
         self._updates_left = 0
         table = {
             **parts.pipeline.handlers(),

@@ -14,6 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -22,6 +23,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from plait.engine.loss_modules import LossModules
 from plait.engine.norms_of_parameters import changed, norms_of
 from plait.errors import some_of
 
@@ -77,8 +79,9 @@ class _Reads(TorchFunctionMode):
 class CarriedTensors:
     """Looks at the tensors in attributes and buffers around the forwards of two steps."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, loss_modules: LossModules) -> None:
         self._model = model
+        self._loss_modules = loss_modules
         self._steps = 0
         self._forwards = 0
         self._changes: Counter[str] = Counter()
@@ -90,14 +93,14 @@ class CarriedTensors:
         if self._steps and not self._changes:
             forward()
             return
-        before = dict(_tensors(self._model))
+        before = dict(self._tensors())
         versions = {name: one._version for name, one in before.items()}
         norms = norms_of(before)
         looks = self._steps and self._forwards > 1
         watched = {name: one for name, one in before.items() if name in self._changes}
         with _Reads(watched) if looks else nullcontext() as reads:
             forward()
-        after = dict(_tensors(self._model))
+        after = dict(self._tensors())
         written = changed(norms, norms_of({name: after[name] for name in before.keys() & after}))
         found = {
             name
@@ -121,6 +124,20 @@ class CarriedTensors:
             _warn(sorted({name.partition("[")[0] for name in self._found}), plan, num)
         return True
 
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors [...] of several numbers in attributes and buffers, by the paths of these."""
+        modules = chain(self._model.named_modules(), self._loss_modules.named_modules())
+        for path, module in modules:
+            if isinstance(module, _NormBase) or _iterates(module):
+                continue
+            for table in (vars(module), module._buffers):
+                for key, value in table.items():
+                    if key.startswith("_") and table is not module._buffers:
+                        continue
+                    name = f"{path}.{key}".lstrip(".")
+                    for number, leaf in enumerate(_leaves(value)):
+                        yield f"{name}[{number}]", leaf
+
 
 def _warn(names: list[str], plan: str, num: int) -> None:
     warnings.warn(
@@ -130,20 +147,6 @@ def _warn(names: list[str], plan: str, num: int) -> None:
         "mb1 with a pp of one stage a rank, or pass what belongs to a sample in the batch",
         stacklevel=2,
     )
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The tensors [...] of several numbers in attributes and buffers, by the paths of these."""
-    for path, module in model.named_modules():
-        if isinstance(module, _NormBase) or _iterates(module):
-            continue
-        for table in (vars(module), module._buffers):
-            for key, value in table.items():
-                if key.startswith("_") and table is not module._buffers:
-                    continue
-                name = f"{path}.{key}".lstrip(".")
-                for number, leaf in enumerate(_leaves(value)):
-                    yield f"{name}[{number}]", leaf
 
 
 def _leaves(value: object) -> list[Tensor]:

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from plait.comm import World
 from plait.engine.axes import data_axis
+from plait.engine.loss_modules import LossModules
 from plait.engine.norms_of_parameters import changed, norms_of
 from plait.engine.state.local_parameters import LocalParameters
 from plait.errors import some_of
@@ -32,9 +33,17 @@ class ComputedBuffers:
     A caller that averages them between two steps is then not warned.
     """
 
-    def __init__(self, holding: LocalParameters, world: World, *, together: bool) -> None:
+    def __init__(
+        self,
+        holding: LocalParameters,
+        loss_modules: LossModules,
+        world: World,
+        *,
+        together: bool,
+    ) -> None:
         """`together`: all data ranks take part in every step."""
         self._holding = holding
+        self._loss_modules = loss_modules
         self._axis = data_axis(world)
         self._tells = self._axis.rank == 0 and world.axis("tp").rank == 0
         self._left = 2 if together and self._axis.size > 1 else 0
@@ -67,7 +76,7 @@ class ComputedBuffers:
             _warn(different, parts[0] if len(parts) == 1 else parts)
 
     def _buffers(self) -> dict[str, Tensor]:
-        """The floating-point buffers here that belong to no norm with running statistics."""
+        """The floating-point buffers of the model here and of the loss, but running statistics."""
         norms = {
             f"{name}.{key}"
             for name, module in self._holding.model.named_modules()
@@ -76,7 +85,7 @@ class ComputedBuffers:
         }
         return {
             name: buffer
-            for name, buffer in self._holding.buffers().items()
+            for name, buffer in (self._loss_modules.buffers() | self._holding.buffers()).items()
             if name not in norms and buffer.is_floating_point() and buffer.numel()
         }
 

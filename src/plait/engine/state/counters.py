@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from plait.engine.loss_modules import LossModules
 from plait.engine.state.buffers import Context
 from plait.engine.state.numbers import Slot, numbers_of
 from plait.errors import some_of
@@ -72,8 +74,11 @@ def _numbers(block: nn.Module) -> Iterator[tuple[dict[str, Any], str, float]]:
 class CountedForwards:
     """Warns after the first step of a model whose forward counts each of several micro-batches."""
 
-    def __init__(self, model: nn.Module, plan: str, *, tells: bool) -> None:
+    def __init__(
+        self, model: nn.Module, loss_modules: LossModules, plan: str, *, tells: bool
+    ) -> None:
         self._model = model
+        self._loss_modules = loss_modules
         self._plan = plan
         self._left = int(tells)
         self._num = 0
@@ -108,7 +113,8 @@ class CountedForwards:
 
     def _values(self) -> Iterator[tuple[Slot, float]]:
         """The numbers in attributes and in buffers of one number, but those of norms."""
-        for module, slot, value in numbers_of(self._model):
+        modules = chain(self._model.named_modules(), self._loss_modules.named_modules())
+        for module, slot, value in numbers_of(modules):
             if isinstance(module, _NormBase) or type(value) is bool:
                 continue
             if not isinstance(value, Tensor):

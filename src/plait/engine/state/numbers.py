@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torch import Tensor, nn
 
@@ -10,12 +10,14 @@ Slot = tuple[str, str]
 """The path of a module and the name of its attribute or buffer."""
 
 
-def numbers_of(model: nn.Module) -> Iterator[tuple[nn.Module, Slot, float | Tensor]]:
+def numbers_of(
+    modules: Iterable[tuple[str, nn.Module]],
+) -> Iterator[tuple[nn.Module, Slot, float | Tensor]]:
     """The numbers and flags in attributes, and buffers and other tensors [...] of one number.
 
-    Each comes with its module.
+    Each comes with its module, of those that are given by their paths.
     """
-    for path, module in model.named_modules():
+    for path, module in modules:
         for table in (vars(module), module._buffers):
             for name, value in table.items():
                 if type(value) in (bool, int, float) or (

@@ -40,6 +40,7 @@ class SavesBehind:
         """
         state = self._state
         state.show_evaluated_weights()
+        state.loss_modules.warn_of_what_is_left_out()
         average_buffers(state)
         self._num_saves += 1
         wanted = Wanted(

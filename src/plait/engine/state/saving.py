@@ -85,6 +85,7 @@ def _write_first(state: TrainingState, path: Path, meta: dict[str, object]) -> t
 
 def _write(state: TrainingState, path: Path, meta: dict[str, object]) -> None:
     world = state.world
+    state.loss_modules.warn_of_what_is_left_out()
     average_buffers(state)
     average_optimizer_state(state)
     save_shards(

@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import nn
 
 from plait.comm import World
+from plait.engine.loss_modules import LossModules
 from plait.engine.state.copies import CopiesBeside
 from plait.engine.state.local_parameters import LocalParameters
 from plait.engine.update import Update
@@ -22,6 +23,7 @@ class TrainingState(Protocol):
     Attributes:
         copies: copies of the state that are under way.
         holding: the parameters and buffers of this rank.
+        loss_modules: what the loss has beside the model, which is not saved.
     """
 
     plan: Plan
@@ -31,6 +33,7 @@ class TrainingState(Protocol):
     driver: Driver
     update: Update
     holding: LocalParameters
+    loss_modules: LossModules
     copies: CopiesBeside
 
     @property

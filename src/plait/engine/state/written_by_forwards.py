@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from plait.comm import World
 from plait.engine.axes import data_axis
+from plait.engine.loss_modules import LossModules
 from plait.engine.norms_of_parameters import changed, norms_of
 from plait.engine.state.carried import CarriedTensors
 from plait.engine.state.local_parameters import LocalParameters
@@ -47,11 +48,17 @@ class WrittenByForwards:
     """Has the first forwards of the first steps looked at, and tells what the looks have found."""
 
     def __init__(
-        self, holding: LocalParameters, strategy: DataStrategy, plan: Plan, world: World
+        self,
+        holding: LocalParameters,
+        loss_modules: LossModules,
+        strategy: DataStrategy,
+        plan: Plan,
+        world: World,
     ) -> None:
         axis = data_axis(world)
         parts = axis.size * plan.micro_batches
         self._holding = holding
+        self._loss_modules = loss_modules
         self._plan = str(plan)
         self._tells = axis.rank == 0 and world.axis("tp").rank == 0 and parts > 1
         self._steps_left = STEPS * self._tells
@@ -69,7 +76,7 @@ class WrittenByForwards:
             self._tells = False
             warn_of_spectral_norms(self._holding, self._plan, num_micro_batches)
             if not self._compiles:
-                self._carried = CarriedTensors(self._holding.model)
+                self._carried = CarriedTensors(self._holding.model, self._loss_modules)
         self._forwards = 0
 
     def during(self, forward: Callable[[], None]) -> None:
@@ -125,7 +132,7 @@ class _Look:
     def _numbers(self) -> dict[Slot, float]:
         return {
             slot: float(value.detach().real if isinstance(value, Tensor) else value)
-            for _, slot, value in numbers_of(self._holding.model)
+            for _, slot, value in numbers_of(self._holding.model.named_modules())
         }
 
 

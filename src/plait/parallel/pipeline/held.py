@@ -23,10 +23,10 @@ def held_tensors(values: PyTree) -> Iterator[Tensor]:
             yield one
         elif id(one) not in seen and not isinstance(one, (type, ModuleType, nn.Module)):
             seen.add(id(one))
-            left.extend(_held_by(one))
+            left.extend(held_by(one))
 
 
-def _held_by(value: object) -> Iterator[object]:
+def held_by(value: object) -> Iterator[object]:
     """The objects that an object holds: attributes, items, and what a function is bound to."""
     yield from getattr(value, "__dict__", {}).values()
     for kind in type(value).__mro__:
