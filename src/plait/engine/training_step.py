@@ -90,7 +90,10 @@ class TrainingStep:
         )
         data, tensor = parts.world.axis("dp").rank, parts.world.axis("tp").rank
         self._counted = CountedForwards(
-            parts.model, parts.loss_modules, str(parts.plan), tells=data == 0 and tensor == 0
+            parts.model,
+            parts.loss_modules,
+            parts.plan.text_with_micro_batches,
+            tells=data == 0 and tensor == 0,
         )
         self._written = WrittenByForwards(
             parts.holding, parts.loss_modules, parts.strategy, parts.plan, parts.world

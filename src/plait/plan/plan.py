@@ -41,6 +41,11 @@ class Plan(Terms):
         return plan_text(self)
 
     @property
+    def text_with_micro_batches(self) -> str:
+        """The text with `mb`, also where that is the default of a schedule."""
+        return plan_text(self, shows_micro_batches=True)
+
+    @property
     def world_size(self) -> int:
         """The ranks that the plan needs: pp x dp x cp x tp (`ep` borrows its ranks from dp x
         cp).

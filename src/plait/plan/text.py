@@ -268,14 +268,17 @@ def _nearest_term(head: str) -> str:
     return found if found.endswith("?") else f"{found}; a plan is text such as 'dp2:zero3 tp2 mb4'"
 
 
-def plan_text(plan: Terms) -> str:
+def plan_text(plan: Terms, *, shows_micro_batches: bool = False) -> str:
     """The canonical text: pp, tp, dp, ep, cp, mb, remat, precision, compile; `dp1` for the single
     device.
+
+    `shows_micro_batches`: also where their number is the default.
     """
     terms = [str(axis) for axis in (plan.pp, plan.tp, plan.dp) if axis != type(axis)()]
     terms += [f"ep{plan.ep}"] if plan.ep != 1 else []
     terms += [str(plan.cp)] if plan.cp != ContextAxis() else []
-    terms += [f"mb{plan.micro_batches}"] if plan.micro_batches != plan.default_micro_batches else []
+    if shows_micro_batches or plan.micro_batches != plan.default_micro_batches:
+        terms.append(f"mb{plan.micro_batches}")
     terms += [f"remat:{plan.remat}"] if plan.remat != "none" else []
     terms += [f"precision:{plan.precision}"] if plan.precision != "float32" else []
     terms += ["compile"] if plan.compile else []

@@ -119,7 +119,7 @@ def said(model: nn.Module, plan: str, ranks: int = 1) -> list[str]:
 def test_a_hidden_state_under_micro_batches_is_told_once(plan: str) -> None:
     (text,) = said(Recurrent(), plan, ranks=1 if plan.startswith("dp1") else 2)
     assert CARRIES in text
-    assert "runs it 2 times in a step" in text
+    assert "mb2' runs it 2 times in a step" in text
     assert "write mb1" in text
 
 

@@ -154,6 +154,7 @@ def test_a_module_that_a_function_names_is_found() -> None:
 @pytest.mark.parametrize("plan", ["dp1 mb2", "pp2 mb2"])
 def test_what_the_loss_carries_and_counts_is_told(plan: str) -> None:
     counts, carries = said(lambda _: Centred(), plan, 1 + plan.startswith("pp"))
+    assert "mb2' runs it for each" in counts + carries
     assert COUNTS in counts or COUNTS in carries
     assert CARRIES in counts or CARRIES in carries
 

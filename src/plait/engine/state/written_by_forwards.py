@@ -59,7 +59,7 @@ class WrittenByForwards:
         parts = axis.size * plan.micro_batches
         self._holding = holding
         self._loss_modules = loss_modules
-        self._plan = str(plan)
+        self._plan = plan.text_with_micro_batches
         self._tells = axis.rank == 0 and world.axis("tp").rank == 0 and parts > 1
         self._steps_left = STEPS * self._tells
         self._compiles = plan.compile

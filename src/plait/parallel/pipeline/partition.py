@@ -197,7 +197,8 @@ def check_depth(num_layers: int, num_stages: int, per_rank: int = 1) -> None:
     if num_layers == 0:
         raise ModelError(
             f"{num_stages} stages are cut between the modules that a forward calls, and this one "
-            f"calls none that has parameters; {cure}"
+            f"calls none that has parameters; {cure}, or put modules of plain lists into "
+            "an nn.ModuleList"
         )
     if most < 2 and per_rank > 1:
         cure = "take a schedule with one stage a rank (1f1b), or a deeper model"
