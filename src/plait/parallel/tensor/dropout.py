@@ -65,11 +65,23 @@ def mask_like(
     """
     known = context.layout if layout is None else layout
     filled, *others = known.global_shape(x.shape, feature_dim)
-    real = min(context.num_rows or filled, filled)
+    real = _real_rows(filled, context.num_rows, known)
     mask = drawn_like(x, (real, *others)).bernoulli_(1 - p)
     if real < filled:
         mask = torch.cat([mask, mask[:1].expand(filled - real, *others)])
     return known.local_part(mask, feature_dim).div(1 - p)
+
+
+def _real_rows(filled: int, num_samples: int, layout: ActivationLayout) -> int:
+    """How many of `filled` rows, of all ranks, belong to samples that fill nothing up.
+
+    A sample may have several rows, as flattened positions.
+    """
+    if not num_samples or layout.samples is None:
+        return min(num_samples or filled, filled)
+    of_ranks = num_samples + -num_samples % layout.samples.size
+    each = filled // of_ranks if filled % of_ranks == 0 else 1
+    return min(each * num_samples, filled)
 
 
 def drawn_like(x: Tensor, shape: Sequence[int]) -> Tensor:

@@ -43,7 +43,8 @@ class Share:
     """This rank's part of a micro-batch: inputs, the targets of its outputs, and its real rows.
 
     Tensors of `inputs` are [samples / ranks, ...], those of `targets` leave out rows that only fill
-    up. `num_rows`: of the inputs of all ranks of the tensor axis together, before the filling.
+    up. `num_rows`: of the inputs of all ranks of the tensor axis together, before the filling; 0
+    where ranks do not divide samples.
     """
 
     inputs: PyTree
@@ -79,6 +80,11 @@ class TensorSplit:
         """On how many ranks each sample's loss is computed."""
         return self.group.size // _size(self.outputs.samples)
 
+    @property
+    def divides_samples(self) -> bool:
+        """Whether each rank of the tensor axis has samples of its own, as in a grid."""
+        return _size(self.mode.residual.samples) > 1
+
     def share(self, inputs: object, targets: object, num_samples: int) -> Share:
         """The part of a micro-batch that this rank takes. No communication.
 
@@ -86,11 +92,11 @@ class TensorSplit:
         lists of as many texts. Samples that do not divide are filled up with copies of the first,
         whose outputs `loss` leaves out.
         """
+        if not self.divides_samples:
+            return Share(inputs, targets, num_samples, 0)
         rows = num_rows(inputs, targets) or 0
         entering = self.mode.residual.samples
         leaving = self.outputs.samples
-        if _size(entering) == 1:
-            return Share(inputs, targets, num_samples, rows)
         assert entering is not None and leaving is not None
         length = -(-rows // entering.size)
         start = leaving.rank * length
