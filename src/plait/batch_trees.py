@@ -186,7 +186,8 @@ def agreed_size(leaves: Iterable[tuple[PyTree, bool]]) -> int:
     if len(sizes) != 1:
         raise DataError(
             "the tensors of a batch must agree in their first dim, the samples; they have "
-            f"{sorted(sizes)}; a list with one entry for each sample is plait.SampleList(list)"
+            f"{sorted(sizes)}; a list with one entry for each sample is plait.SampleList(list); "
+            "a graph stays whole where nothing divides the batch: dp1 or tpN:1d without mb"
         )
     return sizes.pop()
 

@@ -68,7 +68,15 @@ def make_splitter(
     model: nn.Module, plan: Plan, precision: Precision, split: SplitModel, world: World
 ) -> BatchSplitter:
     """Cuts a batch of this rank into micro-batches, and takes the parts of other axes."""
-    splitter = partial(BatchSplitter, model, plan.micro_batches, precision.compute, world.device)
+    by_layers = split.layers is not None and split.layers.divides_samples
+    splitter = partial(
+        BatchSplitter,
+        model,
+        plan.micro_batches,
+        precision.compute,
+        world.device,
+        divides=plan.micro_batches > 1 or plan.cp.size > 1 or by_layers,
+    )
     if split.sequence is not None:
         size = split.sequence.axis.size
         parts = 1 if split.sequence.whole_inputs else size

@@ -29,8 +29,10 @@ from plait.batch_trees import (
     kept_whole,
     leaves_of,
     map_tensors,
+    num_rows,
     once_each,
     refuse_undivided,
+    sizes_of,
     tensors_of,
 )
 from plait.errors import DataError
@@ -73,7 +75,9 @@ class MicroBatch:
     def tokens_per_sample(self) -> int:
         """The positions of a sequence of integers; 1 where the inputs are no such sequences."""
         for leaf in leaves_of(self.inputs):
-            if isinstance(leaf, Tensor) and leaf.dim() > 1 and not leaf.is_floating_point():
+            if not isinstance(leaf, Tensor) or is_whole(leaf):
+                continue
+            if leaf.dim() > 1 and not leaf.is_floating_point():
                 return int(leaf.shape[1]) * self.parts
         return 1
 
@@ -90,14 +94,17 @@ class BatchSplitter:
         *,
         cut: Callable[[PyTree], PyTree] = lambda batch: batch,
         share: Callable[[MicroBatch], MicroBatch] = lambda micro_batch: micro_batch,
+        divides: bool = True,
         ranks_a_sample: int = 1,
         parts: int = 1,
     ) -> None:
         """Split the batches of `model`.
 
         `cut` takes this rank's part of the sequences of a batch. `share` takes this rank's part of
-        a micro-batch on the tensor axis. `ranks_a_sample` and `parts`: see `MicroBatch`.
+        a micro-batch on the tensor axis. `divides`: whether anything divides the samples of a
+        batch here. `ranks_a_sample` and `parts`: see `MicroBatch`.
         """
+        self._divides = divides
         self._ranks_a_sample = ranks_a_sample
         self._parts = parts
         self.num_micro_batches = num_micro_batches
@@ -129,7 +136,7 @@ class BatchSplitter:
         pairs = list(zip((*input_leaves, *target_leaves), is_held, strict=True))
         place = once_each(self._place)
         tensors = [place(leaf, held) for leaf, held in pairs]
-        num_samples = agreed_size(zip(tensors, is_held, strict=True))
+        num_samples = self._num_samples(inputs, targets, [*zip(tensors, is_held, strict=True)])
         parts_of = once_each(lambda leaf, _: self._parts_of(leaf, num_samples))
         parts = [parts_of(leaf, held) for leaf, held in zip(tensors, is_held, strict=True)]
         if num_samples < self.num_micro_batches:
@@ -150,6 +157,17 @@ class BatchSplitter:
             result.append(self._share(micro))
         return result
 
+    def _num_samples(
+        self, inputs: PyTree, targets: PyTree, leaves: Sequence[tuple[PyTree, bool]]
+    ) -> int:
+        """The first dim on which tensors agree; that of the targets where nothing is divided."""
+        if self._divides or len(set(sizes_of(leaves))) < 2:
+            return agreed_size(leaves)
+        if isinstance(inputs, Mapping) and isinstance(targets, Mapping):
+            labels = {key: value for key, value in targets.items() if key not in inputs}
+            return num_rows(labels, inputs) or 0
+        return num_rows(targets, inputs) or 0
+
     def _parts_of(self, leaf: PyTree, num_samples: int) -> Sequence[PyTree]:
         """The micro-batches' parts of a leaf; one that has no samples is whole in each."""
         if self.num_micro_batches > 1:
@@ -158,6 +176,8 @@ class BatchSplitter:
                 if leaf.size(0) == num_samples:
                     return leaf.tensor_split(self.num_micro_batches)
                 return [kept_whole(leaf)] * self.num_micro_batches
+        elif isinstance(leaf, Tensor) and leaf.dim() and leaf.size(0) != num_samples:
+            return [kept_whole(leaf)]
         if is_per_sample(leaf) and len(leaf) == num_samples:
             places = torch.arange(num_samples).tensor_split(self.num_micro_batches)
             return [entries_at(leaf, part.tolist()) for part in places]

@@ -177,7 +177,8 @@ class Engine:
         uncut = self._uncut
         if uncut is not None:
             with torch.inference_mode(mode=False), torch.enable_grad():
-                parts = uncut.make(example_of(batch))
+                whole = self.plan.pp.size * self.plan.micro_batches * self.plan.cp.size == 1
+                parts = uncut.make(example_of(batch, whole=whole))
             self._uncut = None
             self._take(parts)
         if self._waiting is not None:

@@ -31,15 +31,28 @@ from plait.engine.batch import inputs_and_targets
 from plait.errors import DataError
 from plait.values import PyTree
 
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+"""Layouts of tensors whose rows no plan divides."""
 
-def example_of(batch: PyTree) -> PyTree:
+
+def example_of(batch: PyTree, *, whole: bool = False) -> PyTree:
     """The inputs of one sample of a batch; a sample of zeros where this rank has none.
 
-    Errors: `DataError` for tensors that do not agree in their number of samples.
+    With `whole` it is the inputs of the batch, where its samples cannot be told apart. Errors:
+    `DataError` for such a batch without it.
     """
     pair = inputs_and_targets(batch)
+    if whole and _is_undivided(pair):
+        return pair[0]
     agreed_size(held_leaves(pair))
     return cut_samples(pair, _first_sample, lambda _: slice(1))[0]
+
+
+def _is_undivided(batch: PyTree) -> bool:
+    """Whether tensors of a batch differ in their first dims, or are sparse, as of a graph."""
+    leaves = held_leaves(batch)
+    sparse = any(isinstance(leaf, Tensor) and leaf.layout in SPARSE for leaf, _ in leaves)
+    return sparse or len(set(sizes_of(leaves))) > 1
 
 
 def _first_sample(tensor: Tensor) -> Tensor:
@@ -114,6 +127,13 @@ def _refuse_parts(loader: Iterable[PyTree]) -> None:
             )
 
 
+def _refuse_mixed(batch: PyTree) -> None:
+    """Raise `DataError` for first dims that differ, with the numbers of what a loader gave."""
+    leaves = held_leaves(batch)
+    if len(set(sizes_of(leaves))) > 1:
+        agreed_size(leaves)
+
+
 class _BatchShare:
     """Every rank reads whole batches and keeps its samples of each."""
 
@@ -131,8 +151,7 @@ class _BatchShare:
         place = partial(_place, self._shares, self._world.worker[0])
         for batch in self._loader:
             if self._world.worker[1] > 1:
-                if len(set(sizes_of(held_leaves(batch)))) > 1:
-                    agreed_size(held_leaves(batch))  # an error with the numbers of the whole batch
+                _refuse_mixed(batch)
                 rows = num_rows(batch) or 0
                 for leaf in leaves_of(batch):
                     refuse_undivided(leaf, rows)
@@ -169,6 +188,8 @@ class _IndexShare:
         self._sampler.sizes.clear()
         for batch in self._loader:
             size = self._sampler.sizes.popleft()
+            if self._world.worker[1] > 1:
+                _refuse_mixed(batch)
             yield cut_samples(batch, partial(_first, size), slice if size else _nothing)
 
 
