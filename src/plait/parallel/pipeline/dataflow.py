@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn, no_grad, zeros
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from plait.parallel.pipeline.held import held_tensors
@@ -175,7 +176,7 @@ class _Discovery:
                 return forward(*args, **kwargs)
             number = len(self._calls)
             self._calls.append(name)
-            needs = self.watch.of((args, kwargs))
+            needs = self.watch.of_arguments((args, kwargs))
             self._needs.append(needs)
             drawn = self.random.num_draws
             if any(
@@ -219,6 +220,9 @@ class _Discovery:
         objects = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
         self.watch.mark_results(number, results)
         self.watch.mark_results(number, [(IN_OBJECT, one) for one in held_tensors(objects)])
+        held = tree_leaves(output, is_leaf=lambda one: isinstance(one, PackedSequence))
+        packed = [one.batch_sizes for one in held if isinstance(one, PackedSequence)]
+        self.watch.mark_read(packed)  # torch unpacks by their memory
         for attribute in attributes:
             tensors = tree_leaves(attribute.value(self._model))
             self.watch.mark_results(number, [*zip(attribute.places, tensors, strict=True)])

@@ -122,6 +122,7 @@ class UnitWatch(TorchDispatchMode):
         self._returned: set[int] = set()
         self._alive: list[object] = []  # addresses are names here, so nothing may be freed
         self._running: _RunningUnit | None = None
+        self._read: set[Result] = set()
         self.copies = ParameterCopies(model)
         self.num_calls = 0
         self.written: set[Result] = set()
@@ -139,9 +140,18 @@ class UnitWatch(TorchDispatchMode):
             found.add(self._of_tensor(tensor))
         return found
 
+    def of_arguments(self, values: PyTree) -> Origins:
+        """The origins of what a unit gets, with what Python has read as numbers until now.
+
+        Such a number may decide on anything that follows.
+        """
+        found = self.of(values)
+        found.results |= self._read
+        return found
+
     def of_output(self, values: PyTree) -> Origins:
         """The origins of what a model returns, with what units left in its lists."""
-        found = self.of(values)
+        found = self.of_arguments(values)
         found.results |= self._left_in([one for one in plain_tensors(values) if has_storage(one)])
         return found
 
@@ -188,6 +198,11 @@ class UnitWatch(TorchDispatchMode):
                 self._returned.add(storage_key(tensor))
                 self._left.pop(storage_key(tensor), None)
 
+    def mark_read(self, tensors: Sequence[Tensor]) -> None:
+        """Code around the units reads these tensors [...] where no operation shows it."""
+        for tensor in tensors:
+            self._read |= self._of_tensor(tensor).results
+
     def _mark(self, tensor: Tensor, origins: Origins) -> None:
         storage = tensor.untyped_storage() if has_storage(tensor) else None
         self._alive.append((tensor, storage))
@@ -208,6 +223,8 @@ class UnitWatch(TorchDispatchMode):
             origins.draws.add(self.num_calls)
         args, kwargs = tree_map_only(Tensor, with_memory, (args, kwargs))
         output = func(*args, **kwargs)
+        if not tensors_of(output) and not func._schema.is_mutable:
+            self._read |= origins.results
         if origins:
             viewed = {storage_key(one) for one in tensors_of((args, kwargs))}
             viewed -= {storage_key(one) for one in written_tensors(func, args, kwargs)}
