@@ -63,6 +63,8 @@ class LossModules:
 
     def warn_of_what_is_left_out(self) -> None:
         """Tell which buffers have changed since the build, and are in no checkpoint."""
+        if not self._tensors:  # as most: a walk through all modules takes its time at each save
+            return
         now = self.buffers()
         written = changed(self._norms, norms_of(now))
         names = [
