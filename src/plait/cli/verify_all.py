@@ -1,5 +1,5 @@
 """`plait verify --all`: a row for each plan of a cover, and the plans that the time did not
-reach.
+reach. Where it reached none on several ranks, nothing is proven, and the answer is no.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def run_all(arguments: argparse.Namespace, clock: Clock) -> Answer:
-    """The answer of a cover: `rows`, each with the keys of one proof; `ok` where all rows are.
+    """The answer of a cover: `rows`, each with the keys of one proof.
+
+    `ok` where all rows are, and one of them has several ranks, unless no plan of the cover has.
 
     Raises:
         PlanError: under torchrun, or in bf16 or fp8.
@@ -67,15 +69,18 @@ def run_all(arguments: argparse.Namespace, clock: Clock) -> Answer:
             continue
         rows.append(row)
         texts.append(text)
-    ok = all(row["ok"] for row in rows)
+    has_proof = not missed or any(row["world_size"] > 1 for row in rows)
+    ok = has_proof and all(row["ok"] for row in rows)
     data: Json = {
         "ok": ok,
         "rows": rows,
+        "plans_walked": len(rows),
         "plans_not_walked": missed,
         "plans_refused": [{"plan": plan, "reason": why} for plan, why in refused.items()],
         "paths_not_walked": sorted({name for row in rows for name in row["paths_not_walked"]}),
     }
-    return Answer(data, _text(data, texts), ok=ok)
+    end = _end(data, predicted_seconds=seconds, has_proof=has_proof)
+    return Answer(data, "\n".join([_text(data, texts), *end]), ok=ok)
 
 
 def resume_plans_of(arguments: argparse.Namespace, plan: Plan) -> list[str]:
@@ -124,3 +129,14 @@ def _text(data: Json, texts: list[str]) -> str:
     lines += [f"{plan:<40} not walked: the time is used up" for plan in data["plans_not_walked"]]
     lines += [f"{one['plan']:<40} not for this: {one['reason']}" for one in data["plans_refused"]]
     return "\n".join(lines)
+
+
+def _end(data: Json, *, predicted_seconds: float, has_proof: bool) -> list[str]:
+    """The last line, where the time was used up: how many plans were walked, and the cure."""
+    walked, missed = data["plans_walked"], len(data["plans_not_walked"])
+    if not missed:
+        return []
+    said = f"{walked} of {walked + missed} plans walked: the time is used up"
+    if not has_proof:
+        said += ", and no plan on several ranks is proven"
+    return [f"{said}; all take about {predicted_seconds:.0f} s, so give --budget more"]
