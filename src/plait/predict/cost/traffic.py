@@ -12,6 +12,7 @@ from plait.plan import Plan
 from plait.plan.axes import Remat
 from plait.plan.facts import SCHEDULES
 from plait.predict.cost.layout import RankState
+from plait.predict.cost.memory.local_sizes import tied_split
 from plait.predict.cost.records import Job
 from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time.messages import block_messages
@@ -88,7 +89,7 @@ def _pipeline_bytes(
         )
     tied = job.model.tied_parameters
     if tied and (0 in own_stages or last in own_stages) and placement[0] != placement[last]:
-        sent += -(-tied // (shard.weight_split * plan.optimizer_shards)) * job.gradient_width(
-            plan.precision
-        )
+        split = tied_split((block for block, _ in job.model.runs), shard)
+        parts = split * plan.optimizer_shards
+        sent += -(-tied // parts) * job.gradient_width(plan.precision)
     return sent

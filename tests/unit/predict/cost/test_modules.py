@@ -17,6 +17,7 @@ import plait
 from plait import models
 from plait.plan import Plan
 from plait.predict.cost import block_table, describe
+from plait.predict.cost.memory.rank_memory import stage_weights
 from plait.predict.cost.model.blocks import flops
 from plait.predict.cost.model.modules import describe_by_running
 from plait.predict.cost.model.operations import Elementwise
@@ -286,3 +287,49 @@ def test_a_block_may_be_given_its_tensor_in_a_tuple() -> None:
 
     described = describe(Chain(), 16)
     assert [block.width for block, _ in described.runs] == [8, 8]
+
+
+class Tabled(nn.Module):
+    """Blocks that are tables of layers: the model calls these, and a block has no forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin = nn.Linear(8, 16)
+        parts = {"up": (16, 64), "down": (64, 16)}
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({name: nn.Linear(*sizes) for name, sizes in parts.items()})
+            for _ in range(3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.begin(x)
+        for block in self.blocks:
+            x = x + block["down"](block["up"](x))
+        return x
+
+
+def test_blocks_without_a_forward_are_met_by_their_children() -> None:
+    roles = {"blocks.*.up": "column", "blocks.*.down": "row", "begin": "replicated"}
+    found = describe_by_running(Tabled(), 1, roles)
+    assert [(block.name, count) for block, count in found.runs] == [
+        ("embedding", 1),
+        ("ModuleDict", 3),
+    ]
+    assert found.parameters == sum(p.numel() for p in Tabled().parameters())
+    assert found.forward_flops == 2 * (8 * 16 + 3 * 2 * 16 * 64)
+    block = found.runs[1][0]
+    assert (block.saved.sequence, block.saved.tensor) == (16, 64)
+    payload = 16 * 4
+    row = block_table(found, "float32")[1]
+    assert row.messages["1d"] == (("all_reduce", payload, 1.0), ("all_reduce", payload, 1.0))
+
+
+@pytest.mark.parametrize("plan", ["tp2", "tp2:1d,sp"])
+@pytest.mark.parametrize("roles", [{}, {"table": "replicated", "head": "replicated"}])
+def test_a_table_without_a_role_is_whole_and_stored_once(plan: str, roles: dict[str, str]) -> None:
+    described = describe_by_running(Mixers(), SEQ_LEN, roles)
+    shard = sharding(Plan.parse(plan), SEQ_LEN, 2.0)
+    stages = split_model(described, 1)
+    weights = stage_weights(stages, shard, described.tied_parameters)
+    assert weights.dense == sum(p.numel() for p in Mixers().parameters())
+    assert dict(stage_bytes(stages[0], shard, "float32", "none")).get("tp", 0) == 0

@@ -8,11 +8,11 @@ step, on what ZeRO has left of it (`plait.parallel.tensor.split`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from plait.predict.cost.model.operations import Block, Elementwise, Matmul
+from plait.predict.cost.model.operations import Block, Elementwise, Lookup, Matmul
 from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time.messages import Message
 
@@ -50,6 +50,13 @@ def held(block: Block, shard: Sharding) -> tuple[Held, ...]:
     return tuple(one for op in block.operations for one in _of(op, shard) if one.numbers)
 
 
+def tied_split(blocks: Iterable[Block], shard: Sharding) -> int:
+    """By how much a tensor axis divides a weight that is stored once: as much as a table."""
+    tables = [op for block in blocks for op in block.operations if isinstance(op, Lookup)]
+    is_whole = bool(tables) and all(table.split == "none" for table in tables)
+    return 1 if is_whole else shard.weight_split
+
+
 def _of(op: object, shard: Sharding) -> Iterator[Held]:
     layout = shard.layout
     # Gradients of vectors of the residual stream, of weights and of inner vectors are partial sums
@@ -85,8 +92,10 @@ def _of(op: object, shard: Sharding) -> Iterator[Held]:
         tensors = max(1, op.statistics)  # weight, and bias of a layer norm
         for _ in range(tensors):
             yield Held(op.parameters / tensors / cut, False, *vector)
-    elif hasattr(op, "parameters"):
-        yield Held(op.parameters / shard.weight_split, False, *weight)
+    elif isinstance(op, Lookup):
+        whole = op.split == "none"
+        rows = op.parameters / (1 if whole else shard.weight_split)
+        yield Held(rows, False, *(vector if whole else weight))
 
 
 def shared_sums(

@@ -14,7 +14,7 @@ from plait.plan import Plan
 from plait.plan.axes import Remat
 from plait.plan.facts import STRATEGIES
 from plait.plan.precisions import PRECISION
-from plait.predict.cost.memory.local_sizes import held
+from plait.predict.cost.memory.local_sizes import held, tied_split
 from plait.predict.cost.memory.rules import DEVICE, MemoryRules
 from plait.predict.cost.model.operations import (
     LATENT_PRODUCTS,
@@ -116,7 +116,8 @@ def stage_weights(stages: tuple[StageBlocks, ...], shard: Sharding, tied: int) -
             blocks += count
             kept_blocks += kept
     if any(stage.first for stage in stages) and any(stage.last for stage in stages):
-        dense -= tied / shard.weight_split
+        blocks_here = (block for stage in stages for block, _, _ in stage.kept_runs())
+        dense -= tied / tied_split(blocks_here, shard)
     return WeightBytes(
         dense,
         experts,

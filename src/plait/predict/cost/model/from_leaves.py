@@ -79,7 +79,7 @@ def describe_leaves(name: str, leaves: list[PyTree]) -> Block:
             saved = saved + leaf.in_features
             width = leaf.out_features
         elif kind == "Embedding":
-            operations.append(Lookup(kind, leaf.num_embeddings, leaf.embedding_dim))
+            operations.append(Lookup(kind, leaf.num_embeddings, leaf.embedding_dim, "none"))
             width = leaf.embedding_dim
         elif kind.startswith("Conv"):
             outputs, inputs, *kernel = leaf.weight.shape

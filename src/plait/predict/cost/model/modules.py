@@ -1,10 +1,11 @@
 """The description of any torch module: run once on the meta device, where nothing is computed and
 nothing allocated.
 
-Blocks are the children of the largest list of modules. Each kind of block runs once more under
-watch (`watching`). Where roles are known (`ROLES` beside the class, or given), they say how a
-tensor axis splits a block. Its messages follow, and which of the saved numbers the axis divides.
-What stands outside of blocks and of layers is not seen.
+Blocks are the children of the largest list of modules. One without a forward, as a `ModuleDict`,
+is met by its children. Each kind of block runs once more under watch (`watching`). Where roles are
+known (`ROLES` beside the class, or given), they say how a tensor axis splits a block. Its messages
+follow, and which of the saved numbers the axis divides. What stands outside of blocks and of layers
+is not seen.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from plait.errors import ModelError
@@ -59,22 +61,18 @@ def describe_by_running(
     }
     blocks = repeated(module)
     within = {id(part) for block in blocks for part in block.modules()}
+    owners = {id(part): block for block in blocks for part in _called(block)}
     units = [
-        *blocks,
+        *(part for block in blocks for part in _called(block)),
         *(layer for layer in module.modules() if is_layer(layer) and id(layer) not in within),
     ]
-    block_ids = {id(block) for block in blocks}
     known = dict[str, Block]()
     try:
         with torch.device("meta"):
-            met = _first_run(
-                module, _inputs(module, seq_len) if example is None else [example], units, block_ids
-            )
+            given = _inputs(module, seq_len) if example is None else iter([example])
+            met = _first_run(module, given, units, set(owners))
             tokens = SAMPLES * seq_len
-            described = [
-                (id(unit) in block_ids, _known(known, unit, call, tokens, by_module))
-                for unit, call in met
-            ]
+            found = [(unit, _known(known, unit, call, tokens, by_module)) for unit, call in met]
     except ModelError:
         few = min(seq_len, tokens_for(module) // SAMPLES)
         if not few:
@@ -84,11 +82,10 @@ def describe_by_running(
             inputs = list(_inputs(module, few)) if example is None else [example]
         met = _first_run(module, inputs, units, set(), real=True)
         tokens = SAMPLES * (few if example is None else seq_len)
-        described = [
-            (id(unit) in block_ids, _known(known, unit, call, tokens, by_module, real=True))
-            for unit, call in met
+        found = [
+            (unit, _known(known, unit, call, tokens, by_module, real=True)) for unit, call in met
         ]
-    return _assembled(module, described, seq_len)
+    return _assembled(module, _whole_blocks(found, owners), seq_len)
 
 
 def repeated(module: Any) -> list[nn.Module]:
@@ -100,6 +97,35 @@ def repeated(module: Any) -> list[nn.Module]:
     ]
     best = max(lists, key=lambda child: sum(p.numel() for p in child.parameters()), default=None)
     return [] if best is None else list(best)
+
+
+def _called(block: nn.Module) -> Iterator[nn.Module]:
+    """The block; where it has no forward, those of its children that a model may call."""
+    from torch import nn
+
+    if type(block).forward is not nn.Module.forward or "forward" in vars(block):
+        yield block
+        return
+    for child in block.children():
+        yield from _called(child)
+
+
+def _whole_blocks(
+    found: Iterable[tuple[nn.Module, Block]], owners: Mapping[int, nn.Module]
+) -> list[tuple[bool, Block]]:
+    """Whether each is of a repeated block. The parts of one that follow each other are one."""
+    described: list[tuple[bool, Block]] = []
+    joined = dict[tuple[int, ...], Block]()
+    for owner, group in groupby(found, lambda one: owners.get(id(one[0]))):
+        units, blocks = zip(*group, strict=True)
+        if owner is None or owner in units:
+            described += [(owner is not None, block) for block in blocks]
+            continue
+        key = tuple(map(id, blocks))
+        if key not in joined:
+            joined[key] = _joined(type(owner).__name__, list(blocks))
+        described.append((True, joined[key]))
+    return described
 
 
 def _role(name: str, table: Mapping[str, str]) -> str | None:

@@ -146,11 +146,14 @@ class Loss(Elementwise):
 
 @dataclass(frozen=True)
 class Lookup:
-    """A table read by index: an embedding. Its weight may be split over the vocabulary."""
+    """A table read by index: an embedding. A tensor axis splits its weight over the vocabulary, or
+    each rank has it whole (`split` "none").
+    """
 
     name: str
     rows: int
     width: int
+    split: Split = "column"
 
     @property
     def parameters(self) -> int:

@@ -84,6 +84,7 @@ class OperationWatch:
 
         from plait.torch_internals import storage_key
 
+        self._inside = self._role(module) == "row"  # what a row alone is given is divided
         state = state_of(module, real=real)
         for tensor in state.values():  # weights are no activations
             self._seen[storage_key(tensor)] = tensor
@@ -177,8 +178,10 @@ class OperationWatch:
         role = self._role(layer)
         num_parameters = sum(p.numel() for p in layer.parameters(recurse=False))
         self.counted += num_parameters
-        if hasattr(layer, "num_embeddings") and role in {"", "embedding"}:
-            self.operations.append(Lookup(kind, layer.num_embeddings, layer.embedding_dim))
+        if hasattr(layer, "num_embeddings") and role in {"", "replicated", "embedding"}:
+            split: Split = "column" if role == "embedding" else "none"
+            table = Lookup(kind, layer.num_embeddings, layer.embedding_dim, split)
+            self.operations.append(table)
         elif x is not None and hasattr(layer, "in_features"):
             self._linear(layer, role, x, out)
         elif x is not None and kind.startswith("Conv"):

@@ -173,7 +173,7 @@ def tensor_messages(block: Block, shard: Sharding, width: int, add: Add) -> None
             moves.replicated(op)
         elif isinstance(op, Elementwise) and op.statistics:
             moves.statistics(op)
-        elif isinstance(op, Lookup):
+        elif isinstance(op, Lookup) and op.split == "column":
             moves.lookup(op, last=last)
         if isinstance(op, Matmul) and op.name == "head" and op.split == "column":
             moves.loss()
