@@ -114,4 +114,4 @@ def loss_error(result: Json, first: Json) -> float | None:
 
 def view(rows: list[Json]) -> PlanTable:
     """The table for people; memory and traffic are those of the fullest and the busiest rank."""
-    return PlanTable(comparison.HEAD, tuple(comparison.cells(row) for row in rows))
+    return PlanTable(comparison.head(rows), tuple(comparison.cells(row) for row in rows))

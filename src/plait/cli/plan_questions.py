@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from plait.predict.planner.budget import Offer
     from plait.predict.planner.sweep import SweepPoint
 
-SWEEP_HEAD = (
-    *("plan", "devices", "batch", "length", "step", "tokens/s", "tokens/s each", "MFU"),
-    *("memory", "USD/M tokens"),
-)
 NAMES = {"num_devices": "devices", "batch": "samples a step", "length": "tokens a sample"}
 
 
@@ -144,7 +140,11 @@ def _each(point: SweepPoint) -> float:
 def _sweep_view(rows: list[Json]) -> RenderableType:
     from rich.console import Group
 
-    head = (*SWEEP_HEAD, "days") if any("days" in row for row in rows) else SWEEP_HEAD
+    unit = next((row["unit"] for row in rows if "unit" in row), "tokens")
+    head: tuple[str, ...] = ("plan", "devices", "batch", "length", "step", f"{unit}/s")
+    head = (*head, f"{unit}/s each", "MFU", "memory", f"USD/M {unit}")
+    if any("days" in row for row in rows):
+        head = (*head, "days")
     table = PlanTable(head, tuple(_sweep_cells(row, len(head)) for row in rows))
     reasons = [
         f"{row['num_devices']} devices: {row['reason']}" for row in rows if row["plan"] is None

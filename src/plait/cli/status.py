@@ -28,7 +28,7 @@ def view(result: Json) -> str:
     speed = "-"
     if seconds is not None:
         rate = result["tokens_per_second"]
-        speed = f"{rate:,.0f} tokens/s (mean), {seconds * 1e3:,.1f} ms a step (median)"
+        speed = f"{rate:,.0f} {result['unit']}/s (mean), {seconds * 1e3:,.1f} ms a step (median)"
     saved = result["last_checkpoint"]
     loss = result["loss"]
     lines = [

@@ -337,7 +337,7 @@ def view(result: Json) -> str:
         + ("" if here == result["steps"] else f", the last {here} here"),
         f"final loss    "
         f"{'-' if result['final_loss'] is None else format(result['final_loss'], '.4f')}",
-        f"speed         {result['tokens_per_second']:,.0f} tokens/s (mean), "
+        f"speed         {result['tokens_per_second']:,.0f} {result['unit']}/s (mean), "
         f"{ms:,.1f} ms a step (median)",
         f"peak memory   {max(result['peak_memory']) / 1e6:,.0f} MB in the fullest rank",
         f"traffic       {traffic} sent by a rank in a step",

@@ -25,7 +25,6 @@ from plait.trace.picture import Frame, lanes, timeline_lanes
 from plait.trace.units import size_words, time_words
 from plait.values import JsonMapping, JsonObject
 
-HEAD = ("plan", "loss", "error", "ms/step", "tokens/s", "bubble", "peak MB", "MB sent by axis")
 STEP_TEXT = (
     "The mean over ranks and the last steps: computing, standing still for messages of an axis, "
     "and the rest."
@@ -33,6 +32,12 @@ STEP_TEXT = (
 MEMORY_TEXT = "The state of each rank between steps, by kind."
 MOST_RANKS = 16
 STATE = ("parameters", "gradients", "optimizer")
+
+
+def head(rows: Sequence[JsonObject]) -> tuple[str, ...]:
+    """The names of the columns of `cells`."""
+    measured = ("plan", "loss", "error", "ms/step", f"{rows[0]['unit']}/s")
+    return (*measured, "bubble", "peak MB", "MB sent by axis")
 
 
 def cells(row: JsonObject) -> tuple[str, ...]:
@@ -76,7 +81,7 @@ def html(
         if run.advice
     ]
     sections = [
-        PageSection("Side by side", (Grid(HEAD, tuple(cells(row) for row in rows)),)),
+        PageSection("Side by side", (Grid(head(rows), tuple(cells(row) for row in rows)),)),
         *_predicted(rows, runs),
         *_advised(advice),
         *([PageSection("Course", (Spot("charts"),))] if any(run.course for run in runs) else []),
@@ -119,7 +124,7 @@ def lead(rows: Sequence[JsonObject]) -> str:
     text = f"Of {len(rows)} plans, {fastest['plan']} trained fastest"
     if not others:
         text = f"{fastest['plan']} trained"
-    text += f", with {fastest['tokens_per_second']:,.0f} tokens a second"
+    text += f", with {fastest['tokens_per_second']:,.0f} {fastest['unit']} a second"
     if others:
         second = max(others, key=lambda row: row["tokens_per_second"])
         if second["tokens_per_second"]:
@@ -146,7 +151,7 @@ def _cards(rows: Sequence[JsonObject], runs: Sequence[ComparedRun]) -> tuple[Car
         Card("fastest plan", row["plan"]),
         Card("loss", "-" if loss is None else f"{loss:.4f}"),
         Card(
-            "tokens a second",
+            f"{row['unit']} a second",
             f"{row['tokens_per_second']:,.0f}",
             beside(lambda one: f"{one['tokens_per_second']:,.0f}"),
         ),
@@ -189,8 +194,8 @@ def _predicted(rows: Sequence[JsonObject], runs: Sequence[ComparedRun]) -> list[
             (f"{row['bubble_fraction']:.1%}", f"{guess['bubble_fraction']:.1%}"),
         )
         grid_rows.append((row["plan"], *(f"{own} / {other}" for own, other in pairs)))
-    head = ("plan", "ms/step", "tokens/s", "bubble")
-    grid = Grid(head, tuple(grid_rows), wide=True)
+    names = ("plan", "ms/step", f"{rows[0]['unit']}/s", "bubble")
+    grid = Grid(names, tuple(grid_rows), wide=True)
     return [PageSection("Measured / predicted", [grid])] if grid_rows else []
 
 

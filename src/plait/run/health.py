@@ -18,6 +18,7 @@ from plait.doctor.flight import Phase, record_path
 from plait.doctor.record import RankSnapshot, Records, now
 from plait.errors import CheckpointError, ConfigError, PlaitError
 from plait.plan import Plan
+from plait.run.counted import counted_unit
 from plait.run.rank_errors import rank_errors
 from plait.run.rundir import RunFolder
 from plait.toml import parse_json, read_toml
@@ -39,7 +40,7 @@ def findings_of(path: Path) -> JsonObject:
         "run": str(path),
         "state": state,
         "step": _steps_done(folder, views, metrics),
-        "steps": _steps(folder),
+        "steps": _train_key(folder, "steps"),
         "findings": found,
         "errors": [] if is_told else rank_errors(folder, here),
         "ranks": [_rank(view) for view in views.values()],
@@ -60,10 +61,11 @@ def status_of(path: Path) -> JsonObject:
         "state": state_of(folder, views),
         "plan": _text(folder.plan),
         "step": _steps_done(folder, views, metrics),
-        "steps": _steps(folder),
+        "steps": _train_key(folder, "steps"),
         "loss": metrics[-1].get("loss") if metrics else None,
         "step_seconds": middle,
         "tokens_per_second": sum(tokens) / sum(seconds) if seconds else None,
+        "unit": counted_unit(tokens, _train_key(folder, "global_batch") or 0),
         "ranks": [_rank(view) for view in views.values()],
         "last_checkpoint": _checkpoint(path),
         "findings": len(_findings(folder, views)),
@@ -144,7 +146,7 @@ def state_of(folder: RunFolder, views: dict[int, RankSnapshot]) -> str:
     alive = [_is_alive(view) for view in views.values()]
     if any(alive):
         return "running"
-    steps = _steps(folder)
+    steps = _train_key(folder, "steps")
     metrics = metrics_so_far(folder)
     done = _steps_done(folder, views, metrics)
     whole = steps is not None and done >= steps
@@ -199,12 +201,13 @@ def _numbers(metrics: list[JsonObject], key: str) -> list[float]:
     return [value for value in values if isinstance(value, int | float) and value]
 
 
-def _steps(folder: RunFolder) -> int | None:
+def _train_key(folder: RunFolder, key: str) -> int | None:
+    """A whole number of the config's [train]."""
     try:
-        steps = read_toml(folder.config, ConfigError).get("train", {}).get("steps")
+        value = read_toml(folder.config, ConfigError).get("train", {}).get(key)
     except (ConfigError, AttributeError):
         return None
-    return steps if isinstance(steps, int) else None
+    return value if isinstance(value, int) else None
 
 
 def _text(path: Path) -> str | None:

@@ -18,6 +18,7 @@ from plait.config import PlanSection
 from plait.errors import RunError
 from plait.plan import Plan
 from plait.run.assemble import kept_under
+from plait.run.counted import batch_of, counted_unit
 from plait.run.data_numbers import TRACED_STEPS, BatchWaits
 from plait.run.hooks import Hook, RunStart, StepDone
 from plait.run.json_lines import JsonLine, read_lines, rows_of
@@ -27,7 +28,7 @@ from plait.trace.breakdown import TimeBreakdown, of_steps
 from plait.values import JsonObject
 
 OF_STEPS: Final = (
-    *("step_seconds_median", "tokens_per_second", "peak_memory", "traffic"),
+    *("step_seconds_median", "tokens_per_second", "unit", "peak_memory", "traffic"),
     *("bubble_fraction", "breakdown", "data_waits", "staleness"),
 )
 """The numbers of a summary that are measured while steps are done."""
@@ -145,10 +146,12 @@ class Tally(Hook):
     last_step: int = 0
     timelines: deque[Timeline] = field(default_factory=lambda: deque(maxlen=TRACED_STEPS))
     waits: BatchWaits = field(default_factory=BatchWaits)
+    global_batch: int = 0
 
     def on_start(self, start: RunStart) -> None:
         """Learn where the run begins."""
         self.last_step = start.first_step - 1
+        self.global_batch = batch_of(start)
 
     def needs_state(self, step: int) -> bool:
         return False
@@ -227,6 +230,7 @@ def summary(
         "first_loss": tally.losses[0] if tally.losses else None,
         "final_loss": tally.losses[-1] if tally.losses else None,
         "tokens_per_second": tally.tokens_per_second(),
+        "unit": counted_unit(tally.tokens, tally.global_batch),
         "step_seconds_median": statistics.median(tally.seconds) if tally.seconds else None,
         "peak_memory": peak_memory_bytes,
         "traffic": {axis: max(sent.get(axis, 0) for sent in traffic) for axis in axes},

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, TextIO
 
+from plait.run.counted import batch_of, counted_unit
 from plait.run.hooks import Hook, RunStart, StepDone
 from plait.run.memory import peak_memory_bytes
 
@@ -22,19 +23,20 @@ def progress(stream: TextIO) -> Hook:
 
 
 class Pace:
-    """Tokens a second and the time left, from the steps so far. The first, which warms up, counts
-    only when alone.
+    """Tokens or samples a second and the time left, from the steps so far. The first, which warms
+    up, counts only when alone.
     """
 
-    def __init__(self, num_steps: int) -> None:
+    def __init__(self, num_steps: int, global_batch: int = 0) -> None:
         self.num_steps = num_steps
+        self.global_batch = global_batch
         self.seconds: list[float] = []
-        self.tokens = 0
+        self.tokens: list[int] = []
 
     def add(self, done: StepDone) -> None:
         """Take in one step."""
         self.seconds.append(done.seconds)
-        self.tokens = int(done.result.tokens)
+        self.tokens.append(int(done.result.tokens))
 
     @property
     def step_seconds(self) -> float:
@@ -44,14 +46,15 @@ class Pace:
 
     def text(self) -> str:
         """`51,200 tokens/s, 0.9 GB, 0:12 left`."""
-        rate = self.tokens / self.step_seconds if self.step_seconds > 0 else 0.0
+        rate = self.tokens[-1] / self.step_seconds if self.step_seconds > 0 else 0.0
+        unit = counted_unit(self.tokens, self.global_batch)
         left = max(0, round((self.num_steps - len(self.seconds)) * self.step_seconds))
         clock = (
             f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
             if left >= 3600
             else f"{left // 60}:{left % 60:02d}"
         )
-        return f"{rate:,.0f} tokens/s, {peak_memory_bytes() / 1e9:.2f} GB, {clock} left"
+        return f"{rate:,.0f} {unit}/s, {peak_memory_bytes() / 1e9:.2f} GB, {clock} left"
 
 
 def _told(done: StepDone, pace: Pace) -> str:
@@ -72,7 +75,7 @@ class Lines(Hook):
     def on_start(self, start: RunStart) -> None:
         """Learn how many steps there are."""
         self._last = start.last_step
-        self._pace = Pace(start.last_step - start.first_step + 1)
+        self._pace = Pace(start.last_step - start.first_step + 1, batch_of(start))
 
     def needs_state(self, step: int) -> bool:
         return False
@@ -120,7 +123,7 @@ class EvaluatedLines:
 
 
 class ProgressBar(Hook):
-    """A bar with loss, tokens a second, memory and time left."""
+    """A bar with loss, tokens or samples a second, memory and time left."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -147,7 +150,7 @@ class ProgressBar(Hook):
         self._task = self._bar.add_task(
             "train", total=start.last_step, completed=start.first_step - 1, told=""
         )
-        self._pace = Pace(start.last_step - start.first_step + 1)
+        self._pace = Pace(start.last_step - start.first_step + 1, batch_of(start))
         self._bar.start()
 
     def needs_state(self, step: int) -> bool:

@@ -134,7 +134,7 @@ def _cards(data: RunData) -> tuple[Card, ...]:
             "" if first is None else f"from {first:.4f}",
         ),
         Card(
-            "tokens a second",
+            f"{summary.get('unit') or 'tokens'} a second",
             f"{summary.get('tokens_per_second') or 0:,.0f}",
             predicted("tokens_per_second", lambda value: f"{value:,.0f}"),
         ),
@@ -202,8 +202,8 @@ def _summary(data: RunData) -> PageSection:
     parts.append(
         f"{data.num_steps} steps on {data.plan.world_size} ranks, final loss "
         f"{'-' if loss is None else f'{loss:.4f}'}, "
-        f"{summary.get('tokens_per_second') or 0:,.0f} tokens/s by the clock, data loading "
-        "included."
+        f"{summary.get('tokens_per_second') or 0:,.0f} {summary.get('unit') or 'tokens'}/s by the "
+        "clock, data loading included."
     )
     return PageSection("The step, three times", parts)
 

@@ -65,6 +65,7 @@ class Summary(FileRecord):
     steps: Whole | None = None
     final_loss: float | None = None
     tokens_per_second: Bytes | None = None
+    unit: Literal["tokens", "samples"] | None = None
     traffic: dict[str, Bytes] | None = None
     peak_memory: list[Bytes] | None = None
     memory_before: list[Bytes | None] | None = None

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plait.run.comparison import HEAD, ComparedRun, cells, html, lead, pictures_of
+from plait.run.comparison import ComparedRun, cells, head, html, lead, pictures_of
 from plait.trace import Span, Timeline
 
 
@@ -17,6 +17,7 @@ def row(plan: str) -> dict[str, Any]:
         "loss_error": 1e-7,
         "step_seconds_median": 0.012,
         "tokens_per_second": 12345.6,
+        "unit": "tokens",
         "bubble_fraction": 0.25,
         "peak_memory": [1e6, 2e6],
         "traffic": {"dp": 3e6, "pp": 1e6},
@@ -40,7 +41,8 @@ def test_a_row_is_one_cell_a_column() -> None:
         "2",
         "dp 3.0, pp 1.0",
     )
-    assert len(HEAD) == 8
+    assert len(head([row("pp2")])) == 8
+    assert head([{**row("pp2"), "unit": "samples"}])[4] == "samples/s"
 
 
 def test_the_page_shows_every_plan_and_needs_no_network() -> None:

@@ -39,6 +39,9 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     status = status_of(tmp_path)
     assert (status["state"], status["step"], status["steps"]) == ("running", 2, 2)
     assert (status["step_seconds"], status["tokens_per_second"]) == (0.5, 20.0)
+    assert status["unit"] == "tokens"
+    folder.config.write_text("[train]\nsteps = 2\nglobal_batch = 10\n")
+    assert status_of(tmp_path)["unit"] == "samples"
     assert status["ranks"][0]["doing"] == "loading the batch"
     assert status["last_checkpoint"] is None
 

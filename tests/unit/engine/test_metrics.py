@@ -120,6 +120,9 @@ def test_the_summary_is_computed_from_the_steps() -> None:
     assert (result["steps"], result["steps_here"]) == (3, 3)
     assert result["final_loss"] == 0.0
     assert result["tokens_per_second"] == 50.0  # the first step warms up
+    assert result["unit"] == "tokens"
+    tally.global_batch = tally.tokens[0]
+    assert summary(tally, [5, 7], [{}])["unit"] == "samples"
     assert result["step_seconds_median"] == 3.0
     assert result["peak_memory"] == [5, 7]
     assert result["traffic"] == {"dp": 81.0, "tp": 3.0}

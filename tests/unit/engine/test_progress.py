@@ -55,6 +55,14 @@ def test_the_bar_shows_loss_speed_memory_and_time_left() -> None:
     assert text.rstrip().endswith("\x1b[?25h")  # the cursor is visible again
 
 
+def test_the_pace_names_samples_where_a_step_counts_them() -> None:
+    stream = io.StringIO()
+    lines = Lines(stream)
+    lines.on_start(RunStart(None, SimpleNamespace(global_batch=200), 1, 1))
+    lines.on_step(done(1))
+    assert "200 samples/s" in stream.getvalue()
+
+
 def test_the_pace_leaves_the_first_step_out_once_there_is_another() -> None:
     pace = Pace(4)
     pace.add(done(1, seconds=100.0))

@@ -12,6 +12,7 @@ import plait
 from plait import models
 from plait.errors import ModelError
 from plait.predict.cost import describe
+from plait.predict.cost.model.tables import assumed
 
 DATA = {"name": "stdlib", "seq_len": 16}
 TRAIN = {"global_batch": 8}
@@ -155,3 +156,17 @@ def test_inputs_of_several_arguments_describe_a_users_model() -> None:
         plait.estimate(config, plan="dp2").as_dict()["traffic"]
         == (plait.estimate(one, plan="dp2").as_dict()["traffic"])
     )
+
+
+def sequences() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.zeros(24, dtype=torch.long), torch.zeros(24, dtype=torch.long))] * 8
+
+
+def test_tokens_are_counted_as_a_run_counts_them() -> None:
+    """A data set of one's own says by its samples how long a sequence is."""
+    table = {"python": f"{__name__}:make"}
+    config = {"model": table, "data": {"python": f"{__name__}:sequences"}, "train": TRAIN}
+    found = plait.estimate(config, plan="dp2", cluster="h100x2").as_dict()
+    assert found["unit"] == "tokens"
+    assert found["tokens_per_second"] * found["step_seconds"] == pytest.approx(8 * 24)
+    assert not assumed(config, 8, describe(config).seq_len)

@@ -51,7 +51,17 @@ def describe_made(model: JsonMapping, data: JsonMapping, seq_len: int) -> Model:
     roles = model.get("roles")
     if roles is None and example is not None and not has_roles(made):
         roles = _followed_roles(made, example)
-    return describe_by_running(made, seq_len or 1, roles, example=example)
+    return describe_by_running(made, seq_len or _positions(example), roles, example=example)
+
+
+def _positions(example: PyTree) -> int:
+    """The tokens of a sample, as a run counts them: the positions of a sequence of integers."""
+    import torch
+
+    for leaf in torch.utils._pytree.tree_leaves(example):
+        if isinstance(leaf, torch.Tensor) and leaf.dim() > 1 and not leaf.is_floating_point():
+            return int(leaf.shape[1])
+    return 1
 
 
 def _followed_roles(made: nn.Module, example: PyTree) -> Mapping[str, str]:

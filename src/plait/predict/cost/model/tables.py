@@ -19,6 +19,7 @@ from plait.errors import ConfigError, nearest
 from plait.plan import Plan
 from plait.predict.cost.model.describe import ALIASES, DESCRIBED, library_config
 from plait.predict.cost.model.families import is_known
+from plait.predict.cost.model.from_config import is_made
 from plait.predict.cost.model.known import known_tables
 from plait.predict.cost.model.plain import plain_faults
 from plait.toml import parse_json, parse_value, read_toml
@@ -289,7 +290,9 @@ def assumed(tables: JsonMapping, batch: int, seq_len: int) -> list[str]:
     assumptions = []
     if not tables.get("train", {}).get("global_batch"):
         assumptions.append(f"train.global_batch is not given: {batch} samples a step are assumed")
-    if not tables.get("data", {}).get("seq_len") and seq_len > 1:
+    model = tables["model"]
+    is_seen = isinstance(model, Mapping) and is_made(model)  # a sample was looked at
+    if not tables.get("data", {}).get("seq_len") and seq_len > 1 and not is_seen:
         assumptions.append(f"data.seq_len is not given: samples of {seq_len} tokens are assumed")
     optimizer = str(tables.get("train", {}).get("optimizer", ""))
     if ":" in optimizer:
