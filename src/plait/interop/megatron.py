@@ -201,8 +201,9 @@ def _warmup(source: Source, steps: int | None, batch: int | None) -> int | None:
     warmup = source.count("lr-warmup-iters")
     fraction = source.number("lr-warmup-fraction")
     samples = source.count("lr-warmup-samples")
-    if warmup is None and fraction is not None and steps:
-        return round(fraction * steps)
+    decay_steps = source.count("lr-decay-iters") or steps
+    if warmup is None and fraction is not None and decay_steps:
+        return round(fraction * decay_steps)
     if warmup is None and samples is not None and batch:
         return samples // batch
     return warmup

@@ -128,3 +128,12 @@ def test_an_axolotl_file_decays_and_clips_where_it_says_nothing() -> None:
     assert (train["schedule"], train["clip_grad_norm"]) == ("cosine", 1.0)
     train = import_text(f"{text}max_grad_norm: 0\n", "yaml", "axolotl").config["train"]
     assert "clip_grad_norm" not in train
+
+
+def test_a_warm_up_of_megatron_is_a_part_of_the_decay() -> None:
+    """`lr_warmup_fraction * lr_decay_steps` in its `training.py`."""
+    line = "pretrain_gpt.py --train-iters 1000 --lr 1e-4 --lr-warmup-fraction 0.1 --fp16"
+    train = import_text(line, "sh", "megatron-lm").config["train"]
+    assert train["warmup_steps"] == 100
+    train = import_text(f"{line} --lr-decay-iters 400", "sh", "megatron-lm").config["train"]
+    assert train["warmup_steps"] == 40
