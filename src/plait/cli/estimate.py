@@ -45,9 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The prediction; the exit code is 1 when the plan does not fit."""
+    from plait.predict.cost.model.from_config import described_once
     from plait.predict.cost.model.tables import read_config
 
-    return answer(read_config(arguments.config, arguments.overrides), arguments)
+    with described_once():
+        return answer(read_config(arguments.config, arguments.overrides), arguments)
 
 
 def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:

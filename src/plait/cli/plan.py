@@ -86,11 +86,13 @@ def run(arguments: argparse.Namespace) -> Answer:
     Raises:
         UsageError: `--gpus` below 1, before this machine is measured.
     """
+    from plait.predict.cost.model.from_config import described_once
     from plait.predict.cost.model.tables import read_config
 
     if arguments.gpus is not None and arguments.gpus < 1:
         raise UsageError(f"--gpus is {arguments.gpus}; it must be 1 or more")
-    return answer(read_config(arguments.config, arguments.overrides), arguments)
+    with described_once():
+        return answer(read_config(arguments.config, arguments.overrides), arguments)
 
 
 def answer(tables: JsonMapping, arguments: argparse.Namespace) -> Answer:

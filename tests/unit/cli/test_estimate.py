@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from torch import nn
 
+from plait.cli.entry import main
 from plait.cli.estimate import notes
 from plait.plan import Plan
 from plait.predict.cost import describe
@@ -97,3 +100,23 @@ def test_words_of_an_estimate_name_what_they_count(capsys, tmp_path) -> None:
     main([*words, "--json"])
     data = json.loads(capsys.readouterr().out)
     assert 0 < data["mfu_causal"] < data["mfu"] and data["unit"] == "tokens"
+
+
+MADE: list[int] = []
+
+
+def make() -> nn.Module:
+    MADE.append(1)
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+
+
+@pytest.mark.parametrize("verb", ["estimate", "plan"])
+def test_a_command_describes_a_model_of_ones_own_once(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To find its roles takes seconds where it is deep."""
+    config = tmp_path / "own.toml"
+    config.write_text(f'[model]\npython = "{__name__}:make"\n[train]\nglobal_batch = 8\n')
+    MADE.clear()
+    assert main([verb, str(config), "--cluster", "h100x2"]) == 0, capsys.readouterr().err
+    assert len(MADE) == 1

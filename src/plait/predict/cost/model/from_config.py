@@ -7,7 +7,9 @@ Everything here loads torch, and only when it is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from plait.errors import PlaitError
@@ -29,12 +31,35 @@ def is_made(model: Mapping[str, object]) -> bool:
     return bool(model.get("python")) or model.get("name") in BY_RUNNING
 
 
+_known: ContextVar[dict[str, Model] | None] = ContextVar("_known", default=None)
+
+
+@contextlib.contextmanager
+def described_once() -> Iterator[None]:
+    """While it lasts, equal tables are described once: a command asks for them several times."""
+    token = _known.set({})
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
 def describe_made(model: JsonMapping, data: JsonMapping, seq_len: int) -> Model:
     """The description of the model that a `[model]` table makes, of samples as its `[data]` table
     gives them.
 
     Raises `ModelError` for a function that fails or a model that cannot run on the meta device.
     """
+    known = _known.get()
+    if known is None:
+        return _describe(model, data, seq_len)
+    key = repr((model, data, seq_len))
+    if key not in known:
+        known[key] = _describe(model, data, seq_len)
+    return known[key]
+
+
+def _describe(model: JsonMapping, data: JsonMapping, seq_len: int) -> Model:
     import torch
 
     from plait.models import has_roles, make, user
