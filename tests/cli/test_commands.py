@@ -274,11 +274,11 @@ def test_verify_walks_a_cover_until_its_time_is_used_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_cover_of_which_only_one_device_was_walked_is_no_proof(tmp_path: Path) -> None:
+def test_a_cover_of_which_only_one_device_was_walked_says_so(tmp_path: Path) -> None:
     write_config(tmp_path)
     words = ("verify", "tiny.toml", "--all", "--steps", "1", "--budget", "0.1")
     done = plait(*words, "--set", "plan.text=dp1", cwd=tmp_path)
-    assert done.code == 1, done.err
+    assert done.code == 0, done.err
     last = done.out.splitlines()[-1]
     assert last.startswith("1 of ") and "no plan on several ranks is proven" in last
     assert "give --budget more" in last

@@ -1,5 +1,5 @@
 """`plait verify --all`: a row for each plan of a cover, and the plans that the time did not
-reach. Where it reached none on several ranks, nothing is proven, and the answer is no.
+reach.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 
 def run_all(arguments: argparse.Namespace, clock: Clock) -> Answer:
-    """The answer of a cover: `rows`, each with the keys of one proof.
-
-    `ok` where all rows are, and one of them has several ranks, unless no plan of the cover has.
+    """The answer of a cover: `rows`, each with the keys of one proof; `ok` where all rows are.
 
     Raises:
         PlanError: under torchrun, or in bf16 or fp8.
@@ -69,8 +67,7 @@ def run_all(arguments: argparse.Namespace, clock: Clock) -> Answer:
             continue
         rows.append(row)
         texts.append(text)
-    has_proof = not missed or any(row["world_size"] > 1 for row in rows)
-    ok = has_proof and all(row["ok"] for row in rows)
+    ok = all(row["ok"] for row in rows)
     data: Json = {
         "ok": ok,
         "rows": rows,
@@ -79,7 +76,7 @@ def run_all(arguments: argparse.Namespace, clock: Clock) -> Answer:
         "plans_refused": [{"plan": plan, "reason": why} for plan, why in refused.items()],
         "paths_not_walked": sorted({name for row in rows for name in row["paths_not_walked"]}),
     }
-    end = _end(data, predicted_seconds=seconds, has_proof=has_proof)
+    end = _end(data, predicted_seconds=seconds)
     return Answer(data, "\n".join([_text(data, texts), *end]), ok=ok)
 
 
@@ -131,12 +128,12 @@ def _text(data: Json, texts: list[str]) -> str:
     return "\n".join(lines)
 
 
-def _end(data: Json, *, predicted_seconds: float, has_proof: bool) -> list[str]:
+def _end(data: Json, *, predicted_seconds: float) -> list[str]:
     """The last line, where the time was used up: how many plans were walked, and the cure."""
     walked, missed = data["plans_walked"], len(data["plans_not_walked"])
     if not missed:
         return []
     said = f"{walked} of {walked + missed} plans walked: the time is used up"
-    if not has_proof:
+    if all(row["world_size"] == 1 for row in data["rows"]):
         said += ", and no plan on several ranks is proven"
     return [f"{said}; all take about {predicted_seconds:.0f} s, so give --budget more"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -18,7 +19,8 @@ def numbers_of(
     Each comes with its module, of those that are given by their paths.
     """
     for path, module in modules:
-        for table in (vars(module), module._buffers):
+        tables: tuple[dict[str, Any], ...] = (vars(module), module._buffers)
+        for table in tables:
             for name, value in table.items():
                 if type(value) in (bool, int, float) or (
                     type(value) is Tensor and value.numel() == 1 and not value.is_meta
