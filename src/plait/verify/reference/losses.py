@@ -1,4 +1,4 @@
-"""What the loss of a part of a batch is: a sum and a count, which is known beforehand or not."""
+"""The loss of a part of a batch as a sum and a count, and the count that is expected."""
 
 from __future__ import annotations
 

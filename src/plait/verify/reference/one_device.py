@@ -173,10 +173,10 @@ def _accumulate(
     seeded: bool,
     apart: BuffersApart | None = None,
 ) -> tuple[float, float, float, Auxiliary]:
-    """The gradient of the mean loss into `.grad`, but for a divisor; the summed loss, the count,
-    the divisor, and what modules add to the mean loss.
+    """The gradient of the mean loss into `.grad`, but for a divisor.
 
-    The divisor is 1 but where the parts have another count than was expected.
+    Returns the summed loss, the count, the divisor, and what modules add to the mean loss. The
+    divisor is 1 but where the parts have another count than was expected.
     """
     total = count = 0.0
     if apart is not None:
