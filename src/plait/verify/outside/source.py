@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ SECOND = "train_step"
 LOOP = "train"
 PAIR = ("reference_step", "parallel_step")
 MODULE = "plait_training_step"
+DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 Functions = Mapping[str, Callable[..., PyTree]]
 
@@ -112,14 +113,24 @@ def _names(file: Path) -> set[str]:
     except (UnicodeDecodeError, OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
     names: set[str] = set()
-    for node in ast.walk(root):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+    for node in _at_the_top(root):
+        if isinstance(node, DEFINITIONS):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
     return names
+
+
+def _at_the_top(root: ast.Module) -> Iterator[ast.AST]:
+    """The nodes of a file but those inside of functions and classes, whose names are their own."""
+    left: list[ast.AST] = [root]
+    while left:
+        node = left.pop()
+        yield node
+        if not isinstance(node, DEFINITIONS):
+            left.extend(ast.iter_child_nodes(node))
 
 
 def _lacks(file: Path, name: str, names: set[str]) -> str:
