@@ -6,7 +6,10 @@ hook that clamps the gradient of an activation then does what it does there.
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -18,22 +21,56 @@ from plait.engine.batch import MicroBatch
 from plait.engine.loss import LossFunction
 from plait.engine.stages.timing import ImmediateUpdates, UpdateTiming
 from plait.engine.update import Update
+from plait.errors import ModelError
 from plait.outer import Driver
 
 CountOf = Callable[[Any], "Tensor | float"]
 
 
 def count_of(loss: LossFunction) -> CountOf | None:
-    """The function of the targets that a loss has as its attribute `count`; None without one."""
+    """The function of the targets that a loss has as its attribute `count`; None without one.
+
+    A number that counts calls is none, nor is a method without an argument, or that of a tuple.
+    """
     count: CountOf | None = getattr(loss, "count", None)
-    return count if callable(count) else None  # a loss may count its calls
+    return count if callable(count) and _takes_targets(count, loss) else None
+
+
+def _takes_targets(count: CountOf, loss: LossFunction) -> bool:
+    """Whether a function may be one of the targets alone."""
+    if inspect.isbuiltin(count) and count.__self__ is loss:
+        return False  # a named tuple or a list counts its entries
+    try:
+        inspect.signature(count).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # a function without a signature, as those of torch
+        return True
+    return True
 
 
 def counted(micro: MicroBatch, count: CountOf | None) -> Tensor | float:
-    """The count (0-dim) of a micro-batch's loss, by its own function; else its samples."""
+    """The count (0-dim) of a micro-batch's loss, by its own function; else its samples.
+
+    Raises:
+        ModelError: the function returned no number.
+    """
     if count is None:
         return micro.own_samples
-    return count(micro.targets) if micro.num_samples else 0.0
+    if not micro.num_samples:
+        return 0.0
+    with torch.no_grad():
+        found = count(micro.targets)
+    if isinstance(found, Tensor) and found.numel() == 1:
+        return found.detach().view(())
+    if isinstance(found, Real) and math.isfinite(found):
+        return float(found)
+    is_tensor = isinstance(found, Tensor)
+    what = f"a tensor of shape {tuple(torch.as_tensor(found).shape)}" if is_tensor else repr(found)
+    raise ModelError(
+        f"the attribute `count` of the loss returned {what}; it must be a function of the targets "
+        "that returns one number, the count of (sum, count): give it another name if it is not"
+    )
 
 
 class ExpectedCount:
