@@ -277,7 +277,7 @@ def in_float16(world: World, plan: str, family: Family, steps: int) -> list[Any]
         result = engine.step(share, trace=False)
         total = sum(float(part.values.double().sum()) for part in engine.local_parameters())
         seen.append((result.loss, result.grad_norm, result.loss_scale, result.skipped, total))
-    assert engine.scale_state()["loss_scale"][0] == scale.value
+    assert engine.scale_state()["mean_loss_scale"][0] == scale.value
     return seen
 
 
@@ -330,3 +330,29 @@ def test_a_scale_halves_on_overflow_doubles_after_many_good_steps_and_gives_up()
     scale.value = LossScale.LEAST
     with pytest.raises(NonFiniteLoss, match="use bf16"):
         scale.judge(math.inf, 3)
+
+
+def workers(world: World, aggregate: str) -> list[bool]:
+    """Whether each of two steps in float16 was left out."""
+    family = replace(SPLIT, num_steps=2)
+    options = Options(float16=True, aggregate=aggregate)
+    adam = torch.optim.AdamW
+    engine = build(
+        family.model(), "dp2", loss=cross_entropy, optimizer=adam, options=options, world=world
+    )
+    batches = engine.prepare(family.batches(64))
+    return [engine.step(batch, trace=False).skipped for batch in batches]
+
+
+@pytest.mark.parametrize("aggregate", ["sum", "mean"])
+def test_the_first_steps_in_float16_count(ranks: Run, aggregate: str) -> None:
+    assert ranks(2, workers, aggregate, plan="dp2")[0] == [False, False]
+
+
+def test_a_scale_of_sums_is_no_start_for_one_of_means() -> None:
+    kept = LossScale(2.0**4, of_sums=True)
+    of_means, of_sums = LossScale(), LossScale(of_sums=True)
+    of_means.load_meta(kept.meta())
+    of_sums.load_meta(kept.meta())
+    assert of_means.value == LossScale().value
+    assert of_sums.state() == kept.state()

@@ -286,10 +286,10 @@ def compose(
         *partial_sums(strategy, split.layers),
     ]
     timing = make_timing(schedule, pipeline, updater, reductions, world)
-    scale = precision.loss_scale()
-    deferral = make_deferral(
-        options, updater, driver, timing, guard=guard, scale=scale, world=world
+    expected_count = make_expected_count(
+        loss, updater, driver, timing, aggregate=options.aggregate, world=world
     )
+    scale = precision.loss_scale(of_sums=expected_count is None)
     return EngineParts(
         plan=plan,
         world=world,
@@ -308,12 +308,12 @@ def compose(
         holding=holding,
         seed=options.seed,
         scale=scale,
-        expected_count=make_expected_count(
-            loss, updater, driver, timing, aggregate=options.aggregate, world=world
-        ),
+        expected_count=expected_count,
         guard=guard,
         graphs=graphs.make(model, pipeline, strategy, plan, options),
-        deferral=deferral,
+        deferral=make_deferral(
+            options, updater, driver, timing, guard=guard, scale=scale, world=world
+        ),
         unchanged=Unchanged(model, optimizer, plan, precision),
         has_zeros=has_zeros,
         mean_of_workers=options.aggregate == "mean" and driver.is_synchronous,

@@ -56,9 +56,9 @@ class Precision:
             raise PlanError(f"'{plan}': float16 {reason}")
         return Precision(torch.float16, torch.float32, scaled=True)
 
-    def loss_scale(self) -> LossScale | NoLossScale:
-        """A new scale of the loss for one engine."""
-        return LossScale() if self.scaled else NoLossScale()
+    def loss_scale(self, *, of_sums: bool = False) -> LossScale | NoLossScale:
+        """A new scale of the loss for one engine, whose backward begins with sums or with means."""
+        return LossScale(of_sums=of_sums) if self.scaled else NoLossScale()
 
 
 def _no_scale(plan: Plan) -> str | None:
@@ -105,14 +105,19 @@ class NoLossScale:
 class LossScale:
     """The dynamic scale of float16 (Micikevicius et al., arXiv 1710.03740, section 3.2).
 
-    `value` multiplies the mean loss of a step in backward. A gradient without a finite norm halves
-    it and drops the step; after `growth_interval` good steps it doubles.
+    `value` multiplies the mean loss of a step in backward, or the sum with `of_sums`. A gradient
+    without a finite norm halves it and drops the step. After `growth_interval` good steps it
+    doubles. A checkpoint has the two kinds under other names, since one is no start for the other.
     """
 
     LEAST = 2.0**-20
 
-    def __init__(self, value: float = 2.0**15, growth_interval: int = 200) -> None:
-        self.value = value
+    def __init__(
+        self, value: float | None = None, growth_interval: int = 200, *, of_sums: bool = False
+    ) -> None:
+        first = 2.0**8 if of_sums else 2.0**15
+        self.value = first if value is None else value
+        self._key = "loss_scale" if of_sums else "mean_loss_scale"
         self._interval = growth_interval
         self._good = 0
         self.skipped = False  # whether the last step was dropped
@@ -124,12 +129,14 @@ class LossScale:
 
     def meta(self) -> dict[str, list[float]]:
         """The entry of a checkpoint's meta data."""
-        return {"loss_scale": self.state()}
+        return {self._key: self.state()}
 
     def load_meta(self, meta: JsonMapping) -> None:
-        """Go on as `meta` says; a checkpoint of another precision says nothing."""
-        if "loss_scale" in meta:
-            self.load(meta["loss_scale"])
+        """Go on as `meta` says. A checkpoint of another precision, or of another kind of scale,
+        says nothing.
+        """
+        if self._key in meta:
+            self.load(meta[self._key])
 
     def judge(self, squared_norm: float, step: int) -> bool:
         """Whether the step counts. Raises NonFiniteLoss where no scale helps."""
@@ -160,8 +167,8 @@ class LossScale:
         """
         sound = isinstance(state, list) and len(state) == 2
         if not sound or not all(isinstance(x, float) and math.isfinite(x) for x in state):
-            raise CheckpointError(f"meta.loss_scale is {state!r}, and must be two finite numbers")
+            raise CheckpointError(f"meta.{self._key} is {state!r}, and must be two finite numbers")
         if state[0] <= 0 or state[1] < 0:
-            raise CheckpointError(f"meta.loss_scale is {state!r}: no scale is 0 or less")
+            raise CheckpointError(f"meta.{self._key} is {state!r}: no scale is 0 or less")
         self.value = state[0]
         self._good = int(state[1])
