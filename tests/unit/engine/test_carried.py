@@ -139,3 +139,24 @@ def test_one_forward_of_a_step_is_not_told(model: nn.Module) -> None:
 
 def test_tables_sums_and_statistics_of_norms_are_not_told() -> None:
     assert said(Innocent(), "dp1 mb2") == []
+
+
+class Tree(nn.Module):
+    """A layer whose attribute has an entry that is the attribute again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.root: dict[str, object] = {}
+        self.root["root"] = self.root
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[samples, 4] -> the same."""
+        out: Tensor = self.linear(x)
+        return out
+
+
+def test_an_attribute_that_holds_itself_is_passed_by() -> None:
+    engine = plait.build(Tree(), "mb2", loss=F.mse_loss, optimizer=torch.optim.AdamW)
+    for _ in range(2):
+        engine.step((torch.ones(4, 4), torch.zeros(4, 4)), trace=False)

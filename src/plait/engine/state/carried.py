@@ -151,7 +151,10 @@ def _warn(names: list[str], plan: str, num: int) -> None:
 
 def _leaves(value: object) -> list[Tensor]:
     """The plain tensors of several numbers that a value is or holds."""
-    leaves = tree_leaves(value) if isinstance(value, (Tensor, list, tuple, dict)) else []
+    try:
+        leaves = tree_leaves(value) if isinstance(value, (Tensor, list, tuple, dict)) else []
+    except RecursionError:  # a list that holds itself, as the links of a tree
+        return []
     return [
         leaf
         for leaf in leaves
