@@ -97,10 +97,11 @@ class ExpectedCount:
     def of(self, micro_batches: Sequence[MicroBatch]) -> float | Tensor:
         """The count of the micro-batches of all ranks; 1 where there is none. Collective.
 
-        It is a 0-dim tensor, which the host does not read, where it is not known here alone.
+        It is a number for samples of this rank alone. Else it is a 0-dim tensor, which the host
+        does not read, and of which a recorded step takes another value.
         """
         own = sum(counted(micro, self._count) for micro in micro_batches)
-        if self._axis is None and not isinstance(own, Tensor):
+        if self._axis is None and self._count is None:
             return float(own) / self._copies or 1.0
         total = torch.zeros(1, dtype=torch.float64, device=self._device)
         total += own

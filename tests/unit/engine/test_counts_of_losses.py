@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import plait
+from plait.engine.batch import MicroBatch
+from plait.engine.expected_count import ExpectedCount
 from plait.errors import ModelError
 
 MODEL = nn.Linear(6, 3)
@@ -96,3 +98,10 @@ def test_a_step_is_right_whatever_the_name_count_is_of(loss: Any, plan: str) -> 
 def test_a_count_that_is_no_number_is_named(found: Any, said: str) -> None:
     with pytest.raises(ModelError, match=f"`count` of the loss .*{said}"):
         trained(Sum(lambda targets: found), "dp1")
+
+
+def test_a_count_of_targets_is_a_tensor_whatever_its_function_returns() -> None:
+    """A recorded step takes another value of a tensor; each number would be a graph of its own."""
+    expected = ExpectedCount(None, torch.device("cpu"), count=len)
+    count = expected.of([MicroBatch(INPUTS, TARGETS, 4)])
+    assert isinstance(count, Tensor) and float(count) == 4.0
