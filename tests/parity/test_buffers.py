@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -110,8 +111,10 @@ def trained(world: World, plan: str) -> dict[str, Tensor]:
         options=Options(blocks="layers.*", cutting=Cutting(example=batches()[0][0][:4])),
         world=world,
     )  # fmt: skip
-    for batch in batches():
-        engine.step(batch)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the forward carries")  # and it is meant so
+        for batch in batches():
+            engine.step(batch)
     loss = engine.evaluate(batches()[0])
     held = {part.name: part.values.view(part.global_shape) for part in engine.local_parameters()}
     owned = {name.rsplit(".", 2)[0] for name in held}
