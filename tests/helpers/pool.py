@@ -163,8 +163,6 @@ def _serve(connection: Connection) -> None:
     import torch
 
     torch.set_num_threads(1)
-    warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", r"tp\d+ divides no layer")  # as in pyproject.toml
     while True:
         try:
             path, task = pickle.loads(connection.recv_bytes())
@@ -178,6 +176,9 @@ def _reply(task: bytes) -> bytes:
     import torch
 
     torch.manual_seed(0)  # a module may make a model when its function is unpickled
+    warnings.resetwarnings()  # a task may import what sets filters of its own
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", r"tp\d+ divides no layer")  # as in pyproject.toml
     try:
         return pickle.dumps(("ok", _in_world(*pickle.loads(task))))
     except BaseException:
