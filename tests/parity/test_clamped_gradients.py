@@ -121,7 +121,6 @@ PLANS = [
     "dp2:zero1",
     "dp2:zero2 mb2",
     "dp2:zero3",
-    "dp2:server",
     "tp2",
     "pp2:1f1b mb2",
     "pp2:zbv mb4",

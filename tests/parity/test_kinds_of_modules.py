@@ -73,6 +73,7 @@ def cell(run: Any, kind: str, plan_text: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the forward computes buffers:UserWarning")  # as it means to
+@pytest.mark.filterwarnings("ignore:the forward carries:UserWarning")  # as it means to
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("kind", sorted(plain_loop.CASES.keys() - {*DRAWING}))
 def test_trains_as_one_device(one_generator: None, kind: str, plan: str) -> None:

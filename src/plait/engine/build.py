@@ -287,7 +287,7 @@ def compose(
     ]
     timing = make_timing(schedule, pipeline, updater, reductions, world)
     expected_count = make_expected_count(
-        loss, updater, driver, timing, aggregate=options.aggregate, world=world
+        loss, updater, driver, timing, plan=plan, aggregate=options.aggregate, world=world
     )
     scale = precision.loss_scale(of_sums=expected_count is None)
     return EngineParts(

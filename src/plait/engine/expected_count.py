@@ -23,7 +23,9 @@ from plait.engine.stages.timing import ImmediateUpdates, UpdateTiming
 from plait.engine.update import Update
 from plait.errors import ModelError
 from plait.outer import Driver
+from plait.plan import Plan
 
+SERVERS = ("server", "async-server")
 CountOf = Callable[[Any], "Tensor | float"]
 
 
@@ -117,15 +119,17 @@ def make_expected_count(
     driver: Driver,
     timing: UpdateTiming,
     *,
+    plan: Plan,
     aggregate: str,
     world: World,
 ) -> ExpectedCount | None:
     """The count of an engine's steps; None where the update takes sums.
 
     It does where gradients of several steps are under way, and where `aggregate` says that the mean
-    is one of workers.
+    is one of workers. Workers of a server send it sums, which it divides.
     """
-    if not isinstance(timing, ImmediateUpdates) or aggregate == "mean":
+    has_server = plan.dp.strategy in SERVERS
+    if not isinstance(timing, ImmediateUpdates) or aggregate == "mean" or has_server:
         return None
     return ExpectedCount(
         within_stage(world) if driver.is_synchronous else None,
