@@ -15,6 +15,7 @@ FLOOR = {
     *WORDS,
     "batch_trees",
     "forwards",
+    "divided_views",
     "uncopied",
     "paths",
     "products",
@@ -45,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "values": set(),  # names of types; every room may import them
     "batch_trees": {"errors"},  # what a batch holds, in whatever holds it
     "forwards": {"torch_internals"},  # what a module of a model runs, and what its copies do
+    "divided_views": {"forwards"},  # what a forward views, on a rank that has a part of it
     "plan": {"errors"},
     "toml": {"errors"},
     "paths": set(),  # limits behind which large tensors take other ways
@@ -71,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parallel.expert": {*LOWER, "comm", "models"},  # it fills the seams that a router leaves open
     "models": {
         "forwards",
+        "divided_views",
         "errors",
         "products",
         "reference",
@@ -94,7 +97,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pytest_plugin": {"verify"},  # found by pytest where plait is installed
     "outer.federated": {*RUN, "run", "verify"},
     # models are made on the meta device, where a config names code
-    "predict.cost": {*PLANNING, "models", "datasets", "reference", "products", "batch_trees"},
+    "predict.cost": {
+        *PLANNING,
+        "models",
+        "datasets",
+        "reference",
+        "products",
+        "batch_trees",
+        "forwards",
+    },
     "predict.planner": {*PLANNING, "predict.cost"},
     "predict.probe": {*RUN, "run", "predict.cost"},
     "explore": {"errors", "toml", "predict.cost"},  # a page; the verbs answer it

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from plait.models.derived.cuts import Misfit
-from plait.models.derived.demands import Demand, Region
-from plait.models.derived.kinds import is_linear
-from plait.models.derived.record import LINEAR, Graph, Value, in_features
+from plait.models.derived.demands import Demand, Region, taken_layers
+from plait.models.derived.kinds import ATTENTION, LINEAR, in_features, is_linear, splits_heads
+from plait.models.derived.record import Graph, Value
 from plait.values import PyTree
 
 
@@ -32,12 +32,16 @@ def layer_pattern(name: str) -> str:
 
 @dataclass
 class RowChoice:
-    """Rows by pattern with all that they ask; `left_out` says why others are none."""
+    """Rows by pattern with all that they ask; `left_out` says why others are none.
+
+    `attentions`: the modules of torch's attention that are split by heads.
+    """
 
     rows: dict[str, int] = field(default_factory=dict)
     region: Region = field(default_factory=Region)
     entered: frozenset[str] = frozenset()
     left_out: dict[str, str] = field(default_factory=dict)
+    attentions: frozenset[str] = frozenset()
 
 
 def choose(
@@ -86,7 +90,20 @@ def choose(
     demand = Demand(graph, rows, size)
     region = demand.run()
     entered = frozenset(name for name in region.columns if demand.entered(name))
-    return RowChoice(rows, region, entered, left_out)
+    return RowChoice(rows, region, entered, left_out, _attentions(model, graph, size, heads))
+
+
+def _attentions(model: nn.Module, graph: Graph, size: int, tied: Collection[str]) -> frozenset[str]:
+    """The modules of torch's attention whose heads can be split, and whose weights they alone
+    take.
+    """
+    called = {node.name for node in graph.nodes if node.kind == ATTENTION}
+    taken = taken_layers(graph) | frozenset(tied)
+    return frozenset(
+        name
+        for name in called
+        if splits_heads(model.get_submodule(name), size) and not taken & {name, f"{name}.out_proj"}
+    )
 
 
 def _alone(

@@ -14,16 +14,8 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from plait.models.derived.cuts import ALIKE, Cut, Misfit, Part, Want, even, joined
-from plait.models.derived.record import (
-    DROPOUT,
-    EMBEDDING,
-    LINEAR,
-    NORM,
-    OPAQUE,
-    Graph,
-    GraphNode,
-    Value,
-)
+from plait.models.derived.kinds import ATTENTION, DROPOUT, EMBEDDING, LINEAR, NORM, OPAQUE
+from plait.models.derived.record import Graph, GraphNode, Value
 from plait.models.derived.rules import ask, chosen, operation, through_window
 from plait.models.layers import RMSNorm
 from plait.values import PyTree
@@ -172,7 +164,7 @@ class Demand:
 
     def _layer(self, node: GraphNode, want: Want | None) -> None:
         out = node.outputs[0]
-        if node.kind == OPAQUE or out is None or want is None:
+        if node.kind in (OPAQUE, ATTENTION) or out is None or want is None:
             raise Misfit(f"{node.name} cannot be cut")
         last = isinstance(want, Cut) and want.dim == len(out.shape) - 1
         if node.kind == LINEAR:
@@ -252,7 +244,9 @@ class Demand:
                 if value is not None and value not in wants and self._is_used(value):
                     self._want(value, ALIKE)
             return
-        if node.kind == OPAQUE or any(isinstance(wants.get(one), Cut) for one in node.inputs):
+        if node.kind in (OPAQUE, ATTENTION) or any(
+            isinstance(wants.get(one), Cut) for one in node.inputs
+        ):
             raise Misfit(f"{node.name or operation(node)} needs the whole of a cut value")
         for value in node.outputs:
             if value is not None:

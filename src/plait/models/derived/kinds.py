@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import nn
 
 from plait.forwards import is_replaced, runs_forward_of
 from plait.models.layers import RMSNorm
+
+LINEAR = "linear"
+NORM = "norm"
+EMBEDDING = "embedding"
+ATTENTION = "attention"
+OPAQUE = "opaque"
+DROPOUT = "dropout"
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -47,3 +57,44 @@ def stays_still(module: nn.Module) -> bool:
 def is_dropout(module: nn.Module) -> bool:
     """Whether ranks that have parts of features can draw one device's mask for a module."""
     return type(module) is nn.Dropout and module.p > 0 and not is_replaced(module)
+
+
+def owns_parameters(module: nn.Module) -> bool:
+    """Whether a module has parameters of its own, beside those of the modules in it."""
+    return any(param is not None for param in module._parameters.values())
+
+
+def out_features(module: Any) -> int:
+    """Output features of a linear layer."""
+    return int(module.weight.shape[1 if type(module).__name__ == "Conv1D" else 0])
+
+
+def in_features(module: Any) -> int:
+    """Input features of a linear layer."""
+    return int(module.weight.shape[0 if type(module).__name__ == "Conv1D" else 1])
+
+
+def layer_kind(module: nn.Module, opaque: Sequence[type]) -> str | None:
+    """The kind of a layer that is one node; None for a module whose code is followed."""
+    kinds = (
+        (OPAQUE, isinstance(module, tuple(opaque))),
+        (LINEAR, is_linear(module)),
+        (EMBEDDING, runs_forward_of(module, nn.Embedding)),
+        (ATTENTION, runs_forward_of(module, nn.MultiheadAttention)),
+        (NORM, is_norm(module)),
+        (DROPOUT, is_dropout(module)),
+        (OPAQUE, holds_experts(module)),
+    )
+    return next((kind for kind, fits in kinds if fits), None)
+
+
+def splits_heads(module: nn.Module, size: int) -> bool:
+    """Whether ranks can compute torch's attention by heads: all inputs have its width."""
+    return (
+        runs_forward_of(module, nn.MultiheadAttention)
+        and module._parameters.get("in_proj_weight") is not None
+        and module._parameters.get("bias_k") is None
+        and not module.add_zero_attn
+        and int(module.num_heads) % size == 0  # type: ignore[arg-type]
+        and is_linear(module.get_submodule("out_proj"))
+    )

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,17 +18,12 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from plait.forwards import runs_forward_of
-from plait.models.derived.kinds import holds_experts, is_dropout, is_linear, is_norm, stays_still
+from plait.models.derived.kinds import stays_still
+from plait.models.derived.stand_ins import Sizes, stand_ins, weightless, without_fused_forwards
 from plait.random_state import IsolatedRandom
 from plait.torch_internals import storage_key
 from plait.values import PyTree
 
-LINEAR = "linear"
-NORM = "norm"
-EMBEDDING = "embedding"
-OPAQUE = "opaque"
-DROPOUT = "dropout"
 MADE = {
     *("full", "zeros", "ones", "empty", "zeros_like", "ones_like", "full_like", "empty_like"),
     *("new_zeros", "new_ones", "new_full", "new_empty", "scalar_tensor"),
@@ -222,44 +216,6 @@ class GraphRecorder(TorchDispatchMode):
                 self.graph.written.add(storage_key(leaf))
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes on one rank: output features by linear layer, and shapes of parameters."""
-
-    outputs: dict[str, int] = field(default_factory=dict)
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-
-
-def owns_parameters(module: nn.Module) -> bool:
-    """Whether a module has parameters of its own, beside those of the modules in it."""
-    return any(param is not None for param in module._parameters.values())
-
-
-def out_features(module: Any) -> int:
-    """Output features of a linear layer."""
-    return int(module.weight.shape[1 if type(module).__name__ == "Conv1D" else 0])
-
-
-def in_features(module: Any) -> int:
-    """Input features of a linear layer."""
-    return int(module.weight.shape[0 if type(module).__name__ == "Conv1D" else 1])
-
-
-def layer_kind(module: nn.Module, opaque: Sequence[type]) -> str | None:
-    """The kind of a layer that is one node; None for a module whose code is followed."""
-    if isinstance(module, tuple(opaque)):
-        return OPAQUE
-    if is_linear(module):
-        return LINEAR
-    if runs_forward_of(module, nn.Embedding):
-        return EMBEDDING
-    if is_norm(module):
-        return NORM
-    if is_dropout(module):
-        return DROPOUT
-    return OPAQUE if holds_experts(module) else None
-
-
 def run(
     model: nn.Module,
     call: Callable[[], PyTree],
@@ -281,9 +237,9 @@ def run(
         module.training = in_training and not stays_still(module)
     try:
         with (
-            _without_fused_forwards(named),
-            _weightless(named, recorder, sizes or Sizes()),
-            _layers(named, recorder, sizes or Sizes(), opaque),
+            without_fused_forwards(named),
+            weightless(named, recorder, sizes or Sizes()),
+            stand_ins(named, recorder, sizes or Sizes(), opaque),
             torch.no_grad(),
             IsolatedRandom(seed=0),
             recorder,
@@ -293,100 +249,3 @@ def run(
         for module in training:
             module.training = True
     return recorder.graph
-
-
-@contextmanager
-def _without_fused_forwards(named: dict[str, nn.Module]) -> Iterator[None]:
-    """Torch's encoder layers and attention call their parts, as they do in training.
-
-    In evaluation one fused operation takes the weights of all of them.
-    """
-    fused = [
-        module
-        for module in named.values()
-        if isinstance(module, (nn.TransformerEncoderLayer, nn.MultiheadAttention))
-    ]
-    before = [(module, module.training, getattr(module, "dropout", None)) for module in fused]
-    for module in fused:
-        module.training = True
-        if isinstance(module, nn.MultiheadAttention):
-            module.dropout = 0.0
-    try:
-        yield
-    finally:
-        for module, training, dropout in before:
-            module.training = training
-            if isinstance(module, nn.MultiheadAttention):
-                module.dropout = dropout
-
-
-@contextmanager
-def _weightless(
-    named: dict[str, nn.Module], recorder: GraphRecorder, sizes: Sizes
-) -> Iterator[None]:
-    """A row of zeros in the place of every parameter and of every buffer on the meta device."""
-    originals: list[tuple[Any, str, Tensor]] = []
-    for name, module in named.items():
-        for table in (module._parameters, module._buffers):
-            for key, tensor in table.items():
-                if tensor is None or (table is module._buffers and not tensor.is_meta):
-                    continue
-                originals.append((table, key, tensor))
-                path = f"{name}.{key}" if name else key
-                shape = sizes.shapes.get(path, tuple(tensor.shape))
-                zero = torch.zeros(shape[-1:], dtype=tensor.dtype).expand(shape)  # view_as_complex
-                if table is module._parameters:
-                    recorder.name(zero, path)
-                table[key] = zero  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for table, key, tensor in reversed(originals):  # a module of two names comes twice
-            table[key] = tensor
-
-
-@contextmanager
-def _layers(
-    named: dict[str, nn.Module], recorder: GraphRecorder, sizes: Sizes, opaque: Sequence[type]
-) -> Iterator[None]:
-    """Forwards of layers that give zeros and are one node each."""
-    replaced: list[tuple[nn.Module, Callable[..., PyTree] | None]] = []
-    for name, module in named.items():
-        kind = layer_kind(module, opaque)
-        if kind is not None:
-            replaced.append((module, vars(module).get("forward")))
-            out = out_features(module) if kind == LINEAR else 0
-            out = sizes.outputs.get(name, out)
-            module.forward = _forward(kind, module, recorder, out)
-    try:
-        yield
-    finally:
-        for module, before in replaced:
-            if before is None:
-                del module.forward
-            else:
-                module.forward = before
-
-
-def _forward(
-    kind: str, module: nn.Module, recorder: GraphRecorder, out: int
-) -> Callable[..., PyTree]:
-    forward = module.forward
-    weight = next((part for part in module._parameters.values() if part is not None), None)
-    dtype = torch.get_default_dtype() if weight is None else weight.dtype
-
-    def run_layer(x: Tensor, *args: object, **kwargs: object) -> PyTree:
-        inputs = [leaf for leaf in tree_leaves((x, args, kwargs)) if isinstance(leaf, Tensor)]
-        if kind == NORM and (args or kwargs or weight is None or x.shape[-1:] != weight.shape):
-            return forward(x, *args, **kwargs)
-        shape = tuple(x.shape)
-        if kind == LINEAR:
-            shape = (*shape[:-1], out)
-        elif kind == EMBEDDING:
-            assert weight is not None
-            shape = (*shape, int(weight.shape[-1]))
-        if kind == DROPOUT:
-            return recorder.layer(kind, module, inputs, x.clone)
-        return recorder.layer(kind, module, inputs, lambda: torch.zeros(shape, dtype=dtype))
-
-    return run_layer

@@ -1,8 +1,9 @@
 """The forward with the sizes of one rank: numbers that the code of a model holds are found.
 
 Attention that reshapes to `self.num_heads` fails where a rank has half of the heads. The line says
-which attribute it was; that is divided, and the forward runs again. Every shape must be the one
-that the cuts say: a wrong number may fit by chance.
+which attribute it was; that is divided, and the forward runs again. Where none helps, a size of the
+view itself is divided, since code may take it from its input. Every shape must be the one that the
+cuts say: a wrong number may fit by chance.
 """
 
 from __future__ import annotations
@@ -18,31 +19,43 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from plait import divided_views
+from plait.divided_views import LastView
 from plait.models.derived.choose import RowChoice, pattern_of
 from plait.models.derived.cuts import Cut, Misfit
 from plait.models.derived.demands import alive
-from plait.models.derived.record import Graph, GraphNode, Sizes
+from plait.models.derived.record import Graph, GraphNode
+from plait.models.derived.stand_ins import Sizes
 
 MOST_NUMBERS = 24
 _PARSING = threading.Lock()  # Python's parser is not safe on threads
 
 _OWN_NUMBER = re.compile(r"self(\.config)?\.\w+")
 Held = tuple[nn.Module, str, Any]
+"""A module, the name of an attribute of its own, and what it was; `ABSENT` for one that it had not.
+"""
+ABSENT = object()
 
 
 @dataclass
 class TrialStage:
-    """A forward of one rank: attributes that are divided by module pattern, and why it stops.
+    """A forward of one rank: what is divided by module pattern, and why it stops.
 
-    `reached`: the number of the node where it stops.
+    An entry of `divided` is the name of an attribute, or a word of `plait.divided_views`.
+
+    `reached`: the number of the last node that is as the cuts say. `left_whole`: the patterns that
+    trials before it left whole, and the line that each names.
     """
 
     divided: dict[str, list[str]] = field(default_factory=dict)
     place: str = ""
     reason: str = ""
     reached: int = 0
+    left_whole: dict[str, str] = field(default_factory=dict)
 
 
 def rehearse(
@@ -58,15 +71,18 @@ def rehearse(
     stage = TrialStage()
     replaced: list[Held] = []
 
+    last_view = LastView(size)
+
     def attempt() -> tuple[int, Exception | None]:
         seen = [0]
 
         def check(node: GraphNode, outputs: Sequence[Tensor | None]) -> None:
-            seen[0] = node.index
             _compare(graph, node, outputs, expected)
+            seen[0] = node.index
 
         try:
-            run_again(sizes=sizes, check=check)
+            with last_view:
+                run_again(sizes=sizes, check=check)
         except Exception as failure:
             return seen[0], failure
         return len(graph.nodes), None
@@ -76,12 +92,13 @@ def rehearse(
         for _ in range(MOST_NUMBERS):
             if failure is None:
                 return stage
-            for name, attribute in _suspects(model, failure, size):
-                divided = _divide(model, name, attribute, size)
+            view = _view_word(graph, expected, reached, last_view.sizes)
+            for name, number in _suspects(model, failure, size, view):
+                divided = _divide(model, name, number, size)
                 further, again = attempt()
                 if further > reached or again is None:
                     replaced += divided
-                    stage.divided.setdefault(pattern_of(name), []).append(attribute)
+                    stage.divided.setdefault(pattern_of(name), []).append(number)
                     reached, failure = further, again
                     break
                 _restore(divided)
@@ -137,10 +154,21 @@ def _compare(
     whole = graph.nodes[node.index]
     if (whole.kind, whole.name, whole.func) != (node.kind, node.name, node.func):
         raise Misfit("a rank runs other operations than one device")
+    for mine, of_whole in zip(_factors(node), _factors(whole), strict=True):
+        if mine != of_whole:
+            raise Misfit(f"a rank computes with {mine} where one device does with {of_whole}")
     for index, output in enumerate(outputs):
         shape = wanted.get((node.index, index))
         if output is not None and shape is not None and tuple(output.shape) != shape:
             raise Misfit(f"a rank has {list(output.shape)} where {list(shape)} is its part")
+
+
+def _factors(node: GraphNode) -> list[float]:
+    """The numbers that an operation computes with: those that are no sizes or indices."""
+    if node.kind != "op":
+        return []
+    kinds = (int, float) if torch.Tag.pointwise in node.func.tags else float
+    return [leaf for leaf in tree_leaves(node.args) if isinstance(leaf, kinds)]
 
 
 def _frames(failure: BaseException | None) -> list[tuple[FrameType, int]]:
@@ -155,14 +183,40 @@ def _frames(failure: BaseException | None) -> list[tuple[FrameType, int]]:
     return own[::-1]
 
 
-def _suspects(model: nn.Module, failure: BaseException, size: int) -> Iterator[tuple[str, str]]:
-    """(module, attribute) whose number may be that of one device, the likeliest first."""
+def _view_word(
+    graph: Graph,
+    expected: dict[tuple[int, int], tuple[int, ...]],
+    reached: int,
+    sizes: tuple[int, ...],
+) -> str:
+    """The word for the view that fails behind the node `reached`; empty where none does.
+
+    `sizes` are those that the code gives it.
+    """
+    for node in graph.nodes[reached:]:
+        whole = node.outputs[0] if node.outputs else None
+        if sizes and whole is not None and whole.shape == sizes:
+            local = expected.get((node.index, 0), sizes)
+            cut = [dim for dim, size in enumerate(sizes) if local[dim] != size]
+            return divided_views.word(len(sizes), cut[0]) if cut else ""
+    return ""
+
+
+def _suspects(
+    model: nn.Module, failure: BaseException, size: int, view: str
+) -> Iterator[tuple[str, str]]:
+    """(module, attribute or word) whose number may be that of one device, the likeliest first.
+
+    `view`: the word for the view that fails, if one does.
+    """
     name_of = {id(module): name for name, module in model.named_modules()}
+    innermost: str | None = None
     for frame, line in _frames(failure)[:3]:
         module = frame.f_locals["self"]
         name = name_of.get(id(module))
         if name is None:
             continue
+        innermost = name if innermost is None else innermost
         attributes = [
             attribute
             for attribute in _attributes_near(frame, line)
@@ -173,6 +227,8 @@ def _suspects(model: nn.Module, failure: BaseException, size: int) -> Iterator[t
         likely = [one for one in attributes if "head" in one and "dim" not in one]
         for attribute in dict.fromkeys([*likely, *attributes]):
             yield name, attribute
+    if view and innermost is not None:
+        yield innermost, view
 
 
 def _attributes_near(frame: FrameType, line: int) -> list[str]:
@@ -219,22 +275,31 @@ def set_number(module: nn.Module, path: str, value: int) -> None:
     setattr(module, owner, own)
 
 
-def _divide(model: nn.Module, name: str, path: str, size: int) -> list[Held]:
+def _divide(model: nn.Module, name: str, number: str, size: int) -> list[Held]:
     """Divide the number of every module of this pattern; what it was before."""
     pattern = pattern_of(name)
-    root = path.partition(".")[0]
+    alike = [module for other, module in model.named_modules() if pattern_of(other) == pattern]
     originals: list[Held] = []
-    for other, module in model.named_modules():
-        value = number_of(module, path)
-        if pattern_of(other) == pattern and value is not None and value % size == 0:
+    if views := divided_views.positions_of(f"share {number}"):
+        for module in alike:
+            originals.append((module, "forward", vars(module).get("forward", ABSENT)))
+            divided_views.divide_views(module, views, size)
+        return originals
+    root = number.partition(".")[0]
+    for module in alike:
+        value = number_of(module, number)
+        if value is not None and value % size == 0:
             originals.append((module, root, getattr(module, root)))
-            set_number(module, path, value // size)
+            set_number(module, number, value // size)
     return originals
 
 
 def _restore(held: Sequence[Held]) -> None:
     for module, attribute, value in reversed(held):
-        setattr(module, attribute, value)
+        if value is ABSENT:
+            delattr(module, attribute)
+        else:
+            setattr(module, attribute, value)
 
 
 def _place(model: nn.Module, failure: BaseException | None) -> tuple[str, str]:

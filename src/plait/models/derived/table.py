@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from torch import nn
 
+from plait.divided_views import is_word
 from plait.models.derived.choose import RowChoice, choose, layer_pattern, pattern_of
 from plait.models.derived.cuts import Cut, Part
 from plait.models.derived.demands import taken_layers
-from plait.models.derived.kinds import is_linear
-from plait.models.derived.record import (
-    LINEAR,
-    Draw,
-    Graph,
-    Value,
-    out_features,
-    owns_parameters,
-    run,
-)
+from plait.models.derived.kinds import LINEAR, is_linear, out_features, owns_parameters
+from plait.models.derived.record import Draw, Graph, Value, run
 from plait.models.derived.rehearse import TrialStage, number_of, rehearse
 from plait.values import PyTree
 
@@ -77,6 +70,7 @@ def derive(
         refused |= dict.fromkeys(nearest, stage.reason)
     else:
         choice = RowChoice(left_out=refused)
+    stage = replace(stage, left_whole=refused)
     table = _write(model, choice, stage, tables, _layers_called(graph))
     return replace(table, draws=graph.draws)
 
@@ -161,9 +155,9 @@ def _write(
     named = dict(model.named_modules())
     divided = stage.divided if choice.rows else {}
     for name, module in named.items():
-        for attribute in divided.get(pattern_of(name), ()):
-            if number_of(module, attribute) is not None:
-                shares.setdefault(name, []).append(attribute)
+        for number in divided.get(pattern_of(name), ()):
+            if is_word(number) or number_of(module, number) is not None:
+                shares.setdefault(name, []).append(number)
     for path, want in region.parameters.items():
         owner, _, key = path.rpartition(".")
         where = str(want.dim) if isinstance(want, Cut) else want
@@ -181,15 +175,24 @@ def _write(
     roles |= dict.fromkeys(region.norms, "inner_norm")
     roles |= dict.fromkeys(tables.embeddings, "embedding")
     roles |= dict.fromkeys(tables.heads, "head")
+    roles |= dict.fromkeys(choice.attentions, "heads")
+    roles |= {f"{name}.out_proj": "row" for name in choice.attentions}
     same_layers = _same_layers(named, roles)
     for name, module in named.items():
         if name and name not in roles and owns_parameters(module):
             is_unmet = is_linear(module) and name not in called
             known = same_layers.get(pattern_of(name)) if is_unmet else None
             roles[name] = known or "replicated"
-    left = [pattern_of(name) for name, role in roles.items() if _is_left_whole(named[name], role)]
-    notes = [f"{pattern} is computed alike on every rank" for pattern in dict.fromkeys(left)]
-    return Table(_by_pattern({_trunk(model): "whole"} | roles, named), notes)
+    left = [name for name, role in roles.items() if _is_left_whole(named[name], role)]
+    notes: dict[str, str] = {}
+    for name in left:
+        notes.setdefault(pattern_of(name), _note(name, stage.left_whole))
+    return Table(_by_pattern({_trunk(model): "whole"} | roles, named), [*notes.values()])
+
+
+def _note(name: str, refused: Mapping[str, str]) -> str:
+    why = refused.get(layer_pattern(name))
+    return f"{pattern_of(name)} is computed alike on every rank{'' if why is None else f': {why}'}"
 
 
 def _trunk(model: nn.Module) -> str:

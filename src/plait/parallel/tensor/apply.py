@@ -102,12 +102,12 @@ class _Splitter:
             if role is not None:
                 word = word_of(role)
                 kind = "linear" if word in self._mode.linear else word
-                inside = getattr(self._inside, kind, None)
-                split = getattr(self, f"_{kind}") if inside is None else inside
+                split = getattr(self._inside, kind, None) or getattr(self, f"_{kind}")
                 self._replace(module, split(name, module))
             elif type(module) is nn.Dropout and module.p > 0:
                 layout = layout_before(self._model, self._roles, self._mode, name)
                 self._replace(module, dropout.Dropout(module.p, self.context, layout))
+        self._inside.divide_views(self._model)
 
     def placements_by_name(self) -> dict[str, Placement]:
         """The placement of every parameter of the split model, by name."""

@@ -15,15 +15,22 @@ from torch import Tensor, nn
 
 from plait.comm import Axis
 from plait.comm.functional import transition
+from plait.divided_views import divide_views, is_word, positions_of
+from plait.errors import ModelError
+from plait.forwards import runs_forward_of
 from plait.mesh.layouts import INVARIANT, PARTIAL, REPLICATED
 from plait.parallel.tensor import adapters, layers
-from plait.parallel.tensor.group import TensorGroup
+from plait.parallel.tensor.group import ForwardContext, TensorGroup
 from plait.parallel.tensor.mode import Mode
 from plait.parallel.tensor.placement import Cut, Placement
+from plait.parallel.tensor.roles import divides
+from plait.parallel.tensor.split_heads import SplitAttention
 
 
 class Splitter(Protocol):
     """The maker of local parameters."""
+
+    context: ForwardContext
 
     def localised(self, module: nn.Module, features: Cut, partial: Cut) -> nn.Module:
         """A copy of a module with local parameters, their last dimension cut."""
@@ -57,6 +64,7 @@ class InsideRoles:
         self, group: TensorGroup, mode: Mode, roles: Mapping[str, str], splitter: Splitter
     ) -> None:
         self._group = group
+        self._mode = mode
         self._different = mode.residual.different
         self._features = mode.inner.features or group.axis("tp")
         self._roles = roles
@@ -72,6 +80,36 @@ class InsideRoles:
         Its output's gradient is a part of a sum on each rank, and so are those of its parameters.
         """
         return self._splitter.localised(module, (), (self._group.axis("tp"),))
+
+    def heads(self, name: str, module: nn.Module) -> nn.Module:
+        """Torch's attention, of which each rank computes some heads; its `out_proj` is a row.
+
+        Raises:
+            ModelError: it is no such module, or its keys or values have a width of their own.
+        """
+        if not runs_forward_of(module, nn.MultiheadAttention) or "in_proj_weight" not in {
+            key for key, param in module._parameters.items() if param is not None
+        }:
+            raise ModelError(
+                f"'{name}' has the role heads and is a {type(module).__name__}; it must be an "
+                "nn.MultiheadAttention whose keys and values have the width of its queries"
+            )
+        width = int(module.embed_dim)  # type: ignore[arg-type]
+        fits = divides(self._mode.linear["column"], 3 * width, width, 3)
+        mode = self._mode if fits or self._mode.coarse is None else self._mode.coarse
+        column = mode.linear["column"]
+        local = layers.shallow_copy(module, SplitAttention)
+        weight = module._parameters["in_proj_weight"]
+        assert isinstance(local, SplitAttention) and weight is not None
+        local.bind(column, self._splitter.context)
+        cuts = [column.out, column.into]
+        placements = {"in_proj_weight": self._splitter.place(weight, cuts, column.partial, {0: 3})}
+        if (bias := module._parameters.get("in_proj_bias")) is not None:
+            of_bias: list[Cut] = [(self._features,)]
+            different = column.target.different
+            placements["in_proj_bias"] = self._splitter.place(bias, of_bias, different, {0: 3})
+        self._splitter.give(local, module, placements)
+        return local
 
     def spread(self, name: str, module: nn.Module) -> nn.Module:
         """A layer that computes alike, whose output goes between column and row.
@@ -92,7 +130,8 @@ class InsideRoles:
         every = (self._group.axis("tp"),)
         cut_along: dict[str, int] = {}
         alike: set[str] = set()
-        for word in self._roles[name].split()[1:]:
+        words = self._roles[name].split()[1:]
+        for word in (one for one in words if not is_word(one)):
             key, _, where = word.partition(":")
             param = module._parameters.get(key)
             if param is None:
@@ -115,6 +154,12 @@ class InsideRoles:
                 partial = every if matrix in alike else self._different
                 self._give_matrix(local, key, part, cuts=[(), ()], partial=partial)
         return local
+
+    def divide_views(self, model: nn.Module) -> None:
+        """Divide the views of all modules of a split model whose roles say it."""
+        for name, role in self._roles.items():
+            if views := positions_of(role):
+                divide_views(model.get_submodule(name), views, self._features.size)
 
     def _give_matrix(
         self,

@@ -305,13 +305,15 @@ def give_child(module: nn.Module, key: str, child: nn.Module) -> None:
     module._modules = {**module._modules, key: child}
 
 
-def shallow_copy(module: nn.Module) -> nn.Module:
+def shallow_copy(module: nn.Module, kind: type[nn.Module] | None = None) -> nn.Module:
     """A module with tables of parameters and hooks of its own, and the same entries in them.
+
+    `kind`: its class, by default that of the module.
 
     Without `copy`, which torch refuses for a module with parametrizations. A forward that the
     module has of its own, as one that cuts sequences, reads the parameters of the copy.
     """
-    twin: nn.Module = object.__new__(type(module))
+    twin: nn.Module = object.__new__(kind or type(module))
     vars(twin).update(vars(module))
     if "forward" in vars(module):
         twin.forward = _of_twin(module.forward, module, twin)

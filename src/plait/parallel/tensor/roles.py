@@ -37,6 +37,7 @@ ROLES = (
     "replicated",
     "router",
     "experts",
+    "heads",
     "share",
     "spread",
     "inside",
@@ -45,7 +46,7 @@ ROLES = (
 )
 LINEAR = ("column", "column_inside", "qkv", "row", "head")
 FUSED = {"qkv": 3}
-WHOLE_STREAM = ("whole", "share", "spread", "inside", "inner_norm", "column_inside")
+WHOLE_STREAM = ("whole", "heads", "share", "spread", "inside", "inner_norm", "column_inside")
 """Roles that count on activations which are whole between layers."""
 PACKED = ("column", "column_inside")
 

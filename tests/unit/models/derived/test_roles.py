@@ -189,3 +189,29 @@ def test_a_pattern_names_no_module_that_has_no_role() -> None:
     model = nn.ModuleDict({"nets": nn.ModuleList(nets)}).to("meta")
     found = derive(model, lambda: [net(torch.zeros(2, 8)) for net in model["nets"]], 2).roles
     assert found == {"": "whole", "nets.*.*.proj": "column", "nets.*.2": "row"}
+
+
+class Scaled(nn.Module):
+    """A width that splits a packed layer, and scales: half of it would scale otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pack, self.down = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.width, self.heads = 8, 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples, width = x.shape
+        shape = (samples, self.heads, width // self.heads)
+        q, k, v = (part.view(shape).transpose(0, 1) for part in self.pack(x).split(self.width, -1))
+        scores = q @ k.transpose(-2, -1) * (self.width // self.heads) ** -0.5
+        mixed = (scores.softmax(-1) @ v).transpose(0, 1)
+        return self.down(mixed.reshape(samples, width))
+
+
+def test_a_number_that_scales_is_not_divided() -> None:
+    table = table_of(nn.Sequential(Scaled()))
+    assert set(table.roles.values()) == {"whole", "replicated"}
+    of_pack, of_down = table.notes
+    assert of_pack == "0.pack is computed alike on every rank"
+    assert of_down.startswith("0.down is computed alike on every rank: test_roles.py:")
+    assert "a rank computes with 0.70710678" in of_down

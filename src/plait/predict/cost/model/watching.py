@@ -21,6 +21,11 @@ from plait.predict.cost.model.operations import (
     Operation,
     Split,
 )
+from plait.predict.cost.model.torch_attention import (
+    arguments,
+    is_torch_attention,
+    operations_of,
+)
 from plait.predict.cost.model.with_values import state_of
 from plait.stateless import call_with
 from plait.values import AutogradContext, PyTree
@@ -96,6 +101,12 @@ class OperationWatch:
             for layer in module.modules()
             if self._role(layer) == "row"
         ]
+        hooks += [
+            hook
+            for layer in module.modules()
+            if is_torch_attention(layer)
+            for hook in self._attention_hooks(layer)
+        ]
         try:
             with (
                 _functions(self),
@@ -168,6 +179,31 @@ class OperationWatch:
         return [
             layer.register_forward_pre_hook(enter),
             layer.register_forward_hook(leave, with_kwargs=True),
+        ]
+
+    def _attention_hooks(self, layer: Any) -> list[PyTree]:
+        """Torch's attention is counted as a whole: its functions are not seen from outside."""
+
+        def enter(layer: Any, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]) -> None:
+            given = arguments(layer, args, kwargs)
+            is_split = self._role(layer) == "heads"
+            found = operations_of(layer, given, self.tokens, is_split=is_split)
+            self.operations += found
+            self.counted += sum(p.numel() for p in layer.parameters())
+            inputs = dict.fromkeys(given[name] for name in ("query", "key", "value"))
+            for x in inputs:
+                self._save(x)  # every rank keeps the whole of it
+                self.gathered += x.numel() if is_split else 0
+            self._inside = is_split
+            self._layers += 1
+
+        def leave(*_: object) -> None:
+            self._layers -= 1
+            self._inside = False
+
+        return [
+            layer.register_forward_pre_hook(enter, with_kwargs=True),
+            layer.register_forward_hook(leave),
         ]
 
     def _leave_row(self, *_: object) -> None:
