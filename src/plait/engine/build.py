@@ -259,6 +259,7 @@ def compose(
         learning_rate=options.learning_rate,
         split=split.layers,
         rounds_sums=options.fixed_order,
+        seed=options.seed,
     )
     driver = make_driver(plan.dp.strategy, strategy, updater.make, asynchrony_of(plan, options))
     world.at_close(driver.leave, driver.close)

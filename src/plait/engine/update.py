@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from plait.comm import Axis
 from plait.engine.by_hand import StepByHand
+from plait.engine.draws_of_updates import DrawsOfUpdates
 from plait.engine.group_counts import GroupCounts
 from plait.engine.loss import LossSum, LossTotals
 from plait.engine.one_pass import OnePass
@@ -64,10 +65,12 @@ class Update:
         learning_rate: LearningRate | None = None,
         split: TensorSplit | None = None,
         rounds_sums: bool = False,
+        seed: int = 0,
     ) -> None:
         """With `rounds_sums` the loss and the norm are rounded to float32.
 
-        Their last bits in float64 depend on the order of the ranks.
+        Their last bits in float64 depend on the order of the ranks. `seed` is of the run, from
+        which an optimizer draws.
         """
         self._strategy = strategy
         self._rounds_sums = rounds_sums
@@ -76,6 +79,7 @@ class Update:
         self.optimizer = optimizer
         self.counts = GroupCounts(optimizer, has_schedule=learning_rate is not None)
         self._by_hand = StepByHand(optimizer)
+        self._draws = DrawsOfUpdates(seed, self.device, strategy.pieces)
         self.clip_grad_norm = clip_grad_norm
         self._learning_rate = learning_rate
         self._sent: tuple[list[float], Tensor] | None = None
@@ -207,6 +211,7 @@ class Update:
             ]
             if grads and factor != 1.0:
                 torch._foreach_mul_(grads, factor)
+        self._draws.begin(change.step)
         with self._by_hand.opened():
             self.counts.step()
 
@@ -273,10 +278,13 @@ def made_optimizer(
     """The optimizer of this rank's pieces, whole parameters or flat parts (numel,). A rank that
     owns none gets one over nothing.
 
-    `shapes`: of the model's parameters, by name. `whole`: where ranks hold parts of matrices.
-    Raises `OptimizerError` for a function that returns no optimizer, or one of other parameters.
+    `shapes`: of the model's parameters, by name and in its order, which the pieces get too.
+    `whole`: where ranks hold parts of matrices. Raises `OptimizerError` for a function that returns
+    no optimizer, or one of other parameters.
     """
+    place = {name: index for index, name in enumerate(shapes or {})}
     named = [(piece.name, piece.value) for piece in strategy.pieces]
+    named.sort(key=lambda pair: place.get(pair[0], len(place)))
     if not named:
         named = [("nothing", nn.Parameter(torch.zeros(0)))]
     optimizer = make_optimizer(Parameters(named, shapes, whole))
