@@ -26,6 +26,7 @@ from plait.engine.deferral import make_deferral
 from plait.engine.engine import Engine
 from plait.engine.expected_count import make_expected_count
 from plait.engine.fused_layers import compute_by_modules
+from plait.engine.groups_of_parts import GroupsOfWholes, has_parts
 from plait.engine.guard import Guard, make_guard
 from plait.engine.kinds_of_parameters import refuse_parameters
 from plait.engine.loss import LossFunction
@@ -34,7 +35,7 @@ from plait.engine.loss_parameters import watched
 from plait.engine.loss_reads import absent_parameters, original_parameters
 from plait.engine.lost_digits import warn_of_lost_digits
 from plait.engine.masked_means import MaskedMeanCheck
-from plait.engine.optimizer_like import check_elementwise, like
+from plait.engine.optimizer_like import check_apart, check_elementwise, like
 from plait.engine.options import Options
 from plait.engine.own_backwards import looked_through
 from plait.engine.own_modules import own_modules
@@ -143,7 +144,8 @@ def build(
     cuts_parameters = plan.dp.strategy in data.ELEMENTWISE_ONLY or plan.tp.size > 1
     if cuts_parameters and not asks:
         check_elementwise(optimizer, model, str(plan))
-
+    if has_parts(plan):
+        check_apart(optimizer, model, str(plan))
     check_state_whole(optimizer, plan)
     guard = make_guard(plan, options)
     world = world or join_world(plan)
@@ -165,6 +167,7 @@ def build(
         loss=loss,
         loss_modules=LossModules(loss, model),
         optimizer=optimizer,
+        groups=GroupsOfWholes(optimizer, model, plan),
         world=world,
         guard=guard,
     )
@@ -189,6 +192,7 @@ def compose(
     loss: LossFunction,
     loss_modules: LossModules,
     optimizer: Callable[[Parameters], torch.optim.Optimizer],
+    groups: GroupsOfWholes,
     world: World,
     guard: Guard,
 ) -> EngineParts:
@@ -250,7 +254,10 @@ def compose(
 
     strategy = as_one(strategies)
     matrices = whole_matrices(plan, world, [one for _, one in optimizer_shards(strategy, holding)])
-    made_optimizer = update.made_optimizer(optimizer, strategy, holding.shapes, matrices)
+    made_optimizer = groups.checked(
+        update.made_optimizer(optimizer, strategy, holding.shapes, matrices),
+        [(piece.name, piece.value) for piece in strategy.pieces],
+    )
     check_modes(made_optimizer, plan)
     updater = Update(
         strategy,

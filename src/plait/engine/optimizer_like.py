@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from plait.engine.group_counts import RATE, RATES
 from plait.errors import OptimizerError
 from plait.models.parameters import Parameters
-from plait.parallel.data import require_elementwise
+from plait.parallel.data import require_apart, require_elementwise
 from plait.torch_internals import step_hooks
 from plait.values import JsonMapping, JsonObject
 
@@ -62,22 +62,47 @@ def check_elementwise(
 ) -> None:
     """Raise `OptimizerError` unless the optimizer is elementwise in each of its groups.
 
-    The parameters of the trial have names and attributes of the model's. An optimizer made again
-    has one for each group.
+    An optimizer made again has one parameter in the trial for each group.
     """
-    known = dict(model.named_parameters())
-    names = [name for name, param in known.items() if param.requires_grad]
+    names = _trained(model)
     if isinstance(make_optimizer, Remade):
         names = list({make_optimizer.group(name): name for name in names}.values())
-    names = names or ["parameter"]
+    require_elementwise(_on_trial(make_optimizer, model, names), plan_text, len(names))
+
+
+def check_apart(
+    make_optimizer: Callable[[Parameters], torch.optim.Optimizer], model: nn.Module, plan_text: str
+) -> None:
+    """Raise `OptimizerError` where the update of a parameter depends on others."""
+    names = _trained(model)
+    require_apart(_on_trial(make_optimizer, model, names), plan_text, len(names))
+
+
+def _trained(model: nn.Module) -> list[str]:
+    names = [name for name, param in model.named_parameters() if param.requires_grad]
+    return names or ["parameter"]
+
+
+def _on_trial(
+    make_optimizer: Callable[[Parameters], torch.optim.Optimizer],
+    model: nn.Module,
+    names: Sequence[str],
+) -> Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]:
+    """The function for parameters of a trial, with names and attributes of the model's.
+
+    One that needs whole tensors takes those of the trial for such.
+    """
+    known = dict(model.named_parameters())
+    is_whole = getattr(make_optimizer, "needs_whole", False)
+    shapes = {} if is_whole else {name: tuple(param.shape) for name, param in known.items()}
 
     def make(params: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         named = list(zip(names, params, strict=True))
         for name, param in named:
             vars(param).update(vars(known[name]) if name in known else {})
-        return make_optimizer(Parameters(named))
+        return make_optimizer(Parameters(named, shapes))
 
-    require_elementwise(make, plan_text, len(names))
+    return make
 
 
 class Remade:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from plait.errors import PlanError, nearest
+from plait.parallel.data.apart import require_apart
 from plait.parallel.data.composite import Composite
 from plait.parallel.data.elementwise import has_modes, require_elementwise
 from plait.parallel.data.replicated import (
@@ -70,6 +71,7 @@ __all__ = [
     "has_modes",
     "make",
     "match_blocks",
+    "require_apart",
     "require_elementwise",
     "split_units",
     "unreduced",

@@ -16,12 +16,19 @@ from torch import Tensor, nn
 
 from plait import torch_internals
 from plait.errors import OptimizerError
+from plait.values import JsonObject
 
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
 CURE = (
     "Use an elementwise optimizer (SGD, Adam, AdamW, ...), plait.WholeTensors(function of the "
     "parameters), one that says needs_whole = True, or dpN:allreduce, ring or server without tpN"
+)
+
+CURE_OF_GROUPS = (
+    "make groups by name (params.named()) or by the shape in the model "
+    "(params.whole_shape(name, param)), or give the optimizer of the whole model, as "
+    "optimizer=AdamW(groups)"
 )
 
 SHARPNESS_STEPS = ("first_step", "second_step")
@@ -62,11 +69,10 @@ def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str, count: in
         optimizers = [make_optimizer(params) for params in (whole, *halves)]
         name = type(optimizers[0]).__name__
         refuse_closures(optimizers[0])
+        _refuse_groups_by_size(optimizers, (whole, *halves), plan_text)
         for optimizer in optimizers:
             begin_training(optimizer)
-            for group in optimizer.param_groups:
-                if "capturable" in group:  # CUDA graphs ask for it, and a CPU refuses it
-                    group["capturable"] = False
+            without_graphs(optimizer)
         for _ in range(_STEPS):
             for index, param in enumerate(whole):
                 param.grad = torch.randn(_ROWS, _COLUMNS, generator=generator)
@@ -92,6 +98,34 @@ def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str, count: in
         )
 
 
+def group_settings(
+    optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]
+) -> dict[str, JsonObject]:
+    """The settings of each parameter's group that are plain values, as rate and decay, by name."""
+    keys = {*getattr(optimizer, "defaults", ()), "lr", "lr_scale", "weight_decay"}
+    settings: dict[int, JsonObject] = {}
+    for group in optimizer.param_groups:
+        found = {key: group[key] for key in keys & group.keys()}
+        own = {key: one for key, one in found.items() if isinstance(one, int | float | str | tuple)}
+        settings.update((id(param), own) for param in group["params"])
+    return {name: settings[id(param)] for name, param in named if id(param) in settings}
+
+
+def _refuse_groups_by_size(
+    optimizers: Sequence[torch.optim.Optimizer],
+    params: Sequence[Sequence[nn.Parameter]],
+    plan_text: str,
+) -> None:
+    named = [[(str(index), one) for index, one in enumerate(own)] for own in params]
+    whole, *parts = (group_settings(*pair) for pair in zip(optimizers, named, strict=True))
+    if any(part != whole for part in parts):
+        raise OptimizerError(
+            f"{plan_text} updates shards, which are one-dimensional ranges of elements, and the "
+            "function of optimizer= puts these into other groups than whole parameters, as by "
+            f"their dim() or numel(); {CURE_OF_GROUPS}"
+        )
+
+
 def has_modes(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer has two sets of weights, which its train() and eval() exchange."""
     return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
@@ -101,6 +135,13 @@ def begin_training(optimizer: torch.optim.Optimizer) -> None:
     """Put an optimizer with modes in training, before its first step."""
     if has_modes(optimizer):
         optimizer.train()  # type: ignore[attr-defined]
+
+
+def without_graphs(optimizer: torch.optim.Optimizer) -> None:
+    """Take away the mode that CUDA graphs ask for, and a CPU refuses."""
+    for group in optimizer.param_groups:
+        if "capturable" in group:
+            group["capturable"] = False
 
 
 def _halves(matrix: Tensor) -> tuple[Tensor, Tensor]:
