@@ -1,5 +1,7 @@
 """Parameters that no plan can lay out: complex or whole numbers, shapeless, sparse, or in
 shards of another engine.
+
+So are tensors that are made of others, as a quantised one.
 """
 
 from __future__ import annotations
@@ -29,6 +31,14 @@ def refuse_parameters(model: nn.Module) -> None:
         raise ModelError(
             f"the parameter {_first(lazy)} of {kind} has no shape before a first batch, as in "
             "lazy modules; call the model on one batch before you build an engine of it"
+        )
+    wrapped = [name for name, param in named if hasattr(type(param), "__tensor_flatten__")]
+    if wrapped:
+        made = type(model.get_parameter(wrapped[0])).__name__
+        raise ModelError(
+            f"the parameter {_first(wrapped)} of {kind} is a {made}, a tensor that is made of "
+            "others, and plans lay out plain ones; give the model before it was quantised or "
+            "distributed. A frozen base in eight or four bits is [adapter] base = 'int8' or 'nf4'"
         )
     is_complex = [name for name, param in named if param.is_complex()]
     if is_complex:

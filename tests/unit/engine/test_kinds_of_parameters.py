@@ -17,6 +17,21 @@ def with_parameter(value: torch.Tensor) -> nn.Module:
     return model
 
 
+def quantised() -> nn.Module:
+    """A frozen base as torchao keeps it, beside a layer that is trained."""
+    torchao = pytest.importorskip("torchao.quantization")
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)).requires_grad_(False)
+    torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
+    return nn.Sequential(model, nn.Linear(16, 4))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_base_that_another_package_has_quantised_is_refused() -> None:
+    model = quantised()
+    with pytest.raises(ModelError, match=r"'0\.0\.weight' and 1 more of .* is a Int8Tensor"):
+        plait.build(model, "dp1", loss=F.mse_loss, optimizer=torch.optim.SGD)
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
