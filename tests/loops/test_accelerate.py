@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from plait.comm import World
-from plait.errors import ModelError
+from plait.errors import ModelError, PlanError
 from tests.loops import gpt2
 from tests.loops.test_transformers import same
 
@@ -97,6 +97,49 @@ def test_a_script_gives_the_losses_of_one_device_under_plans(
     for results, hits, _ in ranks(2, under, other, None, tmp_path / "state", plan=other):
         same(results, wanted[0][10:])
         same(hits, wanted[1])
+
+
+def uneven(accelerator: Any) -> list[float]:
+    """Updates of two batches, whose labels are masked unevenly, the last one smaller."""
+    loader = DataLoader(gpt2.samples(), batch_size=8)
+    model = gpt2.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    losses = []
+    for _ in range(2):
+        for batch in loader:
+            with accelerator.accumulate(model):
+                loss = model(**batch).loss
+                optimizer.zero_grad()
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(loss.item())
+    return losses
+
+
+def under_uneven(world: World, plan: str) -> list[float]:
+    from plait.loops.accelerate import Accelerator
+
+    with gpt2.as_rank(world.rank, world.size):
+        accelerator = Accelerator(plan=plan, **settings())
+        with pytest.raises(PlanError, match="norm_type=1"):
+            accelerator.clip_grad_norm_([], 1.0, norm_type=1)
+        with pytest.raises(PlanError, match="by value"):
+            accelerator.clip_grad_value_([], 1.0)
+        return uneven(accelerator)
+
+
+@pytest.mark.parametrize("plan", ["dp2:zero1", "pp2 mb2"])
+def test_batches_of_several_counts_accumulate_as_on_one_device(
+    ranks: Callable[..., list[Any]], plan: str
+) -> None:
+    from accelerate import Accelerator
+
+    with gpt2.as_rank(0, 1):
+        wanted = uneven(Accelerator(**settings()))
+    for found in ranks(2, under_uneven, plan, plan=plan):
+        same(found, wanted)
 
 
 def per_process(world: World, plan: str) -> tuple[list[int], int]:

@@ -144,9 +144,7 @@ class Engine:
                 "gradient is computed; call it outside of that, and engine.evaluate(batch) for a "
                 "loss without an update"
             )
-        training_step = self.training_step(batch)
-        self._check_filled()
-        self._unchanged.check()
+        training_step = self.checked_step(batch)
         began = time.perf_counter()
         rolled_back = self.guard.rolls_back
         world = self.world
@@ -188,6 +186,15 @@ class Engine:
                 load_from(self, self._waiting)  # one that fails does so in each step
             self._waiting = None
         return self._training_step
+
+    def checked_step(self, batch: object) -> TrainingStep:
+        """The step by its parts, after a look at what a caller may have changed since the build.
+        Collective. Errors: those of `step` that are of its caller.
+        """
+        training_step = self.training_step(batch)
+        self._check_filled()
+        self._unchanged.check()
+        return training_step
 
     def flush(self) -> None:
         """Empty an asynchronous pipeline: every gradient under way is computed and applied.

@@ -243,6 +243,10 @@ class LossSum:
         self.num_graphs += earlier.num_graphs
         self._each = [*earlier._each, *self._each]
 
+    def share_divisor(self, divisor: float) -> None:
+        """Gradients of several batches, each with a divisor of its own, have this one together."""
+        self.divisor = divisor
+
     def worker_weight(self, num_workers: int) -> float:
         """The factor that makes a sum over workers the mean of their means (a server's aggregate
         "mean").

@@ -50,7 +50,8 @@ class OpenStep:
         self._step_of = step_of
         self._step: TrainingStep | None = None
         self._timeline = Timeline(enabled=False)
-        self._calls = 0
+        self._count = 0.0
+        self._weights: list[float] = []
         self._is_summed = False
 
     @classmethod
@@ -59,12 +60,15 @@ class OpenStep:
         update.
         """
         open_plan(engine.plan)
-        return cls(engine.training_step)
+        return cls(engine.checked_step)
 
-    def forward_backward(self, batch: PyTree, *, more: bool = False) -> MetricSum:
+    def forward_backward(
+        self, batch: PyTree, *, more: bool = False, by_counts: bool = False
+    ) -> MetricSum:
         """Add the gradients of this rank's share of a batch; the loss of all ranks' shares.
 
-        `more` says that another call adds to them before the update.
+        `more` says that another call adds to them before the update. Each call adds the gradient
+        of its mean loss. With `by_counts` it has the weight of what its loss counts.
 
         Raises:
             ModelError: the gradients are summed over the ranks already.
@@ -77,14 +81,19 @@ class OpenStep:
             )
         self._step = training_step = self._step_of(batch)
         earlier = training_step.loss.copy()
-        step, actions = training_step.begin(batch, self._calls)
+        call = len(self._weights)
+        step, actions = training_step.begin(batch, call, counts=not (call and by_counts))
         wanted = [action for action in actions if self._belongs(action, more=more)]
         with torch.enable_grad():
             training_step.execute(wanted, self._timeline, step)
-        measured = training_step.over_ranks([training_step.loss])[0]
-        if self._calls:
-            training_step.loss.join(earlier)
-        self._calls += 1
+        loss = training_step.loss
+        measured = training_step.over_ranks([loss])[0]
+        self._weights.append(measured.count / float(loss.divisor))
+        self._count += measured.count
+        if call:
+            loss.join(earlier)
+            if weight := sum(self._weights):
+                loss.share_divisor(self._count / weight)
         self._is_summed = not more
         if self._is_summed:
             training_step.update.sum_gradients()
@@ -93,10 +102,17 @@ class OpenStep:
     def _belongs(self, action: Action, *, more: bool) -> bool:
         """Whether an action of a step is one of this call."""
         if action.kind is Kind.UNSHARD:
-            return self._calls == 0
+            return not self._weights
         if action.kind is Kind.REDUCE:
             return not more
         return action.kind is not Kind.UPDATE
+
+    @property
+    def weights(self) -> list[float]:
+        """The weights by which the calls since the last update have added the gradients of their
+        mean losses.
+        """
+        return list(self._weights)
 
     @property
     def is_summed(self) -> bool:
@@ -105,7 +121,9 @@ class OpenStep:
 
     @property
     def norm(self) -> float:
-        """The global norm of the gradient of the mean loss; 0 before it is known."""
+        """The global norm of the mean of the calls' gradients, by their weights; 0 before it is
+        known.
+        """
         if self._step is None or not self._is_summed:
             return 0.0
         return self._step.update.grad_norm()
@@ -128,5 +146,6 @@ class OpenStep:
 
     def drop(self) -> None:
         """Forget the gradients; the next forward begins a step."""
-        self._calls = 0
+        self._count = 0.0
+        self._weights = []
         self._is_summed = False

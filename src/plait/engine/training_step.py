@@ -115,12 +115,13 @@ class TrainingStep:
             self._explainers.append(partial(parts.split.explain, parts.model))
 
     def begin(
-        self, batch: PyTree, call: int = 0, *, may_defer: bool = False
+        self, batch: PyTree, call: int = 0, *, counts: bool = True, may_defer: bool = False
     ) -> tuple[PipelineStep, Sequence[Action]]:
         """Take this rank's share of a batch; the micro-batches and actions of the step. Collective.
 
-        `call` counts the batches whose gradients are added up before one update. `may_defer`: the
-        host may read the step later, where no caller looks at gradients.
+        `call` counts the batches whose gradients are added up before one update. `counts`: backward
+        divides by the count of this batch, else by that of the one before. `may_defer`: the host
+        may read the step later, where no caller looks at gradients.
         """
         self._world.recorder.flight.enter(Phase.STEPPING)
         self.update.begin_batch(may_defer=may_defer)
@@ -129,7 +130,7 @@ class TrainingStep:
             self.update.begin()
             self._computed.before_step()
         step = self._of(batch, call)
-        if not call:
+        if counts:
             micro_batches = list(step.micro_batches.values())
             count = 1.0 if self._expected_count is None else self._expected_count.of(micro_batches)
             self._loss_divisor = count / self.update.scale.value

@@ -7,8 +7,9 @@ the script is that of one data rank, as in Accelerate, or the whole one with `sp
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import accelerate
 import torch
@@ -27,6 +28,7 @@ from plait.errors import ModelError, PlanError
 from plait.loops.batches import shared
 from plait.loops.calls import LossOfScript, calls_of
 from plait.loops.module import EngineModule, EngineOptimizer, make_module
+from plait.loops.stand_in import check_norm, refuse_clip_by_value
 from plait.mesh import Mesh
 from plait.plan import Plan
 from plait.values import PyTree
@@ -196,6 +198,25 @@ class PlanAccelerator(accelerate.Accelerator):
         prepared = _DataScheduler(scheduler, optimizer, self.step_scheduler_with_optimizer, steps)
         self._schedulers.append(prepared)
         return prepared
+
+    def clip_grad_norm_(
+        self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2
+    ) -> Tensor | None:
+        """Clip by the global norm, which is returned (0-dim). Errors: `PlanError` for another norm.
+
+        Nothing is clipped, and None returned, where gradients still accumulate.
+        """
+        check_norm(norm_type)
+        norm: Tensor | None = super().clip_grad_norm_(parameters, max_norm)
+        return norm
+
+    def clip_grad_value_(self, parameters: object, clip_value: float) -> NoReturn:
+        """Refused: ranks have the gradients in parts.
+
+        Raises:
+            PlanError: always.
+        """
+        refuse_clip_by_value()
 
     def gather(self, tensor: PyTree) -> PyTree:
         """Tensors of all data ranks, one after the other. Collective."""

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 from lightning.fabric.plugins.precision.precision import Precision
 from lightning.fabric.strategies.ddp import DDPStrategy
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
@@ -24,6 +24,7 @@ from plait.errors import CheckpointError, ModelError, PlanError
 from plait.loops.batches import seeded, shared
 from plait.loops.calls import LossOfScript, calls_of
 from plait.loops.module import EngineModule, EngineOptimizer, make_module
+from plait.loops.stand_in import check_norm, refuse_clip_by_value
 from plait.mesh import Mesh
 from plait.plan import Plan
 from plait.values import JsonObject, PyTree
@@ -123,6 +124,30 @@ class PlanStrategy(DDPStrategy):
             ModelError: always.
         """
         raise ModelError("call fabric.setup(model, optimizer) with both at once under a plan")
+
+    def clip_gradients_norm(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        max_norm: float | int,
+        norm_type: float | int = 2.0,
+        error_if_nonfinite: bool = True,
+    ) -> Tensor:
+        """Clip by the global norm (0-dim). Errors: `PlanError` for another norm."""
+        check_norm(norm_type)
+        return super().clip_gradients_norm(
+            module, optimizer, max_norm, error_if_nonfinite=error_if_nonfinite
+        )
+
+    def clip_gradients_value(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, clip_val: float | int
+    ) -> NoReturn:
+        """Refused: ranks have the gradients in parts.
+
+        Raises:
+            PlanError: always.
+        """
+        refuse_clip_by_value()
 
     def module_to_device(self, module: nn.Module) -> None:
         """Nothing moves whole: each rank takes its parts to its device."""

@@ -24,7 +24,7 @@ from plait.engine.open_step import open_plan
 from plait.errors import CheckpointError, ModelError, PlanError
 from plait.loops.batches import seeded, shared
 from plait.loops.calls import LossOfScript, calls_of
-from plait.loops.module import EngineModule, EngineOptimizer, make_module
+from plait.loops.module import EngineModule, make_module
 from plait.mesh import Mesh
 from plait.plan import Plan
 from plait.values import JsonObject, PyTree
@@ -120,7 +120,7 @@ class TrainerStrategy(DDPStrategy):
         module, optimizer = make_module(
             calls, own, self.plan, options=self._options, more=lambda: self._accumulates
         )
-        self.optimizers = [_LateZero(module, optimizer.optimizer)]
+        self.optimizers = [optimizer]
         return module
 
     @contextmanager
@@ -186,17 +186,6 @@ class TrainerStrategy(DDPStrategy):
         """Load weights and moments together; where a batch must show the cut, with the first."""
         if self._checkpoint is not None:
             self._module.load_when_cut(self._checkpoint / ENGINE)
-
-
-class _LateZero(EngineOptimizer):
-    """An optimizer whose loop zeroes gradients between forward and backward."""
-
-    def __init__(self, module: EngineModule, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(module, optimizer, lambda: True)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradient of the step before; the next one's are computed already."""
-        self.module.gradient.grad = None
 
 
 def _check_loop(trainer: Any, owner: Any) -> None:

@@ -1,8 +1,8 @@
 """An engine as a module and an optimizer, which the loop of another library drives.
 
-The module's one parameter stands for the whole gradient: its gradient is a number, the global
-norm. So whatever a loop does to gradients (clipping, scaling, zeroing) it does to that number, and
-the update follows it. A forward in training runs the whole schedule, backwards included.
+The module's one parameter stands for the whole gradient: its gradient is as long as the global
+norm. So whatever a loop does to gradients (clipping, scaling, zeroing) it does to that one, and the
+update follows it. A forward in training runs the whole schedule, backwards included.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from plait.engine.loss import MetricSum
 from plait.engine.open_step import OpenStep, open_plan
 from plait.engine.optimizer_like import like
 from plait.engine.update import Update
-from plait.errors import ModelError
+from plait.errors import ModelError, OptimizerError
+from plait.loops.added_losses import AddedLoss, AddedLosses
 from plait.loops.calls import Calls
 from plait.loops.outputs import collected
+from plait.loops.stand_in import direction, factor_of, stand_in
 from plait.plan import Plan
 from plait.values import AutogradContext, JsonMapping, JsonObject, PyTree
 
@@ -58,7 +60,7 @@ class EngineModule(nn.Module):
     """A model under a plan, called as the model itself. Calls are collective.
 
     Attributes:
-        gradient: the parameter that stands for all others.
+        gradient: the parameter [2] that stands for all others, and has no numbers of its own.
         engine: the engine that trains.
     """
 
@@ -67,14 +69,19 @@ class EngineModule(nn.Module):
         super().__init__()
         self.engine = engine
         self.step = OpenStep.of(engine)
-        self.gradient = nn.Parameter(torch.zeros((), device=engine.world.device))
+        self.gradient = stand_in(engine.world.device)
         self._calls = calls
         self._more = more
-        self._scales = 0.0
+        self._losses = AddedLosses()
+        self._by_counts = False
         self._awaited: Path | None = None
 
     def forward(self, *args: PyTree, **named: PyTree) -> ModelOutputs:
-        """The loss of a call, which has a gradient while training."""
+        """The loss of a call, which has a gradient while training.
+
+        Raises:
+            ModelError: the loop has frozen the parameters.
+        """
         batch = self._calls.batch(args, named)
         if self._awaited is not None:
             self.engine.prepare([batch])
@@ -83,11 +90,26 @@ class EngineModule(nn.Module):
         if not (self.training and torch.is_grad_enabled()):
             measured = self.engine.measure(batch)[0]
             return self._outputs(self._number(measured), measured, lambda: self.logits(batch))
+        if not self.gradient.requires_grad:
+            raise ModelError(
+                "the parameters of the prepared model were frozen, and one stands for all of "
+                "them; freeze layers of the model before it is prepared, or call it under "
+                "torch.no_grad() where it is not trained"
+            )
         if self.step.is_summed and self.gradient.grad is None:  # its backward was not called
-            self.zero_grad()
-        measured = self.step.forward_backward(batch, more=self._more())
-        loss = _WholeBackward.apply(self.gradient, self, self._number(measured))
+            self._drop()
+        more, by_counts = self._more(), self._by_counts
+        measured = self.step.forward_backward(batch, more=more, by_counts=by_counts)
+        added = self._losses.add()
+        loss = _WholeBackward.apply(self.gradient, self, added, self._number(measured))
         return self._outputs(loss, measured, _no_logits)
+
+    def weigh(self, *, by_counts: bool) -> None:
+        """Say how the loop weighs the losses of several calls before one update.
+
+        They have equal weights, or `by_counts` those of the samples or labels that each counts.
+        """
+        self._by_counts = by_counts
 
     def train(self, mode: bool = True) -> EngineModule:
         """Put the model in training too, as loops do with what they prepared."""
@@ -107,31 +129,40 @@ class EngineModule(nn.Module):
     ) -> ModelOutputs:
         return ModelOutputs(loss, measured.count, logits)
 
-    def scaled(self, scale: float) -> float:
-        """The gradient's length after a backward of `scale` times the loss."""
-        self._scales += scale
-        return self._scales * self.step.norm
+    def scaled(self, loss: AddedLoss, scale: Tensor) -> Tensor:
+        """The gradient [2] that a backward of `scale` (0-dim) times a loss adds."""
+        held = self.gradient.grad
+        is_zero = held is None or not bool(held.any())
+        length = self._losses.scaled(loss, float(scale), self.step.norm, begins=is_zero)
+        return direction(scale) * length
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
+        """Forget the gradients, but those of a forward whose backward is to come."""
         self.gradient.grad = None
-        self._scales = 0.0
+        if self._losses.may_forget():
+            self._drop()
+
+    def _drop(self) -> None:
+        self._losses.drop()
         self.step.drop()
 
     def update(self) -> bool:
         """One update by the gradient as the loop has left it; whether it was made. Collective.
 
         Raises:
-            ModelError: the gradient was scaled to what is no number.
+            ModelError: the gradient was changed to what is no multiple of it. Or the losses of
+                several calls had other scales than those by which their gradients were added.
         """
-        if self.gradient.grad is None:
+        grad = self.gradient.grad
+        if grad is None:
             return False
-        length = float(self.gradient.grad)
-        whole = float(torch.tensor(self.step.norm, dtype=self.gradient.dtype))
-        if not math.isfinite(length):
-            raise ModelError(f"the gradient was scaled to {length}; nothing was updated")
-        made = self.step.update(length / whole if whole else 1.0)
-        self._scales = 0.0
+        norm = self.step.norm
+        factor = 1.0
+        if math.isfinite(norm):  # else the engine says what is wrong
+            self._losses.check(self.step.weights)
+            factor = factor_of(grad, direction(grad) * norm)
+        made = self.step.update(factor)
+        self._losses.drop()
         return made
 
     def prepare(self, batch: PyTree) -> None:
@@ -182,17 +213,19 @@ class _WholeBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: AutogradContext, gradient: Tensor, owner: EngineModule, loss: Tensor
+        ctx: AutogradContext,
+        gradient: Tensor,
+        owner: EngineModule,
+        added: AddedLoss,
+        loss: Tensor,
     ) -> Tensor:
         ctx.owner = owner
+        ctx.added = added
         return loss
 
     @staticmethod
-    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None]:
-        length = ctx.owner.scaled(float(grad))
-        held = ctx.owner.gradient.grad
-        before = 0.0 if held is None else float(held)
-        return grad.new_tensor(length - before), None, None
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.owner.scaled(ctx.added, grad), None, None, None
 
 
 def _no_logits() -> Tensor:
@@ -252,6 +285,18 @@ class EngineOptimizer(torch.optim.Optimizer):
         """Forget the gradients where a step is due."""
         if self._acts():
             self.module.zero_grad()
+
+    def add_param_group(self, param_group: JsonObject) -> NoReturn:
+        """Refused: the engine's optimizer has the parts of all parameters already.
+
+        Raises:
+            OptimizerError: always.
+        """
+        raise OptimizerError(
+            "a group of parameters cannot be added to the optimizer under a plan, which has split "
+            "its parameters; give the optimizer all groups before it is prepared, with lr = 0.0 "
+            "and weight_decay = 0.0 for those that are to train later"
+        )
 
     def state_dict(self) -> JsonObject:
         """The groups' settings; the moments are saved by slices (`engine.save`)."""

@@ -183,6 +183,7 @@ class PlanLoop:
         """
         if not isinstance(model, EngineModule):
             raise ModelError("the Trainer was given a model that its plan has not split")
+        model.weigh(by_counts=num_items_in_batch is not None)
         outputs: ModelOutputs = model(**inputs)
         loss = outputs.loss
         if num_items_in_batch is not None:
