@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
-from plait.imports import when_loaded
+from plait.imports import when_loaded, while_loading
+from plait.launcher.hearing import interrupt_waits
 
 
 def test_it_is_done_as_the_module_is_loaded(
@@ -29,3 +31,19 @@ def test_it_is_done_as_the_module_is_loaded(
     assert type(module.__loader__).__name__ == "SourceFileLoader"
     when_loaded("loaded_late", lambda: seen.append(4))
     assert seen == [3, 4]
+
+
+def test_an_interrupt_waits_until_the_module_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C++ that runs Python while torch loads aborts the process at an exception."""
+    body = "import signal\nsignal.raise_signal(signal.SIGINT)\nFOUND.append('loaded')\n"
+    (tmp_path / "interrupted.py").write_text(f"from found import FOUND\n{body}")
+    (tmp_path / "found.py").write_text("FOUND = []\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    handler = signal.getsignal(signal.SIGINT)
+    while_loading("interrupted", interrupt_waits)
+    with pytest.raises(KeyboardInterrupt):
+        importlib.import_module("interrupted")
+    assert importlib.import_module("found").FOUND == ["loaded"]
+    assert signal.getsignal(signal.SIGINT) is handler

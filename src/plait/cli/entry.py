@@ -4,14 +4,16 @@ result or an error.
 Exit codes: 0 done, 1 the answer is no or the run failed, 2 bad input, 130 interrupted by a user.
 143 and 138 say that SIGTERM or SIGUSR1 ended a training after a save.
 With `--json` there is one object on stdout, and everything else goes to stderr. The object is
-`{"error": ..., "kind": ...}` after a failure. A verb that serves prints
-`{"url": ...}` first. Of the ranks of torchrun only the main process prints an object.
+`{"error": ..., "kind": ...}` after a failure; after a signal the kind is its name. A verb that
+serves prints `{"url": ...}` first. Of the ranks of torchrun only the main process prints an object.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -34,12 +36,16 @@ from plait.cli.streams import (
 )
 from plait.errors import PlaitError, WorldSizeError
 from plait.launcher import JoinedWorld, joined_world
-from plait.launcher.hearing import BEGINNING
+from plait.launcher.hearing import BEGINNING, load_torch_uninterrupted
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 INTERRUPTED = 130
+SIGNALLED = {128 + number: number.name for number in signal.Signals}
+"""The exit codes that name a signal."""
+
+load_torch_uninterrupted()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,13 +63,18 @@ def command() -> NoReturn:
     A rank of torchrun leaves at once, as those of plait's own launcher do. The interpreter's end
     takes a while, and may fail where native threads are left. To its agent a rank that has done
     its work would then still be at work, or lost.
+
+    After Ctrl-C this process ends itself, too. Where SIGINT came inside of an `exec`, as
+    dataclasses use it, `python -m` ends by that signal, whatever its exit code.
     """
     open_closed()
     escape_unknown()
     code = main()
+    if code == INTERRUPTED:
+        atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         settle(stream)
-    if _told_world() is None:
+    if code != INTERRUPTED and _told_world() is None:
         sys.exit(code)
     os._exit(code)
 
@@ -78,9 +89,11 @@ def _said(text: str) -> int:
 
 
 def _answered(words: list[str], json_to: TextIO | None) -> int:
+    awaiting = json_to  # who has no object yet
     try:
         answer = _run(words)
         _print(answer, json_to)
+        awaiting = None
         while answer.serve is not None:
             following = answer.serve()
             if following is None:
@@ -88,9 +101,14 @@ def _answered(words: list[str], json_to: TextIO | None) -> int:
             answer = following
             _print(answer, json_to)
     except SystemExit as end:  # argparse's --help, and a signal that ended a launch or a server
-        return end.code if isinstance(end.code, int) else 0
+        code = end.code if isinstance(end.code, int) else 0
+        if code in SIGNALLED:
+            name = SIGNALLED[code]
+            _print_failure(f"ended by {name}, as stderr says", name, awaiting)
+        return code
     except KeyboardInterrupt:
         complain("plait: stopped by Ctrl-C")
+        _print_failure("stopped by Ctrl-C", "SIGINT", awaiting)
         return INTERRUPTED
     except Exception as error:
         if "--debug" in words:
@@ -209,10 +227,16 @@ def _report(error: Exception, verb: str, json_to: TextIO | None) -> int:
     who = f"plait {verb}" if verb in table.VERBS else "plait"
     world = _told_world()  # torchrun starts one command a rank, and each of them speaks of itself
     complain(f"{who}{f' (rank {world.rank})' if world else ''}: {message}")
+    _print_failure(message, type(error).__name__, json_to)
+    return code
+
+
+def _print_failure(message: str, kind: str, json_to: TextIO | None) -> None:
+    """Print the object of a failure, where one is asked for and this is the main process."""
+    world = _told_world()
     if json_to is not None and (world is None or world.rank == 0):
         with contextlib.suppress(StdoutError):  # stderr has said why
-            say(f"{to_json({'error': message, 'kind': type(error).__name__})}\n", json_to)
-    return code
+            say(f"{to_json({'error': message, 'kind': kind})}\n", json_to)
 
 
 def _told_world() -> JoinedWorld | None:

@@ -16,6 +16,7 @@ from plait.cluster.local import hardware_of_probe
 from plait.cluster.parse import parse_cluster
 from plait.cluster.products import ProductTable
 from plait.errors import ClusterError
+from plait.toml import is_file
 from plait.values import JsonMapping
 
 
@@ -74,6 +75,12 @@ class Cluster:
                 f"{self.name}: a cluster has {MOST_DEVICES} devices at most, not {num_devices}"
             )
         return replace(self, num_devices=num_devices)
+
+    def how_to_have(self, num_devices: int) -> str:
+        """The words that tell a user how to have so many devices of the same kind."""
+        if is_file(self.name):
+            return f"write count = {num_devices} in {self.name}"
+        return f"ask for {self.device.name}x{num_devices}"
 
     @property
     def shares_cores(self) -> bool:

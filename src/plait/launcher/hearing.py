@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from plait.imports import while_loading
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 ECHO_SECONDS = 0.1
 """Equal signals to one process within this time are one. A person takes longer to ask again."""
@@ -84,6 +86,41 @@ class Beginning:
 
 BEGINNING = Beginning()
 """The beginning of this process's command."""
+
+
+@contextmanager
+def interrupt_waits() -> Iterator[None]:
+    """Have Ctrl-C count at the end of the block, and a second one at once.
+
+    torch runs Python from C++ while it loads. An exception there aborts the process, or has it
+    end by the signal whatever its exit code was. Handlers that this process has of its own stay.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    echoes = Echoes()
+    waiting: list[int] = []
+
+    def arrive(number: int, frame: object) -> None:
+        if echoes.has(number):
+            return
+        if waiting:
+            raise KeyboardInterrupt
+        waiting.append(number)
+
+    signal.signal(signal.SIGINT, arrive)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if waiting:
+        raise KeyboardInterrupt
+
+
+def load_torch_uninterrupted() -> None:
+    """Have Ctrl-C wait where this process loads torch. Too late once that has begun."""
+    while_loading("torch", interrupt_waits)
 
 
 def outlives_terminal() -> bool:

@@ -81,6 +81,8 @@ _OPTIONS_ELSEWHERE: Final = {
     "zero0": "dpN",
 }
 """Words that other libraries have for what stands behind `dpN:`."""
+_GRIDS: Final = {"2d": "tp4:2d", "2.5d": "tp8:2.5d,depth2", "3d": "tp8:3d"}
+"""Words of tensor modes, for which two ranks are no grid, and their least plans."""
 _TERMS: Final = ("pp", "tp", "dp", "ep", "cp", "mb", "remat", "precision", "compile")
 
 
@@ -246,7 +248,8 @@ def _hint(term: str) -> str:
     head = re.split("[:,]", term)[0]
     for axis, (kind, words) in _WORDS.items():
         if head in words:
-            return f"{head} is a {kind} of {axis}; write {axis}2:{_shown(term)}"
+            written = _GRIDS.get(term, f"{axis}2:{_shown(term)}")
+            return f"{head} is a {kind} of {axis}; write {written}"
     for choice, words in _CHOICES.items():
         if head in words:
             return f"write {choice}:{head}"

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -123,6 +124,30 @@ def test_ctrl_c_is_exit_code_130(
 
 
 @pytest.mark.parametrize(
+    ("end", "code", "failure"),
+    [
+        (KeyboardInterrupt(), 130, {"error": "stopped by Ctrl-C", "kind": "SIGINT"}),
+        (SystemExit(143), 143, {"error": "ended by SIGTERM, as stderr says", "kind": "SIGTERM"}),
+        (SystemExit(138), 138, {"error": "ended by SIGUSR1, as stderr says", "kind": "SIGUSR1"}),
+    ],
+)
+def test_under_json_the_end_by_a_signal_is_an_object_too(
+    verb: types.SimpleNamespace,
+    capsys: pytest.CaptureFixture[str],
+    end: BaseException,
+    code: int,
+    failure: dict[str, str],
+) -> None:
+    """But not a second one, after the address of a server."""
+    verb.run = lambda arguments: _raise(end)
+    assert main(["train", "--json"]) == code
+    assert json.loads(capsys.readouterr().out) == failure
+    verb.run = lambda arguments: Answer({"url": "here"}, serve=lambda: _raise(end))
+    assert main(["train", "--json"]) == code
+    assert json.loads(capsys.readouterr().out) == {"url": "here"}
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["trian"], "'trian' is not a verb of plait; did you mean 'train'?"),
@@ -205,6 +230,35 @@ def test_a_rank_of_torchrun_leaves_without_the_interpreters_end(in_a_world: bool
     lines = done.stdout.splitlines()
     assert lines[0].startswith("plait ")
     assert lines[1:] == ([] if in_a_world else ["the end"])
+
+
+INTERRUPTED = """
+import atexit, sys, types
+from plait.cli import command, table
+
+def run(arguments):
+    exec("import signal; signal.raise_signal(signal.SIGINT)")
+
+atexit.register(print, "the end", file=sys.stderr)
+table.load = lambda name: types.SimpleNamespace(add_arguments=lambda parser: None, run=run)
+sys.argv[1:] = ["train", "--json"]
+command()
+"""
+
+
+def test_ctrl_c_inside_of_exec_is_exit_code_130_too(tmp_path: Path) -> None:
+    """`python -m` ends by the signal then, whatever the exit code. Dataclasses are made so."""
+    (tmp_path / "interrupted_program.py").write_text(INTERRUPTED)
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-m", "interrupted_program"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, json.loads(done.stdout)["kind"]) == (130, "SIGINT")
+    assert done.stderr == "plait: stopped by Ctrl-C\nthe end\n"
 
 
 def _ended(words: str, *, buffered: bool = False) -> tuple[str, str]:

@@ -295,3 +295,14 @@ def test_all_wrong_numbers_at_once(tmp_path: Path) -> None:
 
 def test_a_directory_is_no_file(tmp_path: Path) -> None:
     assert "this is a directory, not a TOML file" in refused(f"{tmp_path}/")
+
+
+def test_what_to_write_for_more_devices_is_what_the_cluster_was_read_from(tmp_path: Path) -> None:
+    """A file is not asked for by the name of its preset, nor by its own name with a count."""
+    assert Cluster.parse("h100x8").how_to_have(16) == "ask for h100x16"
+    file = tmp_path / "ours.toml"
+    file.write_text('count = 1\n[device]\npreset = "h100"\n')
+    found = Cluster.parse(str(file))
+    assert found.how_to_have(2) == f"write count = 2 in {file}"
+    file.write_text(file.read_text().replace("count = 1", "count = 2"))
+    assert Cluster.parse(str(file)).num_devices == 2

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from plait.launcher.hearing import BEGINNING, ECHO_SECONDS, SIGNALS, heard
+from plait.launcher.hearing import BEGINNING, ECHO_SECONDS, SIGNALS, heard, interrupt_waits
 from plait.launcher.seat import Seat
 from plait.launcher.supervisor import _ended_by_signals
 
@@ -49,6 +49,34 @@ def test_a_signal_waits_for_the_end_of_what_is_held_and_counts_once() -> None:
         done.append("never")
     assert ended.value.code == 128 + signal.SIGTERM
     assert done == ["held"]
+
+
+def test_a_first_interrupt_waits_for_the_end_of_a_block_and_a_second_one_does_not() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    done = []
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupt_waits():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)  # its echo
+            done.append("waited")
+            time.sleep(ECHO_SECONDS)
+            signal.raise_signal(signal.SIGINT)
+            done.append("never")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done == ["waited"]
+
+
+def test_a_handler_of_ones_own_is_not_held_back() -> None:
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        with interrupt_waits():
+            signal.raise_signal(signal.SIGINT)
+            assert came == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

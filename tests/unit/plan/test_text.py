@@ -305,3 +305,13 @@ def test_a_long_text_is_not_repeated_whole(text: str) -> None:
     with pytest.raises(PlanError) as caught:
         Plan.parse(f"{text} {text}x tp0")
     assert len(str(caught.value)) < 1200
+
+
+@pytest.mark.parametrize("word", words.TENSOR_MODES)
+def test_a_word_without_its_axis_is_named_with_a_plan_that_can_be(word: str) -> None:
+    """`tp2:2d` is no grid."""
+    with pytest.raises(PlanError) as refused:
+        Plan.parse(word)
+    written = str(refused.value).rpartition("; write ")[2]
+    assert word in written
+    Plan.parse(written).check()

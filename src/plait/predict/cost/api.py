@@ -134,7 +134,7 @@ def check_size(chosen: Plan, machines: Cluster) -> None:
         raise WorldSizeError(
             f"plan '{chosen}' needs {chosen.world_size} devices and {machines.name} has "
             f"{machines.num_devices}; "
-            f"ask for {machines.device.name}x{chosen.world_size}"
+            f"{machines.how_to_have(chosen.world_size)}"
         )
 
 

@@ -262,7 +262,8 @@ def _why_nothing_fits(
         axes = " x ".join(f"{axis}{size}" for axis, size in sizes.items())
         return (
             f"fix '{settings.fixed.text}' takes {axes} = {least} devices or more, and "
-            f"{machines.name} has {machines.num_devices}; ask for {name}x{least}, or fix less"
+            f"{machines.name} has {machines.num_devices}; "
+            f"{machines.how_to_have(least)}, or fix less"
         )
     runs = "" if settings.framework is PLAIT else f" of {settings.framework.name}"
     runs += f" with {settings.fixed.text}" if settings.fixed.text else ""
