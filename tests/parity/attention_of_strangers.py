@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 VOCABULARY, LENGTH, WIDTH, HEADS = 24, 8, 32, 4
 SAMPLES = 32
@@ -185,6 +186,61 @@ class Varied(nn.Module):
         x = x + y.transpose(0, 1) + (weights[:, 1] - weights[:, -1]) @ x
         x = x + torch.stack([self.single(one, one, one)[0] for one in x])
         return self.head(x)
+
+
+class Modes(Masked):
+    """Heads are views of other numbers in training than in evaluation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.size()
+        size = width // self.n_head
+        made = [layer(x) for layer in (self.query, self.key, self.value)]
+        if self.training:
+            heads = [one.view(batch, length, size, self.n_head).permute(0, 3, 1, 2) for one in made]
+            y = F.scaled_dot_product_attention(*heads, is_causal=True).permute(0, 2, 3, 1)
+        else:
+            heads = [one.view(batch, length, self.n_head, size).transpose(1, 2) for one in made]
+            y = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2)
+        return self.proj(y.reshape(batch, length, width))
+
+
+class OfModes(Transformer):
+    attention = Modes
+
+
+class Again(Masked):
+    """A function within the forward is computed again in backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+class OfAgain(Transformer):
+    attention = Again
+
+
+class LearnedMasks(nn.Module):
+    """Torch's attention with masks that are learned, and one whose weight another layer has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.one, self.two = (nn.MultiheadAttention(WIDTH, HEADS, batch_first=True) for _ in "ab")
+        self.tied = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+        self.packed = nn.Linear(WIDTH, 3 * WIDTH)
+        self.packed.weight = self.tied.in_proj_weight
+        self.by_position = nn.Parameter(torch.randn(LENGTH, LENGTH))
+        self.by_head = nn.Parameter(torch.randn(HEADS, LENGTH, LENGTH))
+        self.by_key, self.head = nn.Linear(WIDTH, 1), nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[samples, positions] -> logits [samples, positions, vocabulary]."""
+        x = self.embed(ids)
+        keys = self.by_key(x).squeeze(-1)
+        x = x + self.one(x, x, x, attn_mask=self.by_position, key_padding_mask=keys)[0]
+        of_heads = self.by_head.repeat(len(ids), 1, 1)
+        x = x + self.two(x, x, x, attn_mask=of_heads, need_weights=False)[0]
+        return self.head(x + self.tied(x, x, x)[0] + self.packed(x)[..., :WIDTH])
 
 
 def lines() -> list[tuple[Tensor, Tensor]]:

@@ -29,6 +29,9 @@ CASES = [
     ],
     *[(strangers.Encoded, plan) for plan in ("tp2", "tp4", "tp2 mb2")],
     *[(strangers.Varied, plan) for plan in ("tp2", "tp4")],
+    *[(strangers.LearnedMasks, plan) for plan in ("tp2", "tp4:2d")],
+    (strangers.OfModes, "tp2"),
+    (strangers.OfAgain, "tp2"),
 ]
 
 
@@ -69,3 +72,17 @@ def test_torchs_attention_is_split_by_heads(kind: type[nn.Module]) -> None:
     heads = {re.sub(r"\.\d+\.", ".*.", name) for name in names}
     assert {name for name, role in roles.items() if role == "heads"} == heads
     assert {roles[f"{name}.out_proj"] for name in heads} == {"row"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (strangers.OfModes, "otherwise in training than in evaluation"),
+        (strangers.OfAgain, "the size of one"),
+    ],
+)
+def test_views_that_no_word_fits_leave_attention_whole(kind: type[nn.Module], why: str) -> None:
+    model = kind()
+    table = derive(model, lambda: model(torch.zeros(2, strangers.LENGTH, dtype=torch.long)), 2)
+    assert table.roles["blocks.*.attn.proj"] == "replicated"
+    assert any("attn.proj" in note and why in note for note in table.notes), table.notes

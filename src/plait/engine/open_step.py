@@ -139,7 +139,7 @@ class OpenStep:
                 "optimizer.step() came before the last backward of its step: gradients still "
                 "accumulate"
             )
-        self._step.update.decide(self._step.index, factor)
+        self._step.decide(factor)
         skipped = self._step.finish()
         self.drop()
         return not skipped

@@ -197,6 +197,14 @@ class TrainingStep:
             self._advance()
         return outcome
 
+    def decide(self, factor: float) -> None:
+        """Update by the gradients of a step times `factor`, where it counts. Collective.
+
+        An optimizer draws from the step's random numbers, not from the caller's.
+        """
+        with own_random_state(self._world.device):
+            self.update.decide(self.index, factor)
+
     def finish(self) -> bool:
         """The step is made; whether its update was left out."""
         self._advance()

@@ -225,3 +225,19 @@ def test_clips_by_other_norms_and_by_value_are_refused() -> None:
         check_norm(float("inf"))
     with pytest.raises(PlanError, match="clip by norm"):
         refuse_clip_by_value()
+
+
+def test_an_update_leaves_random_numbers_to_the_loop() -> None:
+    drawn: list[Tensor] = []
+
+    def noise(model: Any, optimizer: Any, told: dict[str, bool]) -> None:
+        torch.manual_seed(5)
+        for x, y in batches(8, 8):
+            model(x, y)["loss"].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            drawn.append(torch.randn(4))
+
+    for run in (plainly, under):
+        run(noise)
+    assert all(map(torch.equal, drawn[:2], drawn[2:]))

@@ -29,6 +29,8 @@ MADE = {
     *("new_zeros", "new_ones", "new_full", "new_empty", "scalar_tensor"),
 }
 """Operations whose result is the same number everywhere, or not written yet."""
+VIEWS = ("view", "_unsafe_view", "reshape")
+CHECKPOINT = "torch/utils/checkpoint.py"
 
 
 @dataclass(eq=False)
@@ -70,12 +72,17 @@ class Draw(NamedTuple):
 
 @dataclass
 class Graph:
-    """The nodes in their order, the values of the output, and memory that was written in place."""
+    """The nodes in their order, the values of the output, and memory that was written in place.
+
+    `recomputed`: the modules whose code views in a function that a backward runs again, outside of
+    their forward.
+    """
 
     nodes: list[GraphNode] = field(default_factory=list)
     results: list[Value] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     written: set[Hashable] = field(default_factory=set)
+    recomputed: set[str] = field(default_factory=set)
 
 
 Check = Callable[[GraphNode, Sequence[Tensor | None]], None]
@@ -180,7 +187,10 @@ class GraphRecorder(TorchDispatchMode):
             self._write(func, args)
         if draws(func):
             shape = next((tuple(one.shape) for one in tree_leaves(output)), ())
-            self.graph.draws.append(Draw(self._owner(), name, shape))
+            self.graph.draws.append(Draw(self._owner()[0], name, shape))
+        if name in VIEWS:
+            owner, again = self._owner()
+            self.graph.recomputed |= {owner} if again else set()
         self._add("op", func, (args, kwargs or {}), output)
         if name in MADE:
             self._fresh.add(id(output))
@@ -188,15 +198,22 @@ class GraphRecorder(TorchDispatchMode):
             self._window_of[id(output)] = args[0]
         return output
 
-    def _owner(self) -> str:
-        """The innermost module whose code is running."""
+    def _owner(self) -> tuple[str, bool]:
+        """The innermost module whose code is running, and whether a checkpoint of torch runs it
+        within its forward.
+        """
+        owner: nn.Module | None = None
         frame = inspect.currentframe()
         while frame is not None:
             module = frame.f_locals.get("self")
-            if isinstance(module, nn.Module) and module in self.names:
-                return self.names[module]
+            if owner is None and isinstance(module, nn.Module) and module in self.names:
+                owner = module
+            is_call = frame.f_code.co_name == "_call_impl" and module is owner
+            again = frame.f_code.co_filename.endswith(CHECKPOINT)
+            if owner is not None and (is_call or again):
+                return self.names[owner], again
             frame = frame.f_back
-        return ""
+        return "" if owner is None else self.names[owner], False
 
     def _assembles(self, args: PyTree) -> bool:
         """Whether a copy fills a part of a tensor that was made empty for this."""

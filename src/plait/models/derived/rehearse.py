@@ -14,7 +14,7 @@ import inspect
 import re
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any
@@ -39,6 +39,7 @@ Held = tuple[nn.Module, str, Any]
 """A module, the name of an attribute of its own, and what it was; `ABSENT` for one that it had not.
 """
 ABSENT = object()
+RECOMPUTED = "a backward runs its views again, outside of its forward, where no size is divided"
 
 
 @dataclass
@@ -63,13 +64,22 @@ def rehearse(
     run_again: Callable[..., Graph],
     whole: tuple[Graph, RowChoice],
     size: int,
+    divided: Mapping[str, Sequence[str]] | None = None,
 ) -> TrialStage:
-    """Run it as one of `size` ranks; `place` is empty where it runs to the end."""
+    """Run it as one of `size` ranks; `place` is empty where it runs to the end.
+
+    `divided` is so from the start, as another forward needs it.
+    """
     graph, choice = whole
     expected = _expected(graph, choice, size)
     sizes = _sizes(choice, size, model)
-    stage = TrialStage()
+    stage = TrialStage({pattern: list(numbers) for pattern, numbers in (divided or {}).items()})
     replaced: list[Held] = []
+    recomputed = {pattern_of(name) for name in graph.recomputed}
+    for pattern in recomputed & stage.divided.keys():
+        if any(map(divided_views.is_word, stage.divided[pattern])):
+            stage.place, stage.reason = pattern, RECOMPUTED
+            return stage
 
     last_view = LastView(size)
 
@@ -88,20 +98,25 @@ def rehearse(
         return len(graph.nodes), None
 
     try:
+        for pattern, numbers in stage.divided.items():
+            for number in numbers:
+                replaced += _divide(model, pattern, number, size)
         reached, failure = attempt()
         for _ in range(MOST_NUMBERS):
             if failure is None:
                 return stage
             view = _view_word(graph, expected, reached, last_view.sizes)
             for name, number in _suspects(model, failure, size, view):
-                divided = _divide(model, name, number, size)
+                if divided_views.is_word(number) and pattern_of(name) in recomputed:
+                    continue
+                originals = _divide(model, name, number, size)
                 further, again = attempt()
                 if further > reached or again is None:
-                    replaced += divided
+                    replaced += originals
                     stage.divided.setdefault(pattern_of(name), []).append(number)
                     reached, failure = further, again
                     break
-                _restore(divided)
+                _restore(originals)
             else:
                 break
         stage.place, stage.reason = _place(model, failure)

@@ -11,14 +11,16 @@ from torch import nn
 
 from plait.divided_views import is_word
 from plait.models.derived.choose import RowChoice, choose, layer_pattern, pattern_of
-from plait.models.derived.cuts import Cut, Part
-from plait.models.derived.demands import taken_layers
+from plait.models.derived.cuts import Cut, Misfit, Part
+from plait.models.derived.demands import Demand, taken_layers
 from plait.models.derived.kinds import LINEAR, is_linear, out_features, owns_parameters
 from plait.models.derived.record import Draw, Graph, Value, run
 from plait.models.derived.rehearse import TrialStage, number_of, rehearse
 from plait.values import PyTree
 
 MOST_ATTEMPTS = 12
+UNLIKE = "it runs otherwise in training than in evaluation"
+Recording = tuple[Graph, Callable[..., Graph]]
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def derive(
     opaque: Sequence[type] = (),
 ) -> Table:
     """The table for `size` ranks; `call()` runs the model on an example on the host."""
-    graph, run_again = _recorded(model, partial(run, model, call, opaque=opaque))
+    (graph, run_again), *others = _recorded(model, partial(run, model, call, opaque=opaque))
     tables = _tables(model, graph, size, ends or Ends())
     tied = _tied_layers(model)
     refused: dict[str, str] = {}
@@ -64,6 +66,9 @@ def derive(
     for _ in range(MOST_ATTEMPTS):
         choice = choose(model, graph, size, refused, tables.heads | tied)
         stage = rehearse(model, run_again, (graph, choice), size)
+        for other, run_other in others:
+            if not stage.place:
+                stage = _in_other_mode(model, run_other, (other, choice), size, stage)
         if not stage.place:
             break
         nearest = _rows_behind(graph, _rows_near(choice, stage.place), stage.reached)
@@ -75,27 +80,64 @@ def derive(
     return replace(table, draws=graph.draws)
 
 
-def _recorded(
-    model: nn.Module, run_again: Callable[..., Graph]
-) -> tuple[Graph, Callable[..., Graph]]:
-    """The graph to derive from, and what records it again with other sizes.
+def _recorded(model: nn.Module, run_again: Callable[..., Graph]) -> list[Recording]:
+    """The graph to derive from, and what records it again with other sizes; first that of
+    evaluation, and next that of training where it is another.
 
-    It is that of evaluation, but for a model that calls other layers in training, or draws random
-    numbers. No rank can draw those of one device for its part of a value.
+    Training comes first for a model that calls other layers there, or draws random numbers. No
+    rank can draw those of one device for its part of a value.
     """
     graph = run_again()
     in_training = partial(run_again, in_training=True)
     try:
         trained = in_training()
     except Exception:  # of code that draws or counts in training, on numbers that are all zero
-        return graph, run_again
-    if _layers_called(trained) == _layers_called(graph) and not trained.draws:
-        return graph, run_again
-    return trained, in_training
+        return [(graph, run_again)]
+    if _layers_called(trained) != _layers_called(graph):
+        return [(trained, in_training)]
+    if trained.draws:
+        return [(trained, in_training), (graph, run_again)]
+    if _steps(trained) == _steps(graph) and trained.recomputed == graph.recomputed:
+        return [(graph, run_again)]
+    return [(graph, run_again), (trained, in_training)]
 
 
 def _layers_called(graph: Graph) -> set[str]:
     return {node.name for node in graph.nodes if node.kind == LINEAR}
+
+
+def _steps(graph: Graph) -> list[PyTree]:
+    """What a graph computes, operation by operation."""
+    return [
+        (node.kind, node.name, node.func, [out and out.shape for out in node.outputs])
+        for node in graph.nodes
+    ]
+
+
+def _in_other_mode(
+    model: nn.Module,
+    run_again: Callable[..., Graph],
+    whole: tuple[Graph, RowChoice],
+    size: int,
+    before: TrialStage,
+) -> TrialStage:
+    """The trial of the other forward, of training or of evaluation, with the rows of the first.
+
+    It holds where the same is cut, and the same numbers are divided.
+    """
+    graph, choice = whole
+    try:
+        region = Demand(graph, choice.rows, size).run()
+    except Misfit as misfit:
+        return replace(before, place=UNLIKE, reason=f"{UNLIKE}: {misfit}")
+    kept = ("columns", "spread", "inside", "norms", "tables", "parameters")
+    unlike = any(getattr(region, key) != getattr(choice.region, key) for key in kept)
+    stage = rehearse(
+        model, run_again, (graph, replace(choice, region=region)), size, before.divided
+    )
+    if stage.place or (not unlike and stage.divided == before.divided):
+        return stage
+    return replace(before, place=UNLIKE, reason=UNLIKE)
 
 
 def derive_or_leave(
@@ -275,14 +317,21 @@ def _tables(model: nn.Module, graph: Graph, size: int, ends: Ends) -> Tables:
 
 
 def _tied_layers(model: nn.Module) -> frozenset[str]:
-    """The linear layers whose weight another module has too: both keep it whole, or are tables."""
+    """The linear layers, and torch's attention, that have a parameter of another module too.
+
+    Both keep it whole, or are tables.
+    """
     owners: dict[int, list[str]] = {}
     for name, module in model.named_modules():
         for param in module._parameters.values():
             if param is not None:
                 owners.setdefault(id(param), []).append(name)
     shared = {name for names in owners.values() if len(names) > 1 for name in names}
-    return frozenset(name for name in shared if is_linear(model.get_submodule(name)))
+    return frozenset(
+        name
+        for name in shared
+        if is_linear(one := model.get_submodule(name)) or isinstance(one, nn.MultiheadAttention)
+    )
 
 
 def _shares_bias(model: nn.Module, heads: frozenset[str]) -> bool:

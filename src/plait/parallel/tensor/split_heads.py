@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from plait.comm import Axis
 from plait.comm.functional import transition
-from plait.mesh.layouts import INVARIANT, PARTIAL, Sharded
+from plait.mesh.layouts import INVARIANT, PARTIAL, REPLICATED, Sharded
 from plait.parallel.tensor.dropout import mask_like
 from plait.parallel.tensor.group import ForwardContext
 from plait.parallel.tensor.mode import LinearRule
@@ -105,7 +105,11 @@ class SplitAttention(nn.MultiheadAttention):
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _mask(self, q: Tensor, attended: Tensor | None, padding: Tensor | None) -> Tensor | None:
-        """A mask to add to the scores [batch, heads of this rank, queries, keys], or None."""
+        """A mask to add to the scores [batch, heads of this rank, queries, keys], or None.
+
+        The gradient of a mask that is learned is a sum over the ranks, as each has some heads.
+        """
+        attended, padding = (self._summed_backward(one) for one in (attended, padding))
         mask = None
         if attended is not None:
             mask = _added(attended, q)
@@ -118,6 +122,11 @@ class SplitAttention(nn.MultiheadAttention):
             by_key = _added(padding.view(-1, 1, 1, padding.shape[-1]), q)
             mask = by_key if mask is None else mask + by_key
         return mask
+
+    def _summed_backward(self, mask: Tensor | None) -> Tensor | None:
+        if mask is None or not mask.requires_grad:
+            return mask
+        return transition(mask, self._axis, INVARIANT, REPLICATED)
 
     def _of_all_heads(self, weights: Tensor, *, averaged: bool) -> Tensor:
         if not averaged:
