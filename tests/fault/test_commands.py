@@ -168,7 +168,7 @@ def test_a_signal_ends_the_run_and_every_rank(
     everyone = children(long_run.pid)
     long_run.send_signal(number)
     out, err = long_run.communicate(timeout=LIMIT_SECONDS)
-    assert (long_run.returncode, out) == (code, "")
+    assert (long_run.returncode, json.loads(out)["kind"]) == (code, signal.Signals(number).name)
     assert "Traceback" not in err
     wait_until_gone(everyone)
 
@@ -269,7 +269,8 @@ def test_a_signal_ends_a_run_with_restarts(
     else:
         run.send_signal(number)
     out, err = run.communicate(timeout=LIMIT_SECONDS)
-    assert (run.returncode, out) == (code, ""), err
+    assert run.returncode == code, err
+    assert json.loads(out)["kind"] == signal.Signals(number).name
     assert "Traceback" not in err
     assert "killed by" not in err
     wait_until_gone(everyone)

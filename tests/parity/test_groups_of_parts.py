@@ -14,6 +14,7 @@ from plait.comm import World
 from plait.engine.build import build
 from plait.errors import OptimizerError
 from plait.models.parameters import Parameters
+from plait.plan import Plan
 from tests.helpers.threaded import threaded
 from tests.parity.few_steps import STEPS, batch, drawn
 from tests.parity.harness import join
@@ -73,7 +74,8 @@ def by_ranks(size: int, plan: str, make: Make) -> dict[str, torch.Tensor]:
         (by_size, "dp2:zero1"),
         (by_dims, "dp2:zero1"),
         (by_dims, "dp2:zero3"),
-        (by_dims, "tp2"),
+        (by_dims, "dp2:zero1 tp2"),
+        (by_size, "tp2"),
         (falling, "dp2:zero1"),
         (falling, "pp2:1f1b mb2"),
         (falling, "dp2:server"),
@@ -81,7 +83,13 @@ def by_ranks(size: int, plan: str, make: Make) -> dict[str, torch.Tensor]:
 )
 def test_groups_that_parts_would_change_are_refused(make: Make, plan: str) -> None:
     with pytest.raises(OptimizerError, match=r"make groups by name \(params\.named\(\)\)"):
-        by_ranks(2, plan, make)
+        by_ranks(Plan.parse(plan).world_size, plan, make)
+
+
+def test_parts_of_a_tensor_axis_have_the_dims_of_the_model() -> None:
+    alone, found = by_ranks(1, "dp1", by_dims), by_ranks(2, "tp2", by_dims)
+    for name, value in alone.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("plan", ["dp2:zero1", "dp2:zero3", "pp2:1f1b mb2", "tp2", "dp2:server"])

@@ -141,9 +141,9 @@ def build(
     if isinstance(optimizer, torch.optim.Optimizer):
         optimizer = like(optimizer, model)
     asks = getattr(optimizer, "needs_whole", False)
-    cuts_parameters = plan.dp.strategy in data.ELEMENTWISE_ONLY or plan.tp.size > 1
-    if cuts_parameters and not asks:
-        check_elementwise(optimizer, model, str(plan))
+    is_flat = plan.dp.strategy in data.ELEMENTWISE_ONLY
+    if (is_flat or plan.tp.size > 1) and not asks:
+        check_elementwise(optimizer, model, str(plan), keep_dims=not is_flat)
     if has_parts(plan):
         check_apart(optimizer, model, str(plan))
     check_state_whole(optimizer, plan)

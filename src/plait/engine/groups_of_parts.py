@@ -84,7 +84,8 @@ def _like(param: nn.Parameter, value: Tensor) -> nn.Parameter:
 
 
 def _without_memory(param: nn.Parameter) -> Tensor:
-    return torch.empty_like(param, device="meta")
+    # `empty_like` would load torch's compiler at the start of each run
+    return torch.empty(param.shape, dtype=param.dtype, device="meta")
 
 
 def _of_one_number(param: nn.Parameter) -> Tensor:

@@ -58,16 +58,23 @@ def like(
 
 
 def check_elementwise(
-    make_optimizer: Callable[[Parameters], torch.optim.Optimizer], model: nn.Module, plan_text: str
+    make_optimizer: Callable[[Parameters], torch.optim.Optimizer],
+    model: nn.Module,
+    plan_text: str,
+    *,
+    keep_dims: bool = False,
 ) -> None:
     """Raise `OptimizerError` unless the optimizer is elementwise in each of its groups.
+
+    `keep_dims`: its parts are blocks of matrices, as those of a tensor axis.
 
     An optimizer made again has one parameter in the trial for each group.
     """
     names = _trained(model)
     if isinstance(make_optimizer, Remade):
         names = list({make_optimizer.group(name): name for name in names}.values())
-    require_elementwise(_on_trial(make_optimizer, model, names), plan_text, len(names))
+    make = _on_trial(make_optimizer, model, names)
+    require_elementwise(make, plan_text, len(names), keep_dims=keep_dims)
 
 
 def check_apart(

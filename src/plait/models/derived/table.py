@@ -81,11 +81,11 @@ def derive(
 
 
 def _recorded(model: nn.Module, run_again: Callable[..., Graph]) -> list[Recording]:
-    """The graph to derive from, and what records it again with other sizes; first that of
-    evaluation, and next that of training where it is another.
+    """The graph to derive from, and what records it again with other sizes.
 
-    Training comes first for a model that calls other layers there, or draws random numbers. No
-    rank can draw those of one device for its part of a value.
+    Evaluation comes first, then training where it is another. Training comes first for a model that
+    calls other layers there, or draws random numbers. No rank can draw those of one device for its
+    part of a value.
     """
     graph = run_again()
     in_training = partial(run_again, in_training=True)
@@ -107,11 +107,12 @@ def _layers_called(graph: Graph) -> set[str]:
 
 
 def _steps(graph: Graph) -> list[PyTree]:
-    """What a graph computes, operation by operation."""
-    return [
-        (node.kind, node.name, node.func, [out and out.shape for out in node.outputs])
-        for node in graph.nodes
-    ]
+    """The operations and layers of a graph in their order, with the shapes that they make."""
+    steps: list[PyTree] = []
+    for node in graph.nodes:
+        shapes = [out and out.shape for out in node.outputs]
+        steps.append((node.kind, node.name, node.func, shapes))
+    return steps
 
 
 def _in_other_mode(

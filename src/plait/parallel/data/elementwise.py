@@ -52,49 +52,52 @@ def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str, count: int = 1) -> None:
-    """Raise `OptimizerError` unless the optimizer updates matrices and their two halves alike.
+def require_elementwise(
+    make_optimizer: MakeOptimizer, plan_text: str, count: int = 1, *, keep_dims: bool = False
+) -> None:
+    """Raise `OptimizerError` unless the optimizer updates matrices and their parts alike.
 
-    Each half has an optimizer of its own.
+    Each part has an optimizer of its own. `keep_dims`: parts are blocks of matrices.
 
-    `make_optimizer` is tried for three steps on the CPU: on `count` parameters (4, 6), and on as
-    many of (10,) and (14,).
+    `make_optimizer` is tried for three steps on the CPU, on `count` parameters (4, 6). Their parts
+    are (10,) and (14,), or four blocks (2, 3).
     """
     generator = torch.Generator().manual_seed(0)
+    cut = _blocks if keep_dims else _halves
+    shards = "blocks of matrices" if keep_dims else "one-dimensional ranges of elements"
     starts = [torch.randn(_ROWS, _COLUMNS, generator=generator) for _ in range(count)]
     whole = [nn.Parameter(start.clone()) for start in starts]
-    halves = [[nn.Parameter(_halves(start)[k].clone()) for start in starts] for k in range(2)]
+    pieces = [[nn.Parameter(one.clone()) for one in cut(start)] for start in starts]
+    parts = [list(part) for part in zip(*pieces, strict=True)]
     name = "the optimizer"
     try:
-        optimizers = [make_optimizer(params) for params in (whole, *halves)]
+        optimizers = [make_optimizer(params) for params in (whole, *parts)]
         name = type(optimizers[0]).__name__
         refuse_closures(optimizers[0])
-        _refuse_groups_by_size(optimizers, (whole, *halves), plan_text)
+        _refuse_groups_by_size(optimizers, (whole, *parts), f"{plan_text} updates {shards}")
         for optimizer in optimizers:
             begin_training(optimizer)
             without_graphs(optimizer)
         for _ in range(_STEPS):
-            for index, param in enumerate(whole):
+            for param, own in zip(whole, pieces, strict=True):
                 param.grad = torch.randn(_ROWS, _COLUMNS, generator=generator)
-                for half, part in zip(halves, _halves(param.grad), strict=True):
-                    half[index].grad = part.clone()
+                for piece, grad in zip(own, cut(param.grad), strict=True):
+                    piece.grad = grad.clone()
             for optimizer in optimizers:
                 torch_internals.step(optimizer)
     except OptimizerError:
         raise
     except Exception as error:
         raise OptimizerError(
-            f"{plan_text} updates shards, which are one-dimensional ranges of elements, and {name} "
-            f"does not take them: {error}. {CURE}"
+            f"{plan_text} updates shards, which are {shards}, and {name} does not take them: "
+            f"{error}. {CURE}"
         ) from error
-    updated = torch.cat([param.detach().reshape(-1) for param in whole])
-    pairs = zip(*halves, strict=True)
-    joined = torch.cat([half.detach() for pair in pairs for half in pair])
+    updated = torch.cat([one.reshape(-1) for param in whole for one in cut(param.detach())])
+    joined = torch.cat([piece.detach().reshape(-1) for own in pieces for piece in own])
     if not torch.allclose(updated, joined, rtol=1e-5, atol=1e-7):
         raise OptimizerError(
-            f"{plan_text} updates shards, which are ranges of elements, and {name} is not "
-            "elementwise: it updates a matrix otherwise than the two halves of its elements. "
-            f"{CURE}"
+            f"{plan_text} updates shards, which are {shards}, and {name} is not elementwise: it "
+            f"updates a matrix otherwise than the parts of its elements. {CURE}"
         )
 
 
@@ -114,15 +117,14 @@ def group_settings(
 def _refuse_groups_by_size(
     optimizers: Sequence[torch.optim.Optimizer],
     params: Sequence[Sequence[nn.Parameter]],
-    plan_text: str,
+    what: str,
 ) -> None:
     named = [[(str(index), one) for index, one in enumerate(own)] for own in params]
     whole, *parts = (group_settings(*pair) for pair in zip(optimizers, named, strict=True))
     if any(part != whole for part in parts):
         raise OptimizerError(
-            f"{plan_text} updates shards, which are one-dimensional ranges of elements, and the "
-            "function of optimizer= puts these into other groups than whole parameters, as by "
-            f"their dim() or numel(); {CURE_OF_GROUPS}"
+            f"{what}, and the function of optimizer= puts these into other groups than whole "
+            f"parameters, as by their dim() or numel(); {CURE_OF_GROUPS}"
         )
 
 
@@ -147,3 +149,9 @@ def without_graphs(optimizer: torch.optim.Optimizer) -> None:
 def _halves(matrix: Tensor) -> tuple[Tensor, Tensor]:
     flat = matrix.reshape(-1)
     return flat[:_CUT], flat[_CUT:]
+
+
+def _blocks(matrix: Tensor) -> tuple[Tensor, ...]:
+    return tuple(
+        block for rows in matrix.split(_ROWS // 2) for block in rows.split(_COLUMNS // 2, 1)
+    )

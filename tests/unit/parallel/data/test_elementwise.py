@@ -21,9 +21,19 @@ ELEMENTWISE = {
 }
 
 
+@pytest.mark.parametrize("keep_dims", [False, True])
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_accepts(name: str) -> None:
-    require_elementwise(ELEMENTWISE[name], "dp2:zero1")
+def test_accepts(name: str, keep_dims: bool) -> None:
+    require_elementwise(ELEMENTWISE[name], "dp2:zero1", keep_dims=keep_dims)
+
+
+class ByColumn(torch.optim.SGD):
+    """A user's optimizer that looks at the norm of each column."""
+
+    def step(self, closure: object = None) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.data.sub_(param.grad / param.grad.norm(dim=0), alpha=group["lr"])
 
 
 class NormScaled(torch.optim.SGD):
@@ -39,19 +49,21 @@ def lbfgs(params: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.LBFGS(params)
 
 
+@pytest.mark.parametrize("keep_dims", [False, True])
 @pytest.mark.parametrize(
     "make",
     [
         lambda params: NormScaled(params, lr=0.1),
+        lambda params: ByColumn(params, lr=0.1),
         lambda params: torch.optim.Muon(params, lr=0.1),
         lambda params: torch.optim.Adafactor(params, lr=0.1),
     ],
 )
-def test_refuses_what_looks_at_whole_tensors(make: object) -> None:
+def test_refuses_what_looks_at_whole_tensors(make: object, keep_dims: bool) -> None:
     with pytest.raises(
         OptimizerError, match=r"dp2:zero1 updates shards.*elementwise.*dpN:allreduce"
     ):
-        require_elementwise(make, "dp2:zero1")  # type: ignore[arg-type]
+        require_elementwise(make, "dp2:zero1", keep_dims=keep_dims)  # type: ignore[arg-type]
 
 
 def test_an_optimizer_that_needs_a_closure_has_another_cure() -> None:
