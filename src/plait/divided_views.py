@@ -8,6 +8,7 @@ size that is cut is divided here. A view that fits is left alone.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from plait.forwards import give_forward
 from plait.values import PyTree
 
 WORD = "view"
+_WORD = re.compile(rf"{WORD}/[1-9]\d*:\d+")
 _VIEWS = (Tensor.view, Tensor.reshape, torch.reshape)
 
 
@@ -45,6 +47,16 @@ def positions_of(role: str) -> dict[int, int]:
     words = (one.partition("/") for one in role.split()[1:])
     pairs = (rest.partition(":") for kind, _, rest in words if kind == WORD)
     return {int(num_sizes): int(position) for num_sizes, _, position in pairs}
+
+
+def misspelt(role: str) -> str:
+    """The first word of a role that begins as one of views, and is none; else empty.
+
+    >>> misspelt("share view/4:2 view/3")
+    'view/3'
+    """
+    words = (one for one in role.split()[1:] if is_word(one))
+    return next((one for one in words if not _WORD.fullmatch(one)), "")
 
 
 class DividedViews(TorchFunctionMode):

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+import plait
+from plait.comm import World
 from plait.config import load
 from plait.models.derived.table import derive
 from plait.plan import Plan
@@ -86,3 +88,41 @@ def test_views_that_no_word_fits_leave_attention_whole(kind: type[nn.Module], wh
     table = derive(model, lambda: model(torch.zeros(2, strangers.LENGTH, dtype=torch.long)), 2)
     assert table.roles["blocks.*.attn.proj"] == "replicated"
     assert any("attn.proj" in note and why in note for note in table.notes), table.notes
+
+
+class Refusing(nn.Module):
+    """Torch's attention alone, under a table written by hand."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(12, **{"num_heads": 2, **settings})
+
+
+def build_by_hand(world: World, settings: dict[str, Any], roles: dict[str, str]) -> None:
+    model = Refusing(**settings)
+    options = plait.Options(roles=roles)
+    plait.build(
+        model,
+        "tp2",
+        loss=lambda o, t: o.mean(),
+        optimizer=torch.optim.SGD,
+        options=options,
+        world=world,
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "roles", "message"),
+    [
+        ({"num_heads": 3}, {"attn": "heads"}, "2 ranks must divide its heads"),
+        ({"add_bias_kv": True}, {"attn": "heads"}, "without add_bias_kv"),
+        ({"add_zero_attn": True}, {"attn": "heads"}, "without add_bias_kv and add_zero_attn"),
+        ({}, {"attn": "share view/4"}, "'view/4' is no word of views"),
+    ],
+)
+def test_a_table_by_hand_that_does_not_fit_is_refused(
+    ranks: Run, settings: dict[str, Any], roles: dict[str, str], message: str
+) -> None:
+    table = {"": "whole", **roles, "attn.out_proj": "row"}
+    with pytest.raises(Exception, match=message):
+        ranks(2, build_by_hand, settings, table, plan="tp2")

@@ -85,14 +85,22 @@ class InsideRoles:
         """Torch's attention, of which each rank computes some heads; its `out_proj` is a row.
 
         Raises:
-            ModelError: it is no such module, or its keys or values have a width of their own.
+            ModelError: it is no such module, its keys have a width of their own, or it adds some.
+                Or the ranks do not divide its heads.
         """
-        if not runs_forward_of(module, nn.MultiheadAttention) or "in_proj_weight" not in {
-            key for key, param in module._parameters.items() if param is not None
-        }:
+        size = self._features.size
+        held = {key for key, param in module._parameters.items() if param is not None}
+        if (
+            not runs_forward_of(module, nn.MultiheadAttention)
+            or "in_proj_weight" not in held
+            or "bias_k" in held
+            or module.add_zero_attn
+            or int(module.num_heads) % size  # type: ignore[arg-type]
+        ):
             raise ModelError(
                 f"'{name}' has the role heads and is a {type(module).__name__}; it must be an "
-                "nn.MultiheadAttention whose keys and values have the width of its queries"
+                "nn.MultiheadAttention whose keys and values have the width of its queries, "
+                f"without add_bias_kv and add_zero_attn, and {size} ranks must divide its heads"
             )
         width = int(module.embed_dim)  # type: ignore[arg-type]
         fits = divides(self._mode.linear["column"], 3 * width, width, 3)

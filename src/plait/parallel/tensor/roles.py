@@ -13,6 +13,7 @@ from itertools import takewhile
 
 from torch import nn
 
+from plait.divided_views import misspelt
 from plait.errors import ModelError, nearest
 from plait.forwards import is_replaced, runs_forward_of
 from plait.parallel.tensor.adapters import parts_of
@@ -84,12 +85,17 @@ def match(model: nn.Module, roles: Mapping[str, str]) -> dict[str, str]:
     """The role of each module that has one, by name, in the order of the model.
 
     Raises:
-        ModelError: an unknown role, a pattern that no module matches, or a module whose parameters
+        ModelError: an unknown role or word, a pattern without a module, or one whose parameters
             no role covers. Also a table under which nothing would be split.
     """
     for pattern, role in roles.items():
         if word_of(role) not in ROLES:
             raise ModelError(f"roles['{pattern}'] = '{role}' is no role; {nearest(role, ROLES)}")
+        if broken := misspelt(role):
+            raise ModelError(
+                f"roles['{pattern}'] = '{role}': '{broken}' is no word of views; write "
+                "view/4:2 for the size at index 2 of views to 4 sizes"
+            )
     names = [name for name, _ in model.named_modules()]
     expressions = {pattern: expression(pattern) for pattern in roles}
     role_of: dict[str, str] = {}
