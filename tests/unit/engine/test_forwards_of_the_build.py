@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import plait
 from plait.comm import World
+from plait.parallel.pipeline import profile
 from tests.helpers.threaded import threaded
 
 Move = Callable[[nn.Parameter, nn.Parameter], None]
@@ -97,6 +98,18 @@ def losses(world: World, whole: nn.Module, plan: str, measure: bool = False) -> 
         world=world,
     )
     return [engine.step(batch).loss for batch in engine.prepare(batches)]
+
+
+@pytest.fixture(autouse=True)
+def layers_measured_as_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured layers run, and each counts as a second, so that the cut is always the same."""
+    measured = profile._LayerCall.seconds
+
+    def seconds(layer: profile._LayerCall) -> float:
+        assert measured(layer) > 0
+        return 1.0
+
+    monkeypatch.setattr(profile._LayerCall, "seconds", seconds)
 
 
 @pytest.mark.parametrize("measure", [False, True])

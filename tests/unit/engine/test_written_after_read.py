@@ -81,10 +81,13 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(8, 12, generator=draw), torch.zeros(8, 7)) for _ in range(4)]
 
 
-def losses(world: World, models: list[Followed], plan: str) -> list[float]:
+def losses(
+    world: World, models: list[Followed], plan: str, splits: tuple[str, ...] | None = None
+) -> list[float]:
     sgd = lambda params: torch.optim.SGD(params, lr=0.5)  # noqa: E731
     model = models[world.rank]
-    engine = plait.build(model, plan, loss=F.mse_loss, optimizer=sgd, world=world)
+    options = plait.Options(cutting=plait.Cutting(splits=splits))
+    engine = plait.build(model, plan, loss=F.mse_loss, optimizer=sgd, options=options, world=world)
     return [engine.step(batch).loss for batch in engine.prepare(batches())]
 
 
@@ -102,6 +105,19 @@ def test_a_network_that_would_follow_zeros_is_refused(move: Move) -> None:
     match = r"writes into the parameter 'average\.0\.weight' .* 'base\.0\.weight' .* stage 0 of 2"
     with pytest.raises(plait.errors.ModelError, match=match):
         threaded(2, losses, models, "pp2 mb1", plan="pp2 mb1")
+
+
+@pytest.mark.parametrize("move", [assigned, hidden])
+def test_a_cut_inside_the_network_that_follows_is_refused_and_one_before_it_is_right(
+    move: Move,
+) -> None:
+    models = [Followed(move, late=False) for _ in range(2)]
+    with pytest.raises(plait.errors.ModelError, match=r"whole in one stage: .*Cutting\(splits="):
+        threaded(2, losses, models, "pp2 mb1", ("average.2",), plan="pp2 mb1")
+    (expected,) = threaded(1, losses, [Followed(move, late=False)], "dp1", plan="dp1")
+    models = [Followed(move, late=False) for _ in range(2)]
+    for found in threaded(2, losses, models, "pp2 mb1", ("average.0",), plan="pp2 mb1"):
+        assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_what_each_network_does_by_itself_is_not_refused() -> None:

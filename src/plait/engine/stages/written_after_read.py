@@ -54,8 +54,9 @@ class WrittenAfterRead:
                 raise ModelError(
                     f"the forward writes into the parameter '{written[0]}' of this rank, and reads "
                     f"the parameter {self._read}, of which this rank has zeros; a network that "
-                    "follows another one, as in MoCo, must do so before the forward calls it; or "
-                    "take pp out of the plan: dp and zero train such a model"
+                    "follows another one, as in MoCo, must do so before the forward calls it, and "
+                    "be whole in one stage: name its first module in Options(cutting=Cutting("
+                    "splits=...)); or take pp out of the plan: dp and zero train such a model"
                 )
         self._forget()
 
