@@ -19,38 +19,41 @@ from torch.overrides import TorchFunctionMode
 from plait.forwards import give_forward
 from plait.values import PyTree
 
-WORD = "view"
-_WORD = re.compile(rf"{WORD}/[1-9]\d*:\d+")
+VIEW = "view"
+DROPOUT = "dropout"
+_WORD = re.compile(rf"({VIEW}|{DROPOUT})/[1-9]\d*:\d+")
 _VIEWS = (Tensor.view, Tensor.reshape, torch.reshape)
 
 
-def word(num_sizes: int, position: int) -> str:
-    """The word of a role for views to so many sizes, of which the one at `position` is divided.
+def word(num_sizes: int, position: int, kind: str = VIEW) -> str:
+    """The word of a role for tensors of so many dims, of which the one at `position` is divided.
+
+    `kind` says what has these dims: the result of a view, or what dropout gets.
 
     >>> word(4, 2)
     'view/4:2'
     """
-    return f"{WORD}/{num_sizes}:{position}"
+    return f"{kind}/{num_sizes}:{position}"
 
 
 def is_word(text: str) -> bool:
-    """Whether a part of a role is a word of views, and no name."""
-    return text.startswith(f"{WORD}/")
+    """Whether a part of a role is a word of views or of dropout, and no name."""
+    return text.startswith((f"{VIEW}/", f"{DROPOUT}/"))
 
 
-def positions_of(role: str) -> dict[int, int]:
-    """The size that is divided, by the number of sizes, as a role `share` says it.
+def positions_of(role: str, kind: str = VIEW) -> dict[int, int]:
+    """The dim that is divided, by the number of dims, as the words of a kind say in a role.
 
-    >>> positions_of("share num_heads view/4:2 view/3:2")
+    >>> positions_of("share num_heads view/4:2 view/3:2 dropout/4:1")
     {4: 2, 3: 2}
     """
     words = (one.partition("/") for one in role.split()[1:])
-    pairs = (rest.partition(":") for kind, _, rest in words if kind == WORD)
+    pairs = (rest.partition(":") for found, _, rest in words if found == kind)
     return {int(num_sizes): int(position) for num_sizes, _, position in pairs}
 
 
 def misspelt(role: str) -> str:
-    """The first word of a role that begins as one of views, and is none; else empty.
+    """The first word of a role that begins as one of views or dropout, and is none; else empty.
 
     >>> misspelt("share view/4:2 view/3")
     'view/3'

@@ -16,6 +16,7 @@ FLOOR = {
     "batch_trees",
     "forwards",
     "divided_views",
+    "dropout_calls",
     "uncopied",
     "paths",
     "products",
@@ -46,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "values": set(),  # names of types; every room may import them
     "batch_trees": {"errors"},  # what a batch holds, in whatever holds it
     "forwards": {"torch_internals"},  # what a module of a model runs, and what its copies do
+    "dropout_calls": set(),  # which calls of torch drop numbers at random
     "divided_views": {"forwards"},  # what a forward views, on a rank that has a part of it
     "plan": {"errors"},
     "toml": {"errors"},
@@ -74,6 +76,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {
         "forwards",
         "divided_views",
+        "dropout_calls",
         "errors",
         "products",
         "reference",

@@ -20,6 +20,7 @@ from plait.engine.stages.contexts import (
     TensorContext,
     share_of,
 )
+from plait.engine.stages.cut import StagePartition
 from plait.engine.time_first import TimeFirst
 from plait.engine.with_experts import make_placer
 from plait.parallel.data.synced_norms import SyncedNorms
@@ -45,15 +46,18 @@ def make_balance(
 
 def contexts_of(
     split: SplitModel,
+    stages: tuple[nn.Module, StagePartition],
     balance: Balance | None,
     norms: SyncedNorms,
-    time_first: TimeFirst,
     world: World,
+    *,
+    time_first: TimeFirst,
 ) -> list[MicroBatchContext]:
-    """The modules that must know which micro-batch is under way."""
+    """The modules that must know which micro-batch is under way, of a model cut into `stages`."""
     contexts: list[MicroBatchContext] = []
     if split.layers is not None:
-        contexts.append(TensorContext(split.layers))
+        model, cut = stages
+        contexts.append(TensorContext(split.layers, model, cut.links))
     if balance is not None:
         contexts.append(balance)
     if norms:

@@ -128,7 +128,7 @@ class Balance(MicroBatchContext):
     def _device(self) -> torch.device:
         return next(iter(self.routers.values())).weight.device
 
-    def enter(self, index: int, micro_batch: MicroBatch, *, recording: bool) -> None:
+    def enter(self, index: int, micro_batch: MicroBatch, stage: int, *, recording: bool) -> None:
         self._router_context.enter(index, present=micro_batch.num_samples > 0, recording=recording)
 
     def after_forward(self, losses: LossSum, loss: object) -> None:

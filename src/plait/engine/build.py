@@ -270,7 +270,9 @@ def compose(
     )
     driver = make_driver(plan.dp.strategy, strategy, updater.make, asynchrony_of(plan, options))
     world.at_close(driver.leave, driver.close)
-    contexts = contexts_of(split, balance, norms, TimeFirst(model, plan, world), world)
+    contexts = contexts_of(
+        split, (model, cut), balance, norms, world, time_first=TimeFirst(model, plan, world)
+    )
     own_loss = split.loss(
         watched(
             loss,

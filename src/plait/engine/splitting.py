@@ -216,9 +216,12 @@ def is_without_table(model: nn.Module, options: Options) -> bool:
     return options.roles is None and not models.has_roles(model)
 
 
-def followed_roles(model: nn.Module, cutting: Cutting, size: int) -> Table:
+def followed_roles(
+    model: nn.Module, cutting: Cutting, size: int, *, is_grid: bool = False
+) -> Table:
     """The table for `size` ranks that the dataflow of one forward on an example gives.
 
+    On a grid `size` is its side.
     Raises `ModelError` without an example.
     """
     example = accepted(model, example_inputs(model, cutting))
@@ -228,7 +231,8 @@ def followed_roles(model: nn.Module, cutting: Cutting, size: int) -> Table:
         return leaf.to("cpu", floats if leaf.is_floating_point() else leaf.dtype)
 
     with unmoved(model), attributes_kept(model):
-        return derive_or_leave(model, lambda: call(model, map_tensors(place, example)), size)
+        run = lambda: call(model, map_tensors(place, example))  # noqa: E731
+        return derive_or_leave(model, run, size, is_grid=is_grid)
 
 
 def call_without_values(
@@ -299,7 +303,7 @@ def _roles(model: nn.Module, options: Options, tp: TensorAxis | None = None) -> 
     is_grid = tp.mode != "1d"
     size = max(tp.q, 2) if is_grid else tp.size
     if is_without_table(model, options):
-        table = followed_roles(model, options.cutting, size)
+        table = followed_roles(model, options.cutting, size, is_grid=is_grid)
         if is_grid:
             _check_draws(model, table, options.cutting, tp)
             _check_samples(model, options.cutting, tp)
@@ -310,8 +314,8 @@ def _roles(model: nn.Module, options: Options, tp: TensorAxis | None = None) -> 
 def _check_draws(model: nn.Module, table: Table, cutting: Cutting, tp: TensorAxis) -> None:
     """Refuse modules that draw random numbers for samples of which each rank has others."""
     samples = num_rows(example_inputs(model, cutting))
-    for owner, operation, shape in table.draws:
-        if samples in shape:
+    for owner, operation, shape, is_met in table.draws:
+        if samples in shape and not (is_met and shape[0] % max(samples, 1) == 0):
             kind = type(model.get_submodule(owner)).__name__
             where = f"'{owner}' ({kind})" if owner else f"the forward of {kind}"
             raise NotAvailable(

@@ -46,7 +46,7 @@ class TimeFirst(MicroBatchContext):
     def __bool__(self) -> bool:
         return bool(self._hooks)
 
-    def enter(self, index: int, micro_batch: MicroBatch, *, recording: bool) -> None:
+    def enter(self, index: int, micro_batch: MicroBatch, stage: int, *, recording: bool) -> None:
         is_looked_at = recording and self._looks > 0
         self._samples = micro_batch.num_samples if is_looked_at else 0
         if is_looked_at:

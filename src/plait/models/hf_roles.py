@@ -40,8 +40,7 @@ def roles_for(model: nn.Module, size: int = 2, *, is_grid: bool = False) -> dict
 
     It is the library's own plan where that covers the model, else derived from one forward.
 
-    With a size of 1 nothing is derived. Raises `ModelError` for a model whose attention drops, and
-    where no table is found.
+    With a size of 1 nothing is derived. Raises `ModelError` where no table is found.
     """
     inner: Any = model.model
     table = table_of(model, size, is_grid=is_grid).roles
@@ -52,7 +51,6 @@ def roles_for(model: nn.Module, size: int = 2, *, is_grid: bool = False) -> dict
             "{pattern: role} or Options(roles=...), or split this model by dp and pp, which need "
             "no roles"
         )
-    _refuse_dropped_attention(inner.config)
     return table
 
 
@@ -60,14 +58,15 @@ def table_of(model: nn.Module, size: int, *, is_grid: bool = False) -> Table:
     """The table with its notes; empty where none is derived, as for a size of 1.
 
     The library's plan cuts every vocabulary and all heads. A model whose numbers do not divide gets
-    a derived table, in which these stay whole.
+    a derived table, in which these stay whole. So does one whose attention drops: its masks are
+    drawn for all heads.
     """
     roles = _of_library(model)
     if size == 1:
         return Table(roles or {})
-    fits = roles is not None and _divides(model, roles, size)
+    fits = roles is not None and _divides(model, roles, size) and not _drops_in_attention(model)
     if not fits or (is_grid and not _can_cut_features(model, roles or {})):
-        return derived_table(model, size)
+        return derived_table(model, size, is_grid=is_grid)
     return Table(roles or {})
 
 
@@ -94,7 +93,7 @@ def _can_cut_features(model: nn.Module, table: dict[str, str]) -> bool:
     return True
 
 
-def derived_table(model: nn.Module, size: int) -> Table:
+def derived_table(model: nn.Module, size: int, *, is_grid: bool = False) -> Table:
     """The table that the dataflow of one forward gives; its notes name what stays whole.
 
     Where the forward cannot run on an example, all of the model stays whole.
@@ -107,7 +106,8 @@ def derived_table(model: nn.Module, size: int) -> Table:
         (nn.Embedding, ScaledEmbedding),
     )
     opaque = (hf_experts.AdoptedMixture,)
-    table = derive_or_leave(model, lambda: model(example), size, ends=ends, opaque=opaque)
+    run = lambda: model(example)  # noqa: E731
+    table = derive_or_leave(model, run, size, ends=ends, opaque=opaque, is_grid=is_grid)
     mixtures = _by_pattern(hf_experts.roles(model))
     has_adapters = any(adapter_parts.has_adapter(module) for module in model.modules())
     roles = {
@@ -209,13 +209,7 @@ def _covers(model: nn.Module, table: dict[str, str]) -> bool:
     return True
 
 
-def _refuse_dropped_attention(config: object) -> None:
-    """The library's attention draws its own mask, which would be alike on ranks that hold different
-    heads.
-    """
-    for key in ("attn_pdrop", "attention_dropout"):
-        if getattr(config, key, None):
-            raise ModelError(
-                f"{key} = {getattr(config, key)} drops inside the library's attention, which is "
-                "split here; set it to 0"
-            )
+def _drops_in_attention(model: nn.Module) -> bool:
+    """Whether the library's attention drops weights, which its own plan cuts by heads."""
+    config: Any = model.model.config  # type: ignore[union-attr]
+    return any(getattr(config, key, None) for key in ("attn_pdrop", "attention_dropout"))

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from plait.engine.batch import MicroBatch
 from plait.engine.loss import LossSum
@@ -27,21 +28,33 @@ class MicroBatchContext:
         (0-dim). Collective.
         """
 
-    def enter(self, index: int, micro_batch: MicroBatch, *, recording: bool) -> None:
-        """The forward or backward of a micro-batch begins; `recording` in a forward of training."""
+    def enter(self, index: int, micro_batch: MicroBatch, stage: int, *, recording: bool) -> None:
+        """The forward or backward of a micro-batch begins in a stage.
+
+        `recording` is true in a forward of training.
+        """
 
     def after_forward(self, losses: LossSum, loss: object) -> None:
         """A forward has ended. `loss` is the loss function's result; None before the last stage."""
 
 
 class TensorContext(MicroBatchContext):
-    """The layers that a tensor axis has split."""
+    """The layers that a tensor axis has split.
 
-    def __init__(self, split: TensorSplit) -> None:
+    A stage may begin between a column and its row. `links` are the modules of each stage.
+    """
+
+    def __init__(
+        self, split: TensorSplit, model: nn.Module, links: Sequence[Sequence[str]]
+    ) -> None:
         self._split = split
+        self._layouts = [
+            split.layout_behind(model, chain.from_iterable(links[:stage]))
+            for stage in range(len(links))
+        ]
 
-    def enter(self, index: int, micro_batch: MicroBatch, *, recording: bool) -> None:
-        self._split.enter(micro_batch.num_rows)
+    def enter(self, index: int, micro_batch: MicroBatch, stage: int, *, recording: bool) -> None:
+        self._split.enter(micro_batch.num_rows, self._layouts[stage])
 
 
 class NormContext(MicroBatchContext):
@@ -50,7 +63,7 @@ class NormContext(MicroBatchContext):
     def __init__(self, norms: SyncedNorms) -> None:
         self._norms = norms
 
-    def enter(self, index: int, micro_batch: MicroBatch, *, recording: bool) -> None:
+    def enter(self, index: int, micro_batch: MicroBatch, stage: int, *, recording: bool) -> None:
         self._norms.enter(micro_batch.num_samples)
 
 

@@ -245,7 +245,7 @@ class Pipeline:
         if stage > 0:
             received = self.transport.take_input(stage, micro_batch)
             self._random.unpack(received)
-        self._enter(micro_batch, recording=recording)
+        self._enter(micro_batch, stage, recording=recording)
         self.parts[stage].strategy.before_forward()
         return received, seeded
 
@@ -259,10 +259,11 @@ class Pipeline:
         for context in self._contexts:
             context.after_forward(self.loss, loss)
 
-    def _enter(self, micro_batch: int, *, recording: bool) -> None:
+    def _enter(self, micro_batch: int, stage: int, *, recording: bool) -> None:
         """Tell the contexts which micro-batch comes: forward, or recomputed for backward."""
+        micro = self._step.micro_batches[micro_batch]
         for context in self._contexts:
-            context.enter(micro_batch, self._step.micro_batches[micro_batch], recording=recording)
+            context.enter(micro_batch, micro, stage, recording=recording)
 
     def _gradients(self, action: Action) -> list[Tensor] | None:
         last = action.stage == self.num_stages - 1
@@ -270,14 +271,14 @@ class Pipeline:
 
     def _backward(self, action: Action) -> None:
         part = self.parts[action.stage]
-        self._enter(index_of(action), recording=False)
+        self._enter(index_of(action), action.stage, recording=False)
         grads = part.stage.backward(index_of(action), self._gradients(action))
         self.transport.put_gradients(action.stage, index_of(action), grads)
         part.strategy.after_backward()
 
     def _input_grad(self, action: Action) -> None:
         part = self.parts[action.stage]
-        self._enter(index_of(action), recording=False)
+        self._enter(index_of(action), action.stage, recording=False)
         grads = part.stage.input_grad(index_of(action), self._gradients(action))
         self.transport.put_gradients(action.stage, index_of(action), grads)
         part.strategy.after_backward(weight_grads=False)

@@ -8,7 +8,7 @@ is inside: its gradients are partial sums over the ranks.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -48,6 +48,8 @@ class Region:
     tables: set[str] = field(default_factory=set)
     parameters: dict[str, Want] = field(default_factory=dict)
     wants: dict[Value, Want] = field(default_factory=dict)
+    dropped: dict[str, dict[int, int]] = field(default_factory=dict)
+    """The dim that is cut of what a module drops numbers of, by its name and the number of dims."""
 
 
 class Demand:
@@ -170,9 +172,7 @@ class Demand:
         if node.kind == LINEAR:
             self._linear(node, want, last=last)
         elif node.kind == DROPOUT:
-            if not last or not isinstance(want, Cut) or len(want.parts) > 1:
-                raise Misfit(f"{node.name} drops parts of other dims than features")
-            self._want(node.inputs[0], want)
+            self._dropout(node, want)
         elif node.kind == EMBEDDING:
             if isinstance(want, Cut) and not (last and len(want.parts) == 1):
                 raise Misfit("the rows of a table are cut")
@@ -186,6 +186,21 @@ class Demand:
             else:
                 self.region.inside.add(node.name)
             self._want(node.inputs[0], want)
+
+    def _dropout(self, node: GraphNode, want: Want) -> None:
+        """Numbers are dropped by one device's mask, of which a rank cuts its part."""
+        value = node.inputs[0]
+        if isinstance(want, Cut):
+            if len(want.parts) > 1:
+                raise Misfit(f"{node.name} drops what is cut in several parts")
+            if node.name in self._graph.recomputed:
+                raise Misfit(f"a backward draws the mask of {node.name} again, outside its forward")
+            if node.func is not nn.Dropout or want.dim < len(value.shape) - 1:
+                dims = self.region.dropped.setdefault(node.name, {})
+                dims.setdefault(len(value.shape), want.dim)
+        elif node.func is nn.Dropout:
+            raise Misfit(f"{node.name} drops what every rank has, between cut values")
+        self._want(value, want)
 
     def _linear(self, node: GraphNode, want: Want, *, last: bool) -> None:
         if node.name in self._rows:
@@ -255,6 +270,7 @@ class Demand:
     def _finished(self) -> Region:
         """Linear layers whose input is shared inside are inside too: nothing need be spread."""
         region = self.region
+        self._check_dropped()
         for node in self._graph.nodes:
             if (
                 node.kind == LINEAR
@@ -265,6 +281,32 @@ class Demand:
                 region.inside.add(node.name)
         return region
 
+    def _check_dropped(self) -> None:
+        """Raise `Misfit` where a rank could not tell whether and where a dropped value is cut.
+
+        It knows what the last layer left, and one dim for each number of dims in a forward.
+        """
+        for node, is_cut in _dropping(self._graph, self.region, self._rows):
+            want = self.region.wants.get(node.inputs[0])
+            dim = want.dim if isinstance(want, Cut) else None
+            known = self._feature_dims(node)
+            if known and (is_cut != (dim is not None) or (is_cut and known != {dim})):
+                raise Misfit(f"{node.name or 'the model'} drops values that are cut otherwise")
+
+    def _feature_dims(self, node: GraphNode) -> set[int]:
+        """The dims that a rank takes to be cut of what a node drops; empty if it looks at none.
+
+        A module of dropout knows its own word, and a function the words of all modules around it.
+        """
+        num_dims = len(node.inputs[0].shape)
+        if node.func is nn.Dropout:
+            return {self.region.dropped.get(node.name, {}).get(num_dims, num_dims - 1)}
+        return {
+            dims[num_dims]
+            for name, dims in self.region.dropped.items()
+            if num_dims in dims and (not name or f"{node.name}.".startswith(f"{name}."))
+        }
+
     def entered(self, name: str) -> bool:
         """Whether a column's input is shared inside the region already."""
         return any(
@@ -272,6 +314,37 @@ class Demand:
             for node in self._graph.nodes
             if node.kind == LINEAR and node.name == name
         )
+
+
+def _dropping(
+    graph: Graph, region: Region, rows: Collection[str]
+) -> Iterator[tuple[GraphNode, bool]]:
+    """The nodes that drop numbers, and whether the last layer before each left features cut."""
+    is_cut = False
+    for node in graph.nodes:
+        if node.kind == LINEAR and node.name in region.columns:
+            is_cut = True
+        elif (node.kind == LINEAR and node.name in rows) or node.kind == ATTENTION:
+            is_cut = False
+        elif node.kind == DROPOUT:
+            yield node, is_cut
+
+
+def dropped_whole(graph: Graph, region: Region, rows: Collection[str]) -> dict[str, dict[int, int]]:
+    """The functions' dropout of whole features, as `Region.dropped`; a grid may cut the samples.
+
+    The dim of features is the last one.
+    """
+    found: dict[str, dict[int, int]] = {}
+    unlike: set[tuple[str, int]] = set()
+    for node, is_cut in _dropping(graph, region, rows):
+        num_dims = len(node.inputs[0].shape)
+        if node.func is not nn.Dropout and num_dims not in region.dropped.get(node.name, {}):
+            found.setdefault(node.name, {})[num_dims] = num_dims - 1
+            unlike |= {(node.name, num_dims)} if is_cut else set()
+    for name, num_dims in unlike:
+        del found[name][num_dims]
+    return found
 
 
 def taken_layers(graph: Graph) -> frozenset[str]:

@@ -13,13 +13,20 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from plait.models.derived.kinds import stays_still
-from plait.models.derived.stand_ins import Sizes, stand_ins, weightless, without_fused_forwards
+from plait.models.derived.kinds import DROPOUT, stays_still
+from plait.models.derived.stand_ins import (
+    DropoutOfFunctions,
+    Sizes,
+    stand_ins,
+    weightless,
+    without_fused_forwards,
+)
 from plait.random_state import IsolatedRandom
 from plait.torch_internals import storage_key
 from plait.values import PyTree
@@ -63,19 +70,23 @@ class GraphNode:
 
 
 class Draw(NamedTuple):
-    """An operation that draws random numbers, the module whose code it is, and their shape."""
+    """An operation that draws random numbers, the module whose code it is, and their shape.
+
+    `is_met`: ranks draw one device's mask, as a word of the table says.
+    """
 
     owner: str
     operation: str
     shape: tuple[int, ...]
+    is_met: bool = False
 
 
 @dataclass
 class Graph:
     """The nodes in their order, the values of the output, and memory that was written in place.
 
-    `recomputed`: the modules whose code views in a function that a backward runs again, outside of
-    their forward.
+    `recomputed`: the modules whose code views or drops in a function that a backward runs again,
+    outside of their forward.
     """
 
     nodes: list[GraphNode] = field(default_factory=list)
@@ -143,10 +154,23 @@ class GraphRecorder(TorchDispatchMode):
         self._add(kind, type(module), tuple(inputs), output, name)
         return output
 
+    def dropout(self, x: Tensor) -> Tensor:
+        """The result [...] of a function that drops numbers: a node of the module that calls it."""
+        owner, again = self._owner()
+        self.graph.draws.append(Draw(owner, "dropout", tuple(x.shape)))
+        self.graph.recomputed |= {owner} if again else set()
+        self._paused = True
+        try:
+            output = x.clone()
+        finally:
+            self._paused = False
+        self._add(DROPOUT, F.dropout, (x,), output, owner)
+        return output
+
     def _add(
         self,
         kind: str,
-        func: OpOverload | type[nn.Module],
+        func: Callable[..., Any] | type[nn.Module],
         args: PyTree,
         output: PyTree,
         name: str = "",
@@ -259,6 +283,7 @@ def run(
             stand_ins(named, recorder, sizes or Sizes(), opaque),
             torch.no_grad(),
             IsolatedRandom(seed=0),
+            DropoutOfFunctions(recorder),
             recorder,
         ):
             recorder.end(call())

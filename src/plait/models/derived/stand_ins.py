@@ -14,8 +14,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from plait.dropout_calls import dropped_by, is_attention, rate_of, without_rate
 from plait.models.derived.kinds import (
     ATTENTION,
     DROPOUT,
@@ -38,6 +40,28 @@ class NodeRecorder(Protocol):
         self, kind: str, module: nn.Module, inputs: Sequence[Tensor], make: Callable[[], PyTree]
     ) -> PyTree:
         """The output of a layer of inputs [...], which `make` gives, as one node."""
+
+    def dropout(self, x: Tensor) -> Tensor:
+        """The result [...] of a function that drops numbers, as one node."""
+
+
+class DropoutOfFunctions(TorchFunctionMode):
+    """Calls of functions that drop numbers, as nodes: of attention behind what it returns."""
+
+    def __init__(self, recorder: NodeRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(  # as torch calls it
+        self, func: Callable[..., Any], types: Any, args: PyTree = (), kwargs: PyTree = None
+    ) -> PyTree:
+        named = kwargs or {}
+        if not rate_of(func, args, named):
+            return func(*args, **named)
+        if is_attention(func):
+            whole, rest = without_rate(args, named)
+            return self._recorder.dropout(func(*whole, **rest))
+        return self._recorder.dropout(dropped_by(args, named))
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from functools import partial
 import torch
 from torch import nn
 
-from plait.divided_views import is_word
+from plait.divided_views import DROPOUT, is_word
+from plait.divided_views import word as word_of
 from plait.models.derived.choose import RowChoice, choose, layer_pattern, pattern_of
 from plait.models.derived.cuts import Cut, Misfit, Part
-from plait.models.derived.demands import Demand, taken_layers
+from plait.models.derived.demands import Demand, dropped_whole, taken_layers
 from plait.models.derived.kinds import LINEAR, is_linear, out_features, owns_parameters
 from plait.models.derived.record import Draw, Graph, Value, run
 from plait.models.derived.rehearse import TrialStage, number_of, rehearse
@@ -55,8 +56,13 @@ def derive(
     size: int,
     ends: Ends | None = None,
     opaque: Sequence[type] = (),
+    *,
+    is_grid: bool = False,
 ) -> Table:
-    """The table for `size` ranks; `call()` runs the model on an example on the host."""
+    """The table for `size` ranks; `call()` runs the model on an example on the host.
+
+    Ranks of a grid have other samples too: all that functions drop gets a word.
+    """
     (graph, run_again), *others = _recorded(model, partial(run, model, call, opaque=opaque))
     tables = _tables(model, graph, size, ends or Ends())
     tied = _tied_layers(model)
@@ -76,8 +82,17 @@ def derive(
     else:
         choice = RowChoice(left_out=refused)
     stage = replace(stage, left_whole=refused)
+    whole = dropped_whole(graph, choice.region, choice.rows) if is_grid else {}
+    dropped = {
+        name: whole.get(name, {}) | choice.region.dropped.get(name, {})
+        for name in [*choice.region.dropped, *whole]
+    }
+    choice = replace(choice, region=replace(choice.region, dropped=dropped))
     table = _write(model, choice, stage, tables, _layers_called(graph))
-    return replace(table, draws=graph.draws)
+    draws = [
+        one._replace(is_met=len(one.shape) in dropped.get(one.owner, {})) for one in graph.draws
+    ]
+    return replace(table, draws=draws)
 
 
 def _recorded(model: nn.Module, run_again: Callable[..., Graph]) -> list[Recording]:
@@ -147,10 +162,12 @@ def derive_or_leave(
     size: int,
     ends: Ends | None = None,
     opaque: Sequence[type] = (),
+    *,
+    is_grid: bool = False,
 ) -> Table:
     """`derive`; where the forward cannot be followed, all of the model stays whole."""
     try:
-        return derive(model, call, size, ends=ends, opaque=opaque)
+        return derive(model, call, size, ends=ends, opaque=opaque, is_grid=is_grid)
     except Exception as failure:  # code of others, on numbers that are all zero
         return left_whole(model, f"its forward cannot be followed on an example: {failure}")
 
@@ -205,6 +222,8 @@ def _write(
         owner, _, key = path.rpartition(".")
         where = str(want.dim) if isinstance(want, Cut) else want
         shares.setdefault(owner, []).append(f"{key}:{where}")
+    for name, dims in region.dropped.items():
+        shares.setdefault(name, []).extend(word_of(*pair, DROPOUT) for pair in dims.items())
     for name in region.tables:
         shares.setdefault(name, []).append("weight:1")
     roles = {name: f"share {' '.join(words)}" for name, words in shares.items()}

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from plait.comm import Axis
+from plait.divided_views import DROPOUT, positions_of
 from plait.errors import ModelError
 from plait.forwards import is_replaced, runs_forward_of
 from plait.mesh.layouts import REPLICATED, Sharded
@@ -33,7 +34,6 @@ from plait.parallel.tensor.roles import (
     divides,
     equal_parts,
     is_transposed,
-    layout_before,
     linear_shape,
     match,
     packed_parts,
@@ -99,15 +99,15 @@ class _Splitter:
         """Replace every module that has a role, and every dropout."""
         for name, module in list(self._model.named_modules()):
             role = self._roles.get(name)
-            if role is not None:
+            dims = positions_of(role, DROPOUT) if role else {}
+            if type(module) is nn.Dropout and module.p > 0 and (dims or not role):
+                self._replace(module, dropout.Dropout(module.p, self.context, dims))
+            elif role is not None:
                 word = word_of(role)
                 kind = "linear" if word in self._mode.linear else word
                 split = getattr(self._inside, kind, None) or getattr(self, f"_{kind}")
                 self._replace(module, split(name, module))
-            elif type(module) is nn.Dropout and module.p > 0:
-                layout = layout_before(self._model, self._roles, self._mode, name)
-                self._replace(module, dropout.Dropout(module.p, self.context, layout))
-        self._inside.divide_views(self._model)
+        self._inside.divide_calls(self._model)
 
     def placements_by_name(self) -> dict[str, Placement]:
         """The placement of every parameter of the split model, by name."""
@@ -203,8 +203,7 @@ class _Splitter:
             return holder
 
         role = self._roles[name]
-        word = word_of(role)
-        is_inside = word == "column_inside" or self._is_inside(name)
+        is_inside = word_of(role) == "column_inside" or self._is_inside(name)
         how = adapters.adapter_rule(rule, self._mode, self._group, self.context, is_inside)
         into = linear_shape(module, name)[1]
         delta = adapters.Delta(rule, how, self.context, equal_parts(role) or 1, into)

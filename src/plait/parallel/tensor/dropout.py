@@ -5,7 +5,7 @@ Each rank draws the mask of the whole tensor from one state of the generator, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -22,13 +22,19 @@ class Dropout(nn.Module):
     """
 
     def __init__(
-        self, p: float, context: ForwardContext, layout: ActivationLayout | None = None
+        self,
+        p: float,
+        context: ForwardContext,
+        feature_dims: Mapping[int, int] | None = None,
     ) -> None:
-        """`layout` is that of what it gets, where it is known: a stage may begin with it."""
+        """`feature_dims` is the dim that an axis of features cuts, by the number of dims.
+
+        It is 1 of 4 for heads, and the last one of tensors that it does not name.
+        """
         super().__init__()
         self.p = p
         self._context = context
-        self._layout = layout
+        self._feature_dims = feature_dims or {}
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` of any shape -> a tensor of its shape. No communication; differentiable.
@@ -37,7 +43,8 @@ class Dropout(nn.Module):
         """
         if not self.training or self.p == 0.0:
             return x
-        return x * mask_like(x, self.p, self._context, layout=self._layout)
+        dim = self._feature_dims.get(x.dim(), -1)
+        return x * mask_like(x, self.p, self._context, dim)
 
 
 def mask_like(

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from plait.comm import Axis
 from plait.comm.functional import transition
-from plait.divided_views import divide_views, is_word, positions_of
+from plait.divided_views import DROPOUT, divide_views, is_word, positions_of
 from plait.errors import ModelError
 from plait.forwards import runs_forward_of
 from plait.mesh.layouts import INVARIANT, PARTIAL, REPLICATED
 from plait.parallel.tensor import adapters, layers
+from plait.parallel.tensor.divided_dropout import divide_dropout
+from plait.parallel.tensor.dropout import Dropout
 from plait.parallel.tensor.group import ForwardContext, TensorGroup
 from plait.parallel.tensor.mode import Mode
 from plait.parallel.tensor.placement import Cut, Placement
@@ -163,11 +165,15 @@ class InsideRoles:
                 self._give_matrix(local, key, part, cuts=[(), ()], partial=partial)
         return local
 
-    def divide_views(self, model: nn.Module) -> None:
-        """Divide the views of all modules of a split model whose roles say it."""
+    def divide_calls(self, model: nn.Module) -> None:
+        """Divide the views and the dropout of all modules of a split model whose roles say it."""
         for name, role in self._roles.items():
+            module = model.get_submodule(name)
             if views := positions_of(role):
-                divide_views(model.get_submodule(name), views, self._features.size)
+                divide_views(module, views, self._features.size)
+            dims = positions_of(role, DROPOUT)
+            if dims and not isinstance(module, Dropout):
+                divide_dropout(module, dims, self._splitter.context)
 
     def _give_matrix(
         self,

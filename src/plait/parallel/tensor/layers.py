@@ -60,6 +60,11 @@ class ParallelLinear(nn.Module):
         self._transposed = transposed
         self.picked = picked
 
+    @property
+    def target(self) -> ActivationLayout:
+        """The layout of its output."""
+        return self._rule.target
+
     def forward(self, x: Tensor) -> Tensor:
         """This rank's part of x W^T + b; differentiable, and collective where the mode moves parts.
 

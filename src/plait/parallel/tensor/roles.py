@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import takewhile
 
 from torch import nn
 
@@ -17,7 +16,6 @@ from plait.divided_views import misspelt
 from plait.errors import ModelError, nearest
 from plait.forwards import is_replaced, runs_forward_of
 from plait.parallel.tensor.adapters import parts_of
-from plait.parallel.tensor.group import ActivationLayout
 from plait.parallel.tensor.mode import LinearRule, Mode
 from plait.parallel.tensor.placement import parts
 from plait.patterns import expression
@@ -93,8 +91,9 @@ def match(model: nn.Module, roles: Mapping[str, str]) -> dict[str, str]:
             raise ModelError(f"roles['{pattern}'] = '{role}' is no role; {nearest(role, ROLES)}")
         if broken := misspelt(role):
             raise ModelError(
-                f"roles['{pattern}'] = '{role}': '{broken}' is no word of views; write "
-                "view/4:2 for the size at index 2 of views to 4 sizes"
+                f"roles['{pattern}'] = '{role}': '{broken}' is no word of views or dropout; write "
+                "view/4:2 for the size at index 2 of views to 4 sizes, and dropout/4:1 for the "
+                "dim 1 of what is dropped, where it has 4 dims"
             )
     names = [name for name, _ in model.named_modules()]
     expressions = {pattern: expression(pattern) for pattern in roles}
@@ -157,7 +156,8 @@ def divides(rule: LinearRule, out: int, into: int, number: int = 1) -> bool:
 
 def _misfits(model: nn.Module, found: Mapping[str, str], mode: Mode) -> Iterator[str]:
     mode = mode.coarse or mode
-    knows_heads = "whole" in found.values()  # from dataflow, where a trial has cut the heads
+    # A table from dataflow has such roles: a trial has cut the heads.
+    knows_heads = any(word_of(role) in WHOLE_STREAM for role in found.values())
     for name, role in found.items():
         module = model.get_submodule(name)
         label = f"{_pattern(name)} ({role})"
@@ -223,19 +223,3 @@ def linear_shape(module: nn.Module, name: str) -> tuple[int, int]:
         )
     first, second = (int(size) for size in module.weight.shape)  # type: ignore[union-attr]
     return (second, first) if is_transposed(module) else (first, second)
-
-
-def layout_before(
-    model: nn.Module, roles: Mapping[str, str], mode: Mode, name: str
-) -> ActivationLayout | None:
-    """The layout that the layers before a module of a `Sequential` leave; None if none does."""
-    parent, _, child = name.rpartition(".")
-    siblings = model.get_submodule(parent)
-    if not runs_forward_of(siblings, nn.Sequential):
-        return None
-    found = None
-    for key in takewhile(lambda key: key != child, siblings._modules):
-        role = roles.get(f"{parent}.{key}" if parent else key)
-        rule = None if role is None else mode.linear.get(word_of(role))
-        found = found if rule is None else rule.target
-    return found

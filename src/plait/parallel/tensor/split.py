@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,7 @@ from plait.errors import ModelError
 from plait.mesh.layouts import INVARIANT, Sharded
 from plait.origin import Line, line_of, module_of, named
 from plait.parallel.tensor.group import ActivationLayout, ForwardContext, TensorGroup
+from plait.parallel.tensor.layers import ParallelLinear
 from plait.parallel.tensor.mode import Mode
 from plait.parallel.tensor.placement import Placement
 from plait.parallel.tensor.roles import LINEAR
@@ -108,9 +109,20 @@ class TensorSplit:
             rows,
         )
 
-    def enter(self, num_rows: int) -> None:
-        """A forward, or its recomputation, of a micro-batch of so many rows begins."""
-        self.context.layout = self.mode.residual
+    def layout_behind(self, model: nn.Module, names: Iterable[str]) -> ActivationLayout:
+        """The layout that the modules `names` leave, which a forward calls one after the other."""
+        found = self.mode.residual
+        for name in names:
+            for module in model.get_submodule(name).modules():
+                found = module.target if isinstance(module, ParallelLinear) else found
+        return found
+
+    def enter(self, num_rows: int, layout: ActivationLayout | None = None) -> None:
+        """A forward, or its recomputation, of a micro-batch of so many rows begins.
+
+        `layout` is that of what it begins with; by default that of the model's inputs.
+        """
+        self.context.layout = layout or self.mode.residual
         self.context.num_rows = num_rows
 
     def loss(self, function: LossFunction, ignore_index: int | None) -> LossFunction:

@@ -1,0 +1,45 @@
+"""Calls of torch's functions that drop numbers at random: of dropout, and of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.nn.functional as F
+
+from plait.values import PyTree
+
+_RATE = 4  # where attention takes it among its arguments
+
+
+def rate_of(function: PyTree, args: Sequence[PyTree], named: Mapping[str, PyTree]) -> float:
+    """The rate at which a call returns a tensor with numbers dropped; 0 for any other call.
+
+    A call that drops numbers where they lie is another, since its caller may use that tensor.
+    """
+    if function is F.dropout:
+        if args[3] if len(args) > 3 else named.get("inplace", False):
+            return 0.0
+        is_training = args[2] if len(args) > 2 else named.get("training", True)
+        rate = args[1] if len(args) > 1 else named.get("p", 0.5)
+        return float(rate) if is_training else 0.0
+    if function is F.scaled_dot_product_attention:
+        return float(args[_RATE] if len(args) > _RATE else named.get("dropout_p", 0.0))
+    return 0.0
+
+
+def is_attention(function: PyTree) -> bool:
+    """Whether a call is of torch's attention, which drops its weights and returns a product."""
+    return function is F.scaled_dot_product_attention
+
+
+def without_rate(args: Sequence[PyTree], named: Mapping[str, PyTree]) -> tuple[PyTree, PyTree]:
+    """The arguments of a call of attention that drops nothing."""
+    if len(args) > _RATE:
+        return (*args[:_RATE], 0.0, *args[_RATE + 1 :]), dict(named)
+    return tuple(args), {**named, "dropout_p": 0.0}
+
+
+def dropped_by(args: Sequence[PyTree], named: Mapping[str, PyTree]) -> Any:
+    """The tensor [...] that a call drops numbers of; of attention the queries."""
+    return args[0] if args else named.get("input", named.get("query"))
