@@ -10,7 +10,8 @@ were. Names and shapes of the matrices are those of PEFT.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -136,6 +137,27 @@ def add_delta(
         base = base - module.bias
     factor = module.lora_magnitude_vector.weight / _whole_norms(module)
     return output + (factor - 1) * base + factor * delta
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """The model's linear layers are plain ones for a while: no child and no hook of an adapter."""
+    before = []
+    for module in list(model.modules()):
+        if add_delta in module._forward_hooks.values():
+            before.append((module, dict(module._modules), dict(module._forward_hooks)))
+            for key in PARTS:
+                module._modules.pop(key, None)
+            for key, hook in before[-1][2].items():
+                if hook is add_delta:
+                    del module._forward_hooks[key]
+    try:
+        yield
+    finally:
+        for module, children, hooks in before:
+            for kept, table in ((module._modules, children), (module._forward_hooks, hooks)):
+                kept.clear()
+                kept.update(table)  # in their order
 
 
 @torch.no_grad()

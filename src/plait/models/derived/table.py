@@ -11,6 +11,7 @@ from torch import nn
 
 from plait.divided_views import DROPOUT, is_word
 from plait.divided_views import word as word_of
+from plait.models.adapters import without_adapters
 from plait.models.derived.choose import RowChoice, choose, layer_pattern, pattern_of
 from plait.models.derived.cuts import Cut, Misfit, Part
 from plait.models.derived.demands import Demand, dropped_whole, taken_layers
@@ -61,10 +62,24 @@ def derive(
 ) -> Table:
     """The table for `size` ranks; `call()` runs the model on an example on the host.
 
-    Ranks of a grid have other samples too: all that functions drop gets a word.
+    Ranks of a grid have other samples too: all that functions drop gets a word. An adapter has no
+    role of its own: it is cut with its layer.
     """
+    with without_adapters(model):
+        return _derive(model, call, size, ends or Ends(), opaque, is_grid=is_grid)
+
+
+def _derive(
+    model: nn.Module,
+    call: Callable[[], PyTree],
+    size: int,
+    ends: Ends,
+    opaque: Sequence[type],
+    *,
+    is_grid: bool,
+) -> Table:
     (graph, run_again), *others = _recorded(model, partial(run, model, call, opaque=opaque))
-    tables = _tables(model, graph, size, ends or Ends())
+    tables = _tables(model, graph, size, ends)
     tied = _tied_layers(model)
     refused: dict[str, str] = {}
     choice = RowChoice()
