@@ -24,6 +24,7 @@ from plait.parallel.pipeline.elsewhere import leave_out
 from plait.parallel.pipeline.payload import Nesting, Payload, TensorForm, check_sendable, get_state
 from plait.parallel.pipeline.side_effects import Attribute, Place, number_of, value_at
 from plait.parallel.pipeline.stage import StageModule
+from plait.parallel.pipeline.unsent import zeros_for
 from plait.parallel.pipeline.watch import Result
 from plait.torch_internals import in_autograd_function
 from plait.values import PyTree
@@ -291,7 +292,7 @@ class ReplayedStage(StageModule):
         Glue that writes into a result does so here as it did there, so it gets memory of its own.
         """
         template = now.templates[number]
-        written = self._replay.flow.written
+        name, written = self._replay.flow.calls[number], self._replay.flow.written
 
         def value(place: int, leaf: PyTree) -> PyTree:
             result = Result(number, place)
@@ -300,9 +301,8 @@ class ReplayedStage(StageModule):
             if result in now.received:
                 received = now.received[result]
                 return received.clone() if result in written else received
-            if result in written:
-                return torch.zeros(leaf.shape, dtype=leaf.dtype, device=self._device)
-            return torch.zeros((), dtype=leaf.dtype, device=self._device).expand(leaf.shape)
+            zeros = zeros_for(name, leaf, self._device, has_backward=now.has_backward)
+            return zeros.clone() if result in written else zeros
 
         for attribute, form in template.attributes:
             if any(Result(number, place) in now.received for place in attribute.places):
