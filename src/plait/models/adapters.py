@@ -142,22 +142,25 @@ def add_delta(
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """The model's linear layers are plain ones for a while: no child and no hook of an adapter."""
-    before = []
-    for module in list(model.modules()):
-        if add_delta in module._forward_hooks.values():
-            before.append((module, dict(module._modules), dict(module._forward_hooks)))
-            for key in PARTS:
-                module._modules.pop(key, None)
-            for key, hook in before[-1][2].items():
-                if hook is add_delta:
-                    del module._forward_hooks[key]
+    kept = [
+        (module, dict(module._modules), dict(module._forward_hooks))
+        for module in model.modules()
+        if add_delta in module._forward_hooks.values()
+    ]
+    for module, _, hooks in kept:
+        for key in PARTS:
+            module._modules.pop(key, None)
+        for number, hook in hooks.items():
+            if hook is add_delta:
+                del module._forward_hooks[number]
     try:
         yield
     finally:
-        for module, children, hooks in before:
-            for kept, table in ((module._modules, children), (module._forward_hooks, hooks)):
-                kept.clear()
-                kept.update(table)  # in their order
+        for module, children, hooks in kept:  # back in their order
+            module._modules.clear()
+            module._modules.update(children)
+            module._forward_hooks.clear()
+            module._forward_hooks.update(hooks)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -330,21 +330,23 @@ def _dropping(
             yield node, is_cut
 
 
-def dropped_whole(graph: Graph, region: Region, rows: Collection[str]) -> dict[str, dict[int, int]]:
-    """The functions' dropout of whole features, as `Region.dropped`; a grid may cut the samples.
+def with_dropout_of_samples(graph: Graph, region: Region, rows: Collection[str]) -> Region:
+    """A region where whatever functions drop has a dim of features, as samples may be cut too.
 
-    The dim of features is the last one.
+    Of whole features it is the last one.
     """
-    found: dict[str, dict[int, int]] = {}
+    known = region.dropped
+    found = {name: dict(dims) for name, dims in known.items()}
     unlike: set[tuple[str, int]] = set()
     for node, is_cut in _dropping(graph, region, rows):
         num_dims = len(node.inputs[0].shape)
-        if node.func is not nn.Dropout and num_dims not in region.dropped.get(node.name, {}):
+        if node.func is not nn.Dropout and num_dims not in known.get(node.name, {}):
             found.setdefault(node.name, {})[num_dims] = num_dims - 1
             unlike |= {(node.name, num_dims)} if is_cut else set()
     for name, num_dims in unlike:
-        del found[name][num_dims]
-    return found
+        for around in [one for one in found if not one or f"{name}.".startswith(f"{one}.")]:
+            found[around].pop(num_dims, None)
+    return replace(region, dropped=found)
 
 
 def taken_layers(graph: Graph) -> frozenset[str]:

@@ -14,7 +14,7 @@ from plait.divided_views import word as word_of
 from plait.models.adapters import without_adapters
 from plait.models.derived.choose import RowChoice, choose, layer_pattern, pattern_of
 from plait.models.derived.cuts import Cut, Misfit, Part
-from plait.models.derived.demands import Demand, dropped_whole, taken_layers
+from plait.models.derived.demands import Demand, taken_layers, with_dropout_of_samples
 from plait.models.derived.kinds import LINEAR, is_linear, out_features, owns_parameters
 from plait.models.derived.record import Draw, Graph, Value, run
 from plait.models.derived.rehearse import TrialStage, number_of, rehearse
@@ -97,16 +97,12 @@ def _derive(
     else:
         choice = RowChoice(left_out=refused)
     stage = replace(stage, left_whole=refused)
-    whole = dropped_whole(graph, choice.region, choice.rows) if is_grid else {}
-    dropped = {
-        name: whole.get(name, {}) | choice.region.dropped.get(name, {})
-        for name in [*choice.region.dropped, *whole]
-    }
-    choice = replace(choice, region=replace(choice.region, dropped=dropped))
+    if is_grid:
+        region = with_dropout_of_samples(graph, choice.region, choice.rows)
+        choice = replace(choice, region=region)
     table = _write(model, choice, stage, tables, _layers_called(graph))
-    draws = [
-        one._replace(is_met=len(one.shape) in dropped.get(one.owner, {})) for one in graph.draws
-    ]
+    met = choice.region.dropped
+    draws = [one._replace(is_met=len(one.shape) in met.get(one.owner, {})) for one in graph.draws]
     return replace(table, draws=draws)
 
 

@@ -1,7 +1,7 @@
 """Zeros in the place of results that an earlier stage did not send, as the example needed none.
 
-A forward that combines results by a choice of its own, such as a block that is left out at random,
-may need one after all. It would compute with the zeros. A gradient that comes to them shows it.
+A forward may choose what it combines, such as a block that is left out at random. Then it may need
+such a result after all, and would compute with the zeros. A gradient that comes to them shows it.
 """
 
 from __future__ import annotations

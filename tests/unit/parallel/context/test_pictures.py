@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -18,11 +17,11 @@ from plait.errors import DataError, ModelError
 from plait.models.losses import cross_entropy
 from plait.parallel.context.rehearsal import rehearse
 from plait.parallel.context.trunk import Trunk
+from plait.random_state import drawn_alone
 from tests.helpers.threaded import threaded
 from tests.parity.harness import TOLERANCE
 from tests.parity.test_compile import quietly
 
-LOCK = threading.Lock()
 CLASSES = 10
 D = 16
 H = 6  # that two and three ranks divide
@@ -129,8 +128,7 @@ def trained(
 
     `shapes`: the height and width of the pictures of each batch, those of the model by default.
     """
-    with LOCK:
-        torch.manual_seed(0)
+    with drawn_alone(0):
         model = Pictures(**how).double()
     engine = build(
         model,
