@@ -39,6 +39,14 @@ LOOKS = 4
 """Micro-batches of which the targets are read; each reading waits for the device."""
 
 
+AGAIN = 8
+"""How often a loss of other operations is looked for, behind the first looks."""
+NEXT = 8
+"""Calls in which it is looked for."""
+OPERATIONS = 16
+"""How many of its last operations tell a loss from another one."""
+
+
 class MaskedMeanCheck:
     """A loss function that looks at its first targets, and warns once.
 
@@ -55,13 +63,16 @@ class MaskedMeanCheck:
         self._cuts_samples = slices > 1
         self._function = function
         self._looks = LOOKS
+        self._again = AGAIN
+        self._known: set[tuple[str, ...]] = set()
+        self._wanted: tuple[str, ...] = ()
         self._is_masked = False
         self._ignored = {IGNORE}
         self._counts: dict[tuple[str, int], set[int]] = {}
 
     def __call__(self, output: PyTree, targets: PyTree) -> Tensor | tuple[Tensor, Tensor]:
         if not self._looks or is_recorded():
-            return self._function(output, targets)
+            return self._noted(self._function(output, targets))
         mixed = MixedSamples(output, targets)
         sums = SampleSums(output, targets)
         over_targets = TargetMeans(output, targets, sums)
@@ -70,34 +81,60 @@ class MaskedMeanCheck:
         with without_compiling(), uneven as means, over_targets, sums, mixed, along:
             loss = self._function(output, targets)
         self._looks -= 1
+        self._looked_at(loss)
         self._ignored |= {mean.ignored for mean in over_targets.means}
         if not over_targets.reads_targets and _has_minus_ones(targets):
             self._ignored.add(MINUS_ONE)
         if self._cuts_samples and (found := mixed.found(loss)):
-            self._looks = 0
+            self._end()
             self._warn_of_mixed_samples(found)
         elif isinstance(along, MixedPositions) and (found := along.found(loss)):
-            self._looks = 0
+            self._end()
             self._warn_of_mixed_positions(found)
         elif isinstance(loss, tuple) and isinstance(along, MixedPositions):
             if _counts_samples(loss, sums, means, along):
-                self._looks = 0
+                self._end()
                 self._warn_of_a_count_of_samples()
         elif isinstance(loss, Tensor):
             if sums.has(loss):
-                self._looks = 0
+                self._end()
                 self._warn_of_a_sum()
             elif means.of_classes:
-                self._looks = 0
+                self._end()
                 self._warn_of_weights()
             elif means.of_places:
-                self._looks = 0
+                self._end()
                 self._warn_of_places()
             else:
                 self._look_at_means(over_targets)
                 if self.sequences > 1 or not over_targets.follows(loss):
                     self._look(targets)
         return loss
+
+    def _noted(self, loss: PyTree) -> PyTree:
+        """A loss; where it is made of other operations than before, the next ones are looked at.
+
+        A term may come in after some steps, and losses may take turns.
+        """
+        if self._again and not is_recorded() and (made_by := _operations(loss)) not in self._known:
+            self._known.add(made_by)
+            self._wanted = made_by
+            self._again -= 1
+            self._looks = NEXT
+        return loss
+
+    def _looked_at(self, loss: PyTree) -> None:
+        """End the looks at the next losses with one that is like the loss that they are for."""
+        made_by = _operations(loss)
+        self._known.add(made_by)
+        if self._wanted and made_by == self._wanted:
+            self._looks = 1
+            self._wanted = ()
+
+    def _end(self) -> None:
+        """The loss has been told of: look no more."""
+        self._looks = 0
+        self._again = 0
 
     def _look_at_means(self, over_targets: TargetMeans) -> None:
         for place, mean in enumerate(over_targets.means):
@@ -119,10 +156,10 @@ class MaskedMeanCheck:
         known = self._counts.setdefault(of, set())
         known.update(counts)
         if marks and self.sequences > 1:
-            self._looks = 0
+            self._end()
             self._warn("the parts of a sequence may have unequal numbers of", mark)
         elif self._is_masked and len(known) > 1:
-            self._looks = 0
+            self._end()
             self._warn(f"samples have {min(known)} to {max(known)}", mark)
 
     def _marks(self, leaf: Tensor) -> set[int]:
@@ -196,6 +233,16 @@ class MaskedMeanCheck:
             "reduction='sum') and len(targets), or (sum, 1 / parts) to keep the sum itself",
             stacklevel=2,
         )
+
+
+def _operations(loss: PyTree) -> tuple[str, ...]:
+    """The names of the last operations that made a loss, or its sum; of none without gradients."""
+    first = loss[0] if isinstance(loss, tuple) and loss else loss
+    nodes = [first.grad_fn] if isinstance(first, Tensor) else []
+    for node in nodes:  # it grows
+        if node is not None and len(nodes) < OPERATIONS:
+            nodes += [before for before, _ in node.next_functions]
+    return tuple(node.name() for node in nodes[:OPERATIONS] if node is not None)
 
 
 def _counts_samples(

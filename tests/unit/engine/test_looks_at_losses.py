@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 
 import pytest
 import torch
@@ -63,3 +64,29 @@ def test_threads_that_look_at_once_leave_the_compiler_as_it_was() -> None:
     compiled = CompileCounter()
     torch.compile(torch.sin, backend=compiled)(torch.ones(2))
     assert compiled.frame_count == 1
+
+
+def messages_of(losses: list[str]) -> list[str]:
+    """The first words of what is said over calls of a mean, a sum or a contrastive loss."""
+    calls = iter(losses)
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        kind = next(calls)
+        if kind == "apart":
+            scaled = F.normalize(output, dim=1)
+            return F.cross_entropy(scaled @ scaled.t(), torch.arange(len(output)))
+        return F.mse_loss(output, targets, reduction=kind)
+
+    check = MaskedMeanCheck(loss, 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in losses:
+            check(torch.randn(4, 5, requires_grad=True), torch.zeros(4, 5))
+    return [str(one.message)[:30] for one in caught]
+
+
+def test_a_loss_that_is_another_one_after_some_steps_is_looked_at() -> None:
+    assert messages_of(["mean"] * 9) == []
+    assert messages_of(["mean"] * 9 + ["apart"] * 2) == ["the loss compares samples of a"]
+    assert messages_of((["mean"] * 5 + ["apart"]) * 2) == ["the loss compares samples of a"]
+    assert messages_of(["sum"] * 9 + ["apart"] * 9) == ["the loss returns one number, w"]
