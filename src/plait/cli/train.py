@@ -328,13 +328,15 @@ def view(result: Json) -> str:
         or "none"
     )
     here = result["steps_here"]
+    skipped = result.get("skipped_steps")
     ms = (result["step_seconds_median"] or 0) * 1e3
     lines = [
         f"plan          {result['plan']}",
         *([f"remat         {remat_text(result['remat'])}"] if "remat" in result else []),
         *([f"kept whole    {kept_text(kept)}"] if (kept := result.get("keep_gathered")) else []),
         f"steps         {result['steps']}"
-        + ("" if here == result["steps"] else f", the last {here} here"),
+        + ("" if here == result["steps"] else f", the last {here} here")
+        + (f", of which {skipped} changed nothing: no finite gradient" if skipped else ""),
         f"final loss    "
         f"{'-' if result['final_loss'] is None else format(result['final_loss'], '.4f')}",
         f"speed         {result['tokens_per_second']:,.0f} {result['unit']}/s (mean), "

@@ -139,6 +139,8 @@ class Tally(Hook):
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    skipped: list[bool] = field(default_factory=list)
+    """Whether each step was dropped, as one whose gradient was no number is."""
     course: list[JsonObject] = field(default_factory=list)
     """The steps as `metrics.jsonl` has them."""
     bytes_by_axis: dict[str, int] = field(default_factory=dict)
@@ -162,6 +164,7 @@ class Tally(Hook):
         self.losses.append(float(done.result.loss))
         self.seconds.append(done.seconds)
         self.tokens.append(int(done.result.tokens))
+        self.skipped.append(done.result.skipped)
         self.course.append(_course(done))
         self.num_counted += 1
         for axis, sent_bytes in done.result.ledger.by_axis().items():
@@ -174,13 +177,17 @@ class Tally(Hook):
         """Forget the steps that are done again."""
         num_gone = self.last_step - step
         self.last_step = step
-        for values in (self.losses, self.seconds, self.tokens):
+        for values in (self.losses, self.seconds, self.tokens, self.skipped):
             del values[len(values) - num_gone :]
         del self.course[len(self.course) - num_gone :]
         for _ in range(min(num_gone, len(self.timelines))):
             self.timelines.pop()
             if self.waits.last:
                 self.waits.last.pop()
+
+    def numbers(self) -> JsonObject:
+        """How many steps were dropped."""
+        return {"skipped_steps": sum(self.skipped)}
 
     def has_news(self, path: Path) -> bool:
         """Whether a file of the run's end is to be written. A run that had no step left to do keeps

@@ -38,6 +38,7 @@ def done(
         timeline=timeline,
         details={},
         load=None,
+        skipped=not math.isfinite(loss),
     )
     return StepDone(step, seconds, result)
 
@@ -77,6 +78,15 @@ def test_the_course_of_a_run_is_that_of_its_lines() -> None:
     course = tally.course
     assert [one["step"] for one in course] == [1, 2, 3]
     assert course[2] == {"step": 3, "loss": 0.5, "grad_norm": 1.0, "tokens": 100, "seconds": 0.5}
+
+
+def test_dropped_steps_are_counted_and_those_done_again_are_not() -> None:
+    tally = Tally()
+    for step, loss in enumerate([1.0, math.nan, math.nan, 2.0], 1):
+        tally.on_step(done(step, loss=loss))
+    assert tally.numbers() == {"skipped_steps": 2}
+    tally.on_rollback(2)
+    assert tally.numbers() == {"skipped_steps": 1}
 
 
 def test_a_loss_that_is_no_number_is_null(tmp_path: Path) -> None:
