@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 
 from plait.values import PyTree
 
 _RATE = 4  # where attention takes it among its arguments
+_QUERY_AND_KEY = ((0, "query"), (1, "key"))
 
 
 def rate_of(function: PyTree, args: Sequence[PyTree], named: Mapping[str, PyTree]) -> float:
@@ -41,5 +43,20 @@ def without_rate(args: Sequence[PyTree], named: Mapping[str, PyTree]) -> tuple[P
 
 
 def dropped_by(args: Sequence[PyTree], named: Mapping[str, PyTree]) -> Any:
-    """The tensor [...] that a call drops numbers of; of attention the queries."""
-    return args[0] if args else named.get("input", named.get("query"))
+    """The tensor [...] that `F.dropout` drops numbers of."""
+    return args[0] if args else named["input"]
+
+
+def shape_of(function: PyTree, args: Sequence[PyTree], named: Mapping[str, PyTree]) -> torch.Size:
+    """The shape of what a call drops numbers of; of attention that of its weights.
+
+    Queries and keys may have other dims before the last two. They are stretched to one shape.
+    """
+    if not is_attention(function):
+        return torch.Size(dropped_by(args, named).shape)
+    query, key = (args[at] if len(args) > at else named[name] for at, name in _QUERY_AND_KEY)
+    is_grouped = named.get("enable_gqa", False)
+    before = [query.shape[:-2], key.shape[:-3] if is_grouped else key.shape[:-2]]
+    if is_grouped:
+        before[1] = torch.Size([*before[1], query.shape[-3]])
+    return torch.Size([*torch.broadcast_shapes(*before), query.shape[-2], key.shape[-2]])

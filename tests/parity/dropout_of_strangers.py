@@ -134,6 +134,49 @@ class TwoWays(Functional):
         return [q, F.dropout(k.transpose(1, 2), 0.1, self.training).transpose(1, 2), v]
 
 
+class Learned(nn.Module):
+    """Queries of three dims are learned, and keys have four."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        size = WIDTH // HEADS
+        self.queries = nn.Parameter(torch.linspace(-1, 1, LENGTH * WIDTH).view(HEADS, -1, size))
+        self.key, self.value, self.proj = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = (*x.shape[:2], HEADS, x.shape[2] // HEADS)
+        k, v = (layer(x).view(heads).transpose(1, 2) for layer in (self.key, self.value))
+        rate = 0.2 if self.training else 0.0
+        y = F.scaled_dot_product_attention(self.queries, k, v, dropout_p=rate)
+        return self.proj(y.transpose(1, 2).reshape(x.shape))
+
+
+class Infinite(Functional):
+    """What is added to scores is minus infinity, and a query sees nothing; all else is dropped."""
+
+    def mixed(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        bias = torch.zeros_like(self.mask).masked_fill(self.mask == 0, -torch.inf)
+        bias[..., 0, :] = -torch.inf
+        rate = 0.2 if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, bias.to(x.dtype), rate)
+        return y + F.dropout(y, 1.0, self.training)
+
+
+class Biased(Functional):
+    """A bias of heads without samples is dropped too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(
+            torch.linspace(-1, 1, HEADS * LENGTH**2).view(1, HEADS, LENGTH, -1)
+        )
+
+    def drop(self, weights: Tensor) -> Tensor:
+        bias = F.dropout(self.bias, 0.2, self.training)
+        return super().drop(weights * bias.exp())
+
+
 class Layers(nn.Module):
     """A hidden layer whose features a function drops, and then what comes of it."""
 
@@ -141,9 +184,75 @@ class Layers(nn.Module):
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
+    def hidden(self, x: Tensor) -> Tensor:
+        """The hidden layer [samples, positions, 4 width]."""
+        return F.dropout(self.up(x).relu(), 0.3, self.training)
+
     def forward(self, x: Tensor) -> Tensor:
-        y = self.down(F.dropout(self.up(x).relu(), 0.3, self.training))
+        y = self.down(self.hidden(x))
         return F.dropout(y, 0.1, self.training)
+
+
+class Called(nn.Module):
+    """A method of a child is called, and not its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = Layers()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers.down(self.hidden(self.layers, x))
+
+    @staticmethod
+    def hidden(layers: Layers, x: Tensor) -> Tensor:
+        return layers.hidden(x)
+
+
+class Rest(nn.Module):
+    """What follows a hidden layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.dropout(x.relu(), 0.3, self.training))
+
+
+class Halfway(nn.Module):
+    """What follows a hidden layer is computed again in backward, and begins with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.rest = nn.Linear(WIDTH, 4 * WIDTH), Rest()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.rest, self.up(x), use_reentrant=False)
+
+
+class RowFirst(nn.Module):
+    """A block that begins with dropout, and names its row before its column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(4 * WIDTH, WIDTH), nn.Linear(WIDTH, 4 * WIDTH)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(self.drop(x)).relu())
+
+
+class RowsFirst(nn.Module):
+    """Such blocks between an embedding and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.blocks = nn.Sequential(RowFirst(), RowFirst())
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[samples, positions] -> logits [samples, positions, vocabulary]."""
+        return self.head(self.blocks(self.embed(ids)))
 
 
 class Straight(nn.Module):
@@ -213,6 +322,26 @@ class OfWidened(Transformer):
 
 class OfTwoWays(Transformer):
     attention = TwoWays
+
+
+class OfLearned(Transformer):
+    attention = Learned
+
+
+class OfInfinite(Transformer):
+    attention = Infinite
+
+
+class OfBiased(Transformer):
+    attention = Biased
+
+
+class OfCalled(Transformer):
+    attention = Called
+
+
+class OfHalfway(Transformer):
+    attention = Halfway
 
 
 class OfLayers(Transformer):

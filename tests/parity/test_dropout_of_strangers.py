@@ -35,6 +35,17 @@ CASES = [
     (strangers.Straight, "pp2 tp2 mb2"),
     *[(kind, "tp2") for kind in (strangers.OfInPlace, strangers.OfAgain, strangers.OfTwoWays)],
     (strangers.OfBeside, "tp2"),
+    *[
+        (kind, "tp2")
+        for kind in (
+            strangers.OfLearned,
+            strangers.OfInfinite,
+            strangers.OfBiased,
+            strangers.OfCalled,
+            strangers.OfHalfway,
+        )
+    ],
+    *[(strangers.RowsFirst, plan) for plan in ("pp2 tp2 mb2", "tp2 remat:full")],
 ]
 
 

@@ -292,6 +292,9 @@ class Demand:
             known = self._feature_dims(node)
             if known and (is_cut != (dim is not None) or (is_cut and known != {dim})):
                 raise Misfit(f"{node.name or 'the model'} drops values that are cut otherwise")
+        for node in _first_again(self._graph, self.region, self._rows):
+            if isinstance(self.region.wants.get(node.inputs[0]), Cut):
+                raise Misfit(f"a backward draws the mask of {node.name} again, and no layer before")
 
     def _feature_dims(self, node: GraphNode) -> set[int]:
         """The dims that a rank takes to be cut of what a node drops; empty if it looks at none.
@@ -328,6 +331,17 @@ def _dropping(
             is_cut = False
         elif node.kind == DROPOUT:
             yield node, is_cut
+
+
+def _first_again(graph: Graph, region: Region, rows: Collection[str]) -> Iterator[GraphNode]:
+    """The nodes that drop numbers in code that runs again, before any layer has in that code."""
+    known = region.columns.keys() | set(rows)
+    repeat = 0
+    for node in graph.nodes:
+        if node.kind == ATTENTION or (node.kind == LINEAR and node.name in known):
+            repeat = node.repeat
+        elif node.kind == DROPOUT and node.repeat not in {0, repeat}:
+            yield node
 
 
 def with_dropout_of_samples(graph: Graph, region: Region, rows: Collection[str]) -> Region:

@@ -10,6 +10,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -54,7 +55,10 @@ class Value:
 
 @dataclass(eq=False)
 class GraphNode:
-    """An operation, or a layer by its kind, name and class. `args` hold values for tensors."""
+    """An operation, or a layer by its kind, name and class. `args` hold values for tensors.
+
+    `repeat` is the number of the call of torch's checkpoint around a layer; 0 outside of any.
+    """
 
     index: int
     kind: str
@@ -62,6 +66,7 @@ class GraphNode:
     args: tuple[PyTree, ...]
     name: str = ""
     outputs: list[Value | None] = field(default_factory=list)
+    repeat: int = 0
 
     @property
     def inputs(self) -> list[Value]:
@@ -120,6 +125,7 @@ class GraphRecorder(TorchDispatchMode):
         self._window_of: dict[int, Tensor] = {}
         self._seen: dict[Hashable, set[int]] = defaultdict(set)
         self._parameters: set[int] = set()
+        self._repeats: dict[FrameType, int] = {}
 
     def name(self, tensor: Tensor, name: str) -> None:
         """Call the value of a tensor [...] a parameter's."""
@@ -177,6 +183,7 @@ class GraphRecorder(TorchDispatchMode):
     ) -> None:
         held = tree_map(lambda leaf: self._value(leaf) if isinstance(leaf, Tensor) else leaf, args)
         node = GraphNode(len(self.graph.nodes), kind, func, held, name)
+        node.repeat = 0 if kind == "op" else self._repeat()
         self.graph.nodes.append(node)
         for value in dict.fromkeys(node.inputs):
             value.users.append(node)
@@ -223,21 +230,29 @@ class GraphRecorder(TorchDispatchMode):
         return output
 
     def _owner(self) -> tuple[str, bool]:
-        """The innermost module whose code is running, and whether a checkpoint of torch runs it
-        within its forward.
+        """The innermost module that is called, and whether a checkpoint of torch runs code within
+        its forward.
+
+        A method that another module calls is code of that one: no forward of its own runs then.
         """
-        owner: nn.Module | None = None
+        again = False
         frame = inspect.currentframe()
         while frame is not None:
-            module = frame.f_locals.get("self")
-            if owner is None and isinstance(module, nn.Module) and module in self.names:
-                owner = module
-            is_call = frame.f_code.co_name == "_call_impl" and module is owner
-            again = frame.f_code.co_filename.endswith(CHECKPOINT)
-            if owner is not None and (is_call or again):
-                return self.names[owner], again
+            again = again or frame.f_code.co_filename.endswith(CHECKPOINT)
+            module = frame.f_locals.get("self") if frame.f_code.co_name == "_call_impl" else None
+            if isinstance(module, nn.Module) and module in self.names:
+                return self.names[module], again
             frame = frame.f_back
-        return "" if owner is None else self.names[owner], False
+        return "", again
+
+    def _repeat(self) -> int:
+        """The number of the innermost call of torch's checkpoint that runs; 0 outside of any."""
+        frame = inspect.currentframe()
+        while frame is not None:
+            if frame.f_code.co_filename.endswith(CHECKPOINT):
+                return self._repeats.setdefault(frame, len(self._repeats) + 1)
+            frame = frame.f_back
+        return 0
 
     def _assembles(self, args: PyTree) -> bool:
         """Whether a copy fills a part of a tensor that was made empty for this."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from plait.dropout_calls import dropped_by, is_attention, rate_of, without_rate
+from plait.dropout_calls import dropped_by, is_attention, rate_of, shape_of, without_rate
 from plait.models.derived.kinds import (
     ATTENTION,
     DROPOUT,
@@ -60,7 +60,9 @@ class DropoutOfFunctions(TorchFunctionMode):
             return func(*args, **named)
         if is_attention(func):
             whole, rest = without_rate(args, named)
-            return self._recorder.dropout(func(*whole, **rest))
+            made = func(*whole, **rest)
+            has_dims_of_weights = made.shape[:-2] == shape_of(func, args, named)[:-2]
+            return self._recorder.dropout(made) if has_dims_of_weights else func(*args, **named)
         return self._recorder.dropout(dropped_by(args, named))
 
 

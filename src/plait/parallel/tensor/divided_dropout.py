@@ -14,11 +14,10 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from plait.dropout_calls import dropped_by, rate_of
+from plait.dropout_calls import dropped_by, is_attention, rate_of, shape_of
 from plait.forwards import give_forward
 from plait.parallel.tensor.dropout import mask_like
 from plait.parallel.tensor.group import ForwardContext
@@ -39,12 +38,12 @@ class DividedDropout(TorchFunctionMode):
     ) -> PyTree:
         named = kwargs or {}
         rate = rate_of(func, args, named)
-        x = dropped_by(args, named) if rate else None
-        if x is None or x.dim() not in self._feature_dims:
+        if not rate or len(shape_of(func, args, named)) not in self._feature_dims:
             return func(*args, **named)
         mask = partial(self._mask, rate=rate)
-        if func is not F.dropout:
+        if is_attention(func):
             return attention(mask, *args, **named)
+        x = dropped_by(args, named)
         return x * mask(x)
 
     def _mask(self, x: Tensor, rate: float) -> Tensor:
@@ -93,7 +92,7 @@ def attention(  # noqa: PLR0917 (as torch's function is called)
     elif attn_mask is not None:
         scores = scores + attn_mask
     sees_nothing = (scores == -torch.inf).all(-1, keepdim=True)
-    weights = scores.softmax(-1).masked_fill(sees_nothing, 0.0)
+    weights = scores.masked_fill(sees_nothing, 0.0).softmax(-1).masked_fill(sees_nothing, 0.0)
     return weights * mask_of(weights) @ value
 
 

@@ -70,6 +70,8 @@ def mask_like(
     Returns:
         A tensor of the shape of `x`: 0 or 1 / (1 - p).
     """
+    if p == 1:
+        return torch.zeros_like(x)  # torch draws nothing then
     known = context.layout if layout is None else layout
     filled, *others = known.global_shape(x.shape, feature_dim)
     real = _real_rows(filled, context.num_rows, known)

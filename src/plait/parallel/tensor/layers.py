@@ -92,9 +92,8 @@ class ParallelLinear(nn.Module):
             picked = self.picked.to(weight.device)
             weight = weight[picked]
             bias = None if bias is None else bias[picked]
-        y = rule.product(x, weight, bias, self._context)
-        self._context.layout = rule.target
-        return y
+        self._context.layout = rule.target  # before the product, where a recomputation may end
+        return rule.product(x, weight, bias, self._context)
 
 
 def picked_rows(parts: Sequence[tuple[int, bool]], axis: Axis | None) -> Tensor:

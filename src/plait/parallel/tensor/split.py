@@ -22,6 +22,7 @@ from plait.batch_trees import (
 from plait.comm import Axis
 from plait.comm.functional import transition
 from plait.errors import ModelError
+from plait.forwards import runs_forward_of
 from plait.mesh.layouts import INVARIANT, Sharded
 from plait.origin import Line, line_of, module_of, named
 from plait.parallel.tensor.group import ActivationLayout, ForwardContext, TensorGroup
@@ -113,9 +114,23 @@ class TensorSplit:
         """The layout that the modules `names` leave, which a forward calls one after the other."""
         found = self.mode.residual
         for name in names:
-            for module in model.get_submodule(name).modules():
-                found = module.target if isinstance(module, ParallelLinear) else found
+            found = self._layout_behind_one(model.get_submodule(name), found)
         return found
+
+    def _layout_behind_one(self, module: nn.Module, before: ActivationLayout) -> ActivationLayout:
+        """The layout that a module leaves. One that has columns and rows in an order of its own
+        leaves what lies between blocks.
+        """
+        if isinstance(module, ParallelLinear):
+            return module.target
+        if runs_forward_of(module, nn.Sequential):
+            for child in module._modules.values():
+                before = before if child is None else self._layout_behind_one(child, before)
+            return before
+        targets = {one.target for one in module.modules() if isinstance(one, ParallelLinear)}
+        if len(targets) > 1:
+            return self.mode.residual
+        return next(iter(targets), before)
 
     def enter(self, num_rows: int, layout: ActivationLayout | None = None) -> None:
         """A forward, or its recomputation, of a micro-batch of so many rows begins.
