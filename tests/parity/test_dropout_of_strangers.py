@@ -14,6 +14,7 @@ from plait.models.derived.table import derive
 from plait.plan import Plan
 from plait.verify import Report
 from plait.verify.run import VerifyTask, in_world, problem_of
+from tests.parity import dropout_of_families as families
 from tests.parity import dropout_of_strangers as strangers
 
 Run = Callable[..., list[Any]]
@@ -25,8 +26,9 @@ KINDS = {
     strangers.OfPadded: {"attn": "share view/4:2 view/3:2 dropout/4:1"},
     strangers.OfWidened: {"attn": "share view/4:2 view/3:2 dropout/4:1"},
     strangers.OfLayers: {"attn": "share dropout/3:2"},
+    strangers.OfKept: {},
 }
-GRID = (strangers.OfDropped, strangers.OfFunctional, strangers.OfLayers)
+GRID = (strangers.OfDropped, strangers.OfKept)
 CASES = [
     *[(kind, "tp2") for kind in KINDS],
     *[(kind, "tp4:2d") for kind in GRID],
@@ -77,7 +79,7 @@ def test_equals_one_device(ranks: Run, kind: type[nn.Module], plan: str) -> None
     ],
 )
 def test_a_family_with_dropout_equals_one_device(ranks: Run, family: str, plan: str) -> None:
-    problem = problem_of(load(strangers.config_of_family(family)))
+    problem = problem_of(load(families.config_of_family(family)))
     task = VerifyTask(problem, f"{plan} precision:float64", 2, None, ("sgd",))
     report = ranks(Plan.parse(plan).world_size, run_task, task, plan=plan)[0]
     assert report.ok, report.text()

@@ -312,10 +312,15 @@ def _roles(model: nn.Module, options: Options, tp: TensorAxis | None = None) -> 
 
 
 def _check_draws(model: nn.Module, table: Table, cutting: Cutting, tp: TensorAxis) -> None:
-    """Refuse modules that draw random numbers for samples of which each rank has others."""
-    samples = num_rows(example_inputs(model, cutting))
+    """Refuse modules that draw random numbers for samples of which each rank has others.
+
+    What a word meets passes where its first dim alone is that of the samples. One sample is too few
+    to tell.
+    """
+    samples = num_rows(example_inputs(model, cutting)) or 0
     for owner, operation, shape, is_met in table.draws:
-        if samples in shape and not (is_met and shape[0] % max(samples, 1) == 0):
+        by_samples = samples > 1 and (*shape, 1)[0] % samples == 0 and samples not in shape[1:]
+        if not by_samples if is_met else samples in shape:
             kind = type(model.get_submodule(owner)).__name__
             where = f"'{owner}' ({kind})" if owner else f"the forward of {kind}"
             raise NotAvailable(

@@ -349,12 +349,11 @@ def with_dropout_of_samples(graph: Graph, region: Region, rows: Collection[str])
 
     Of whole features it is the last one.
     """
-    known = region.dropped
-    found = {name: dict(dims) for name, dims in known.items()}
+    found = {name: dict(dims) for name, dims in region.dropped.items()}
     unlike: set[tuple[str, int]] = set()
     for node, is_cut in _dropping(graph, region, rows):
         num_dims = len(node.inputs[0].shape)
-        if node.func is not nn.Dropout and num_dims not in known.get(node.name, {}):
+        if node.func is not nn.Dropout and num_dims not in region.dropped.get(node.name, {}):
             found.setdefault(node.name, {})[num_dims] = num_dims - 1
             unlike |= {(node.name, num_dims)} if is_cut else set()
     for name, num_dims in unlike:

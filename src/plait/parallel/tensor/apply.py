@@ -101,7 +101,7 @@ class _Splitter:
             role = self._roles.get(name)
             dims = positions_of(role, DROPOUT) if role else {}
             if type(module) is nn.Dropout and module.p > 0 and (dims or not role):
-                self._replace(module, dropout.Dropout(module.p, self.context, dims))
+                self._replace(module, dropout.split(module, self.context, dims))
             elif role is not None:
                 word = word_of(role)
                 kind = "linear" if word in self._mode.linear else word

@@ -26,6 +26,8 @@ class Dropout(nn.Module):
         p: float,
         context: ForwardContext,
         feature_dims: Mapping[int, int] | None = None,
+        *,
+        inplace: bool = False,
     ) -> None:
         """`feature_dims` is the dim that an axis of features cuts, by the number of dims.
 
@@ -33,18 +35,25 @@ class Dropout(nn.Module):
         """
         super().__init__()
         self.p = p
+        self.inplace = inplace
         self._context = context
         self._feature_dims = feature_dims or {}
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` of any shape -> a tensor of its shape. No communication; differentiable.
+        """`x` of any shape -> a tensor of its shape, or `x` itself in place. Differentiable.
 
-        The mean is kept: what is not dropped is divided by 1 - p.
+        No communication. The mean is kept: what is not dropped is divided by 1 - p.
         """
         if not self.training or self.p == 0.0:
             return x
         dim = self._feature_dims.get(x.dim(), -1)
-        return x * mask_like(x, self.p, self._context, dim)
+        mask = mask_like(x, self.p, self._context, dim)
+        return x.mul_(mask) if self.inplace else x * mask
+
+
+def split(module: nn.Dropout, context: ForwardContext, feature_dims: Mapping[int, int]) -> Dropout:
+    """The module that drops parts as another one drops the whole."""
+    return Dropout(module.p, context, feature_dims, inplace=module.inplace)
 
 
 def mask_like(
