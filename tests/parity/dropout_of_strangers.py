@@ -255,6 +255,26 @@ class RowsFirst(nn.Module):
         return self.head(self.blocks(self.embed(ids)))
 
 
+class Half(nn.Module):
+    """Half a feed-forward layer, behind what is dropped of its input."""
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__()
+        self.drop, self.layer = nn.Dropout(0.3), nn.Linear(*widths)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.drop(x)).relu()
+
+
+class Halves(RowsFirst):
+    """A block has the column of a pair, and the next one its row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        wide = (WIDTH, 4 * WIDTH)
+        self.blocks = nn.Sequential(Half(*wide), Half(*wide[::-1]), Half(*wide), Half(*wide[::-1]))
+
+
 class Kept(nn.Module):
     """A hidden layer that a module drops where it lies."""
 

@@ -48,6 +48,7 @@ CASES = [
         )
     ],
     *[(strangers.RowsFirst, plan) for plan in ("pp2 tp2 mb2", "tp2 remat:full")],
+    *[(strangers.Halves, plan) for plan in ("tp2", "tp2 remat:full", "tp2 remat:selective")],
 ]
 
 

@@ -206,7 +206,7 @@ def compose(
     shapes = {name: tuple(model.get_parameter(name).shape) for name in formats}
     originals = original_parameters(model)
     split = split_model(model, plan, options, world)
-    wrap_blocks(model, blocks, plan, options, world)
+    wrap_blocks(model, blocks, plan, options, world, layers=split.layers)
     schedule = schedule_of(plan, options)
     cut = cut_stages(model, blocks, schedule, options.cutting, world)
     check_delayed(

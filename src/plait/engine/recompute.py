@@ -25,6 +25,7 @@ from plait.engine.state.buffers import Again, Buffers, Context, First
 from plait.engine.state.counters import FirstCounts, RepeatedCounts
 from plait.errors import ModelError, PlanError, nearest
 from plait.forwards import give_forward
+from plait.parallel.tensor import TensorSplit
 from plait.plan import Plan
 from plait.plan.axes import REMATS, BlockRemat
 from plait.random_state import FirstDraws, RepeatedDraws
@@ -91,8 +92,13 @@ def check_chosen(plan: Plan, chosen: Sequence[BlockRemat] | None) -> None:
         )
 
 
-def apply(model: nn.Module, blocks: Sequence[str], policy: str) -> None:
-    """Let each block recompute by `policy`: none, selective or full."""
+def apply(
+    model: nn.Module, blocks: Sequence[str], policy: str, layers: TensorSplit | None = None
+) -> None:
+    """Let each block recompute by `policy`: none, selective or full.
+
+    `layers` are those of the model that a tensor axis has split.
+    """
     if policy == "none":
         return
     contexts: Contexts = _no_contexts
@@ -100,19 +106,23 @@ def apply(model: nn.Module, blocks: Sequence[str], policy: str) -> None:
         contexts = functools.partial(create_selective_checkpoint_contexts, _keep_products)
     for name in blocks:
         block = model.get_submodule(name)
-        give_forward(block, _checkpointed(block, contexts))
+        give_forward(block, _checkpointed(block, contexts, layers))
 
 
 def _no_contexts() -> tuple[Context, Context]:
     return nullcontext(), nullcontext()
 
 
-def _checkpointed(block: nn.Module, contexts: Contexts) -> Callable[..., PyTree]:
+def _checkpointed(
+    block: nn.Module, contexts: Contexts, layers: TensorSplit | None
+) -> Callable[..., PyTree]:
     """A graph of torch.compile gets `contexts` alone: it makes the buffers' changes once."""
     forward, buffers = block.forward, Buffers(block)
 
     def repeating() -> tuple[Context, Context]:
         inner, inner_again = contexts()
+        if layers is not None:
+            inner_again = layers.repeated(inner_again)
         if buffers:
             first = First(buffers, inner)
             inner, inner_again = first, Again(buffers, first, inner_again)

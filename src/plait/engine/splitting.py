@@ -367,7 +367,13 @@ def block_names(model: nn.Module, pattern: str | None) -> list[str]:
 
 
 def wrap_blocks(
-    model: nn.Module, blocks: Sequence[str], plan: Plan, options: Options, world: World
+    model: nn.Module,
+    blocks: Sequence[str],
+    plan: Plan,
+    options: Options,
+    world: World,
+    *,
+    layers: TensorSplit | None,
 ) -> None:
     """Recompute and compile blocks, as the plan says, and offload what they keep.
 
@@ -377,7 +383,7 @@ def wrap_blocks(
     words = recompute.words_of(plan, blocks, options.remat)
     selective = [name for name, word in zip(blocks, words, strict=True) if word == "selective"]
     full = [name for name, word in zip(blocks, words, strict=True) if word == "full"]
-    recompute.apply(model, selective, "selective")
+    recompute.apply(model, selective, "selective", layers)
     if plan.compile:
         compiling.apply(
             model,
@@ -386,6 +392,6 @@ def wrap_blocks(
             device=world.device,
             as_one=bool(selective),
         )
-    recompute.apply(model, full, "full")
+    recompute.apply(model, full, "full", layers)
     if options.offload_activations:
         offload.apply(model, blocks, world.device)

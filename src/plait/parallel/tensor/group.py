@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -157,6 +158,30 @@ class ForwardContext:
         self._source = None
         self._entered = None
         self._saved = None
+
+
+class RepeatedLayout:
+    """Around code that will run again: it begins as now, and leaves the layout that it meets.
+
+    A forward that takes a gradient of its blocks enters it more than once.
+    """
+
+    def __init__(self, context: ForwardContext, inner: AbstractContextManager[object]) -> None:
+        self._context = context
+        self._inner = inner
+        self._first = context.layout
+        self._now = context.layout
+
+    def __enter__(self) -> None:
+        self._now = self._context.layout
+        self._context.layout = self._first
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._inner.__exit__(*error)
+        finally:
+            self._context.layout = self._now
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,14 @@
 The forward runs without values, on a prime number of samples that divides no other size in it. An
 operation that adds up, sorts or multiplies along a dim of their multiples mixes samples. So does a
 product that makes a second such dim. A sum over all elements is a loss of the model's own.
+Dropout draws the mask of all ranks' samples along the first dim, so they must lie there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -31,29 +34,68 @@ PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "mv": 0, "dot": 0}  # t
 def refuse_mixed_samples(model: nn.Module, run: Callable[[int], object], plan_text: str) -> None:
     """Raise `NotAvailable` for a model whose forward compares samples.
 
-    `run(n)` calls the model on n samples without values. What cannot run so is not judged.
+    So too for a module of dropout whose input has them elsewhere than in its first dim.
+    `run(n)` calls the model on n samples without values. A forward that makes tensors on the
+    host runs again with those without values too. What cannot run so is not judged.
     """
-    sizes = {size for tensor in model.state_dict().values() for size in tensor.shape}
-    try:
-        with torch.no_grad():
-            with _SizesMet(sizes):
-                run(2)
-            for count in COUNTS:
-                if all(size % count for size in sizes if size):
-                    with _SamplesWatch(count):
-                        run(count)
-                    return
-    except _MixedError as found:
-        line = line_of(found)
-        name = module_of(model, found)
-        where = "the forward" if not name else named(name)
-        where = where if line is None else f"{where} at {line}, `{line.code}`,"
+    dropped: dict[str, str] = {}
+    for made_on in (nullcontext(), torch.device("meta")):
+        try:
+            with torch.no_grad(), made_on:
+                _watch_samples(model, run, dropped)
+            break
+        except _MixedError as found:
+            line = line_of(found)
+            name = module_of(model, found)
+            where = "the forward" if not name else named(name)
+            where = where if line is None else f"{where} at {line}, `{line.code}`,"
+            raise NotAvailable(
+                f"{where} compares samples with each other ({found}), and {plan_text} gives ranks "
+                "other samples; use tpN:1d"
+            ) from None
+        except Exception:  # code of others, on numbers that are not there
+            continue
+    if dropped:
+        name, where = next(iter(dropped.items()))
         raise NotAvailable(
-            f"{where} compares samples with each other ({found}), and {plan_text} gives ranks "
-            "other samples; use tpN:1d"
-        ) from None
-    except Exception:  # code of others, on numbers that are not there
-        return
+            f"'{name}' (dropout) has its samples in {where}, not in the first dim, and "
+            f"{plan_text} gives ranks other samples; use tpN:1d, put samples first, or set its p "
+            "to 0"
+        )
+
+
+def _watch_samples(model: nn.Module, run: Callable[[int], object], dropped: dict[str, str]) -> None:
+    """Raise `_MixedError` where samples are compared, and note the dropout that moves them."""
+    sizes = {size for tensor in model.state_dict().values() for size in tensor.shape}
+    with _SizesMet(sizes):
+        run(2)
+    for count in COUNTS:
+        if all(size % count for size in sizes if size):
+            with _SamplesWatch(count), _dropout_watched(model, count, dropped):
+                run(count)
+            return
+
+
+@contextmanager
+def _dropout_watched(model: nn.Module, count: int, found: dict[str, str]) -> Iterator[None]:
+    """Add the modules of dropout whose samples are not in the first dim, and where they are."""
+
+    def note(name: str, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        for x in inputs:
+            if x.dim() == 0 or x.shape[0] % count:
+                dims = [f"dim {dim}" for dim, size in enumerate(x.shape) if size % count == 0]
+                found[name] = ", ".join(dims) or "no dim"
+
+    handles = [
+        module.register_forward_pre_hook(partial(note, name))
+        for name, module in model.named_modules()
+        if type(module) is nn.Dropout and module.p > 0
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class _MixedError(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +26,12 @@ from plait.errors import ModelError
 from plait.forwards import runs_forward_of
 from plait.mesh.layouts import INVARIANT, Sharded
 from plait.origin import Line, line_of, module_of, named
-from plait.parallel.tensor.group import ActivationLayout, ForwardContext, TensorGroup
+from plait.parallel.tensor.group import (
+    ActivationLayout,
+    ForwardContext,
+    RepeatedLayout,
+    TensorGroup,
+)
 from plait.parallel.tensor.layers import ParallelLinear
 from plait.parallel.tensor.mode import Mode
 from plait.parallel.tensor.placement import Placement
@@ -131,6 +137,10 @@ class TensorSplit:
         if len(targets) > 1:
             return self.mode.residual
         return next(iter(targets), before)
+
+    def repeated(self, inner: AbstractContextManager[object]) -> RepeatedLayout:
+        """Around what runs now and again later, within `inner`: the later run begins alike."""
+        return RepeatedLayout(self.context, inner)
 
     def enter(self, num_rows: int, layout: ActivationLayout | None = None) -> None:
         """A forward, or its recomputation, of a micro-batch of so many rows begins.

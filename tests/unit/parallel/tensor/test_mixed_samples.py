@@ -57,3 +57,42 @@ def test_code_that_compares_samples_is_refused_by_its_line(operation: str) -> No
 @pytest.mark.parametrize("what", ALONE)
 def test_code_that_leaves_samples_alone_passes(what: str) -> None:
     judge(ALONE[what])
+
+
+class Dropping(nn.Module):
+    """Drops numbers of a batch, or of a table that all samples share."""
+
+    def __init__(self, code: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.code = code
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum() + self.drop(self.code(x)).sum()
+
+
+@pytest.mark.parametrize(
+    ("code", "where"),
+    [
+        (lambda x: x.transpose(0, 1), "dim 1"),
+        (lambda x: (x + torch.ones(WIDTH)).transpose(0, 1), "dim 1"),
+        (lambda x: x.new_zeros(5, WIDTH), "no dim"),
+    ],
+)
+def test_dropout_without_samples_in_the_first_dim_is_refused(
+    code: Callable[[Tensor], Tensor], where: str
+) -> None:
+    model = Dropping(code)
+    with pytest.raises(NotAvailable, match=rf"'drop' \(dropout\).* {where}, .*tp4:2d.*tpN:1d"):
+        refuse_mixed_samples(
+            model, lambda n: model(torch.zeros(n, LENGTH, WIDTH, device="meta")), "tp4:2d"
+        )
+
+
+@pytest.mark.parametrize("code", [lambda x: x, lambda x: x.flatten(0, 1)])
+def test_dropout_of_samples_in_the_first_dim_passes(code: Callable[[Tensor], Tensor]) -> None:
+    model = Dropping(code)
+    refuse_mixed_samples(
+        model, lambda n: model(torch.zeros(n, LENGTH, WIDTH, device="meta")), "tp4:2d"
+    )
+    assert not model.drop._forward_pre_hooks
