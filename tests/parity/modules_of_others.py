@@ -50,6 +50,20 @@ class Recurrent(nn.Module):
         return self.head(self.drop(self.rnn(self.drop(self.embed(ids)))[0]))
 
 
+class Unblocked(nn.Module):
+    """No two layers are alike, and parameters of the model itself lie before and behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Parameter(torch.randn(VOCABULARY, WIDTH) * 0.1)
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = F.embedding(ids, self.tokens)
+        return (x + self.scale * self.down(self.up(x).relu())) @ self.tokens.T
+
+
 class Rotary(nn.Module):
     """Positions turn pairs of features, as complex numbers from a buffer."""
 

@@ -16,6 +16,7 @@ from tests.parity import modules_of_others as others
 CASES = [
     *[(others.Lambda, plan) for plan in ("dp2:zero3", "tp2", "pp2:1f1b mb2")],
     *[(others.Recurrent, plan) for plan in ("dp2", "tp2", "pp2:1f1b mb2")],
+    *[(others.Unblocked, plan) for plan in ("pp2:1f1b mb2", "pp2 tp2 mb2", "pp2 dp2:zero3 mb2")],
     *[(others.Rotary, plan) for plan in ("dp2:zero3", "tp2", "pp2:1f1b mb2", "cp2:ring")],
     *[(others.Tied, plan) for plan in ("dp2", "tp2", "tp4:2d")],
     *[(others.Dropping, plan) for plan in ("dp2", "tp2", "pp2:1f1b mb2")],

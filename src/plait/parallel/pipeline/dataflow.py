@@ -108,8 +108,11 @@ class Flow:
 def find_units(model: nn.Module, blocks: Iterable[str]) -> list[str]:
     """Names of the blocks and of the outermost other modules with parameters of their own that hold
     no block.
+
+    Parameters of the model itself are its code's, where modules inside have parameters too.
     """
     names = set(blocks)
+    whole = {"" for child in model.children() if any(True for _ in child.parameters())}
     units: list[str] = []
     for name, module in model.named_modules():
         if any(name == unit or name.startswith(f"{unit}.") for unit in units):
@@ -117,6 +120,7 @@ def find_units(model: nn.Module, blocks: Iterable[str]) -> list[str]:
         around = any(block.startswith(f"{name}." if name else "") for block in names)
         if name in names or (
             module._parameters
+            and name not in whole
             and any(p is not None for p in module._parameters.values())
             and not around
         ):

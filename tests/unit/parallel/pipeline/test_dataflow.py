@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from plait.parallel.pipeline.dataflow import discover
+from plait.parallel.pipeline.dataflow import discover, find_units
 
 
 class Masking(nn.Embedding):
@@ -32,3 +32,10 @@ def test_inputs_that_code_sends_to_the_weights_have_memory_in_a_unit() -> None:
     model = SentToWeights().to("meta")
     ids = torch.zeros(1, 3, dtype=torch.int64)
     assert discover(model, ["blocks.0"], lambda: model(ids)).calls == ("embed", "blocks.0")
+
+
+def test_parameters_of_the_model_itself_are_no_layer_where_it_has_others() -> None:
+    model = SentToWeights()
+    model.scale = nn.Parameter(torch.ones(4))
+    assert find_units(model, []) == ["embed", "blocks.0"]
+    assert find_units(nn.Linear(4, 4), []) == [""]
