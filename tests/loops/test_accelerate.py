@@ -110,7 +110,6 @@ def uneven(accelerator: Any) -> list[float]:
         for batch in loader:
             with accelerator.accumulate(model):
                 loss = model(**batch).loss
-                optimizer.zero_grad()
                 accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
