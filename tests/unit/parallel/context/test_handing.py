@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -16,10 +15,10 @@ from plait.models.losses import cross_entropy
 from plait.parallel.context.rehearsal import rehearse
 from plait.parallel.context.scans import Carrier, adopt, carrier_of, handing
 from plait.parallel.context.trunk import Trunk
+from plait.random_state import drawn_alone
 from tests.helpers.threaded import threaded
 from tests.parity.harness import TOLERANCE
 
-LOCK = threading.Lock()
 V, D, H, LENGTH = 13, 16, 4, 16
 
 
@@ -136,14 +135,13 @@ class Hybrid(nn.Module):
 
 def hybrid() -> Hybrid:
     """A scan, a scan beside attention, and attention alone."""
-    torch.manual_seed(0)
     attending = Block(Attending())
     return Hybrid(Block(Recurrent()), Block(Recurrent(), Attending(), Flowing()), attending)
 
 
 def trained(world: Any, plan: str, frozen: str = "", length: int = LENGTH) -> list[Any]:
     """Losses and norms of gradients, then the parameters after two steps."""
-    with LOCK:
+    with drawn_alone(0):
         model = hybrid().double()
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(not frozen or name.endswith(frozen))

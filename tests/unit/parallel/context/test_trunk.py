@@ -4,7 +4,6 @@ refused.
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from typing import Any
 
@@ -21,10 +20,10 @@ from plait.models.losses import cross_entropy
 from plait.parallel.context.rehearsal import rehearse
 from plait.parallel.context.trunk import Trunk
 from plait.plan import Plan
+from plait.random_state import drawn_alone
 from tests.helpers.threaded import threaded
 from tests.parity.harness import TOLERANCE
 
-LOCK = threading.Lock()
 V = 13
 D = 16
 H = 4
@@ -173,7 +172,7 @@ def test_a_module_of_the_users_own_trains_as_on_one_device(kind: str, strategy: 
     plan = f"cp2:{strategy}"
 
     def rank(world: Any) -> list[Any]:
-        with LOCK:
+        with drawn_alone(0):
             model = model_of(kind)
         return trained(world, model, plan)
 
@@ -182,8 +181,7 @@ def test_a_module_of_the_users_own_trains_as_on_one_device(kind: str, strategy: 
 
 
 def series(world: Any, plan: str) -> float:
-    with LOCK:
-        torch.manual_seed(0)
+    with drawn_alone(0):
         model = Series().double()
     sgd = lambda params: torch.optim.SGD(params, lr=0.1)  # noqa: E731
     engine = build(
