@@ -14,8 +14,7 @@ from torch import nn
 
 from plait.errors import ModelError
 from plait.models import adapter_parts, hf_experts
-from plait.models.derived.demands import is_known_norm
-from plait.models.derived.kinds import is_linear, owns_parameters
+from plait.models.derived.kinds import is_known_norm, is_linear, owns_parameters
 from plait.models.derived.table import Ends, Table, derive_or_leave
 from plait.models.layers import ScaledEmbedding
 from plait.patterns import matches, matches_any

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from plait.models.derived.cuts import Misfit
-from plait.models.derived.demands import Demand, Region, taken_layers
+from plait.models.derived.demands import Demand
 from plait.models.derived.kinds import ATTENTION, LINEAR, in_features, is_linear, splits_heads
-from plait.models.derived.record import Graph, Value
+from plait.models.derived.record import Graph, Value, taken_layers
+from plait.models.derived.region import Region
 from plait.values import PyTree
 
 
@@ -49,17 +50,17 @@ def choose(
     graph: Graph,
     size: int,
     refused: Mapping[str, str] | None = None,
-    heads: Collection[str] = (),
+    no_rows: Collection[str] = (),
 ) -> RowChoice:
     """Rows that hold together; `refused` are patterns that may be none, with the reasons.
 
-    `heads` give the logits, and are no rows.
+    `no_rows`: layers that give the logits, or that share a parameter with another module.
     """
     layers = {name: module for name, module in model.named_modules() if is_linear(module)}
     called = {node.name for node in graph.nodes if node.kind == LINEAR}
     groups: dict[str, dict[str, int]] = {}
     for name, module in layers.items():
-        if name in called and name not in heads:
+        if name in called and name not in no_rows:
             groups.setdefault(layer_pattern(name), {})[name] = in_features(module)
     left_out = dict(refused or {})
     alone: dict[str, Region] = {}
@@ -70,7 +71,7 @@ def choose(
         try:
             region, groups[pattern] = _alone(graph, groups[pattern], beside.get(pattern), size)
         except Misfit as misfit:
-            left_out[pattern] = str(misfit)
+            left_out[pattern] = f"it is no row, as {misfit}"
         else:
             if region.columns:
                 alone[pattern] = region
@@ -84,21 +85,23 @@ def choose(
         try:
             _region(graph, {**rows, **groups[pattern]}, size)
         except Misfit as misfit:
-            left_out[pattern] = str(misfit)
+            left_out[pattern] = f"it is no row, as {misfit}"
         else:
             rows |= groups[pattern]
     demand = Demand(graph, rows, size)
     region = demand.run()
     entered = frozenset(name for name in region.columns if demand.entered(name))
-    return RowChoice(rows, region, entered, left_out, _attentions(model, graph, size, heads))
+    return RowChoice(rows, region, entered, left_out, _attentions(model, graph, size, no_rows))
 
 
-def _attentions(model: nn.Module, graph: Graph, size: int, tied: Collection[str]) -> frozenset[str]:
+def _attentions(
+    model: nn.Module, graph: Graph, size: int, no_rows: Collection[str]
+) -> frozenset[str]:
     """The modules of torch's attention whose heads can be split, and whose weights they alone
     take.
     """
     called = {node.name for node in graph.nodes if node.kind == ATTENTION}
-    taken = taken_layers(graph) | frozenset(tied)
+    taken = taken_layers(graph) | frozenset(no_rows)
     return frozenset(
         name
         for name in called
@@ -143,7 +146,7 @@ def _readers_of_one_value(
 def _region(graph: Graph, rows: Mapping[str, int], size: int) -> Region:
     for name, length in rows.items():
         if length % size:
-            raise Misfit(f"{length} input features of {name} are not divided by {size}")
+            raise Misfit(f"{size} ranks do not divide the {length} input features of '{name}'")
     return Demand(graph, rows, size).run()
 
 

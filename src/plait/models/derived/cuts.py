@@ -15,7 +15,10 @@ Part = tuple[int, bool]
 
 
 class Misfit(Exception):
-    """A cut that does not pass an operation, or two that contradict each other."""
+    """A cut that does not pass an operation, or two that contradict each other.
+
+    Users read its text behind the name of a layer that stays whole.
+    """
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,10 @@ class Cut:
         local = list(shape)
         local[self.dim] = sum(n // size if cut else n for n, cut in self.parts)
         return tuple(local)
+
+    def of(self, shape: Sequence[int]) -> str:
+        """The dimension that is cut of a tensor of this shape, in words."""
+        return f"dimension {self.dim} of {list(shape)}, of which each rank has a part"
 
 
 ALIKE = "alike"
@@ -75,4 +82,51 @@ def reshaped(cut: Cut, before: Sequence[int], after: Sequence[int], size: int) -
         if fits and length > 1:
             parts = [(count // inside, is_cut) for count, is_cut in pattern]
             return Cut(dim, joined(parts * (length * inside // period)))
-    raise Misfit(f"no dimension of {list(after)} has the parts of {list(before)}")
+    raise Misfit(
+        f"a view of {list(after)} as {list(before)} mixes dimensions, and no one of the first is "
+        f"dimension {cut.dim} of the second, of which each rank has a part"
+    )
+
+
+def composed(pieces: Sequence[tuple[int, int, Want]], length: int) -> tuple[Part, ...]:
+    """The parts of a dimension from those of its pieces; those without a demand stay whole."""
+    parts: list[Part] = []
+    position = 0
+    for start, stop, want in sorted(set(pieces), key=lambda piece: piece[:2]):
+        if start < position:
+            raise Misfit(
+                f"two slices overlap in a dimension of {length} numbers: one ends at {position}, "
+                f"the next begins at {start}"
+            )
+        if start > position:
+            parts.append((start - position, False))
+        parts += want.parts if isinstance(want, Cut) else ((stop - start, False),)
+        position = stop
+    if position < length:
+        parts.append((length - position, False))
+    return joined(parts)
+
+
+def in_words(want: Want) -> str:
+    """A demand in words.
+
+    >>> in_words(Cut(1, ((64, True), (32, False))))
+    'cut along dimension 1 in parts 64+32!'
+    >>> in_words(ALIKE)
+    'whole'
+    """
+    if not isinstance(want, Cut):
+        return "whole"
+    parts = parts_in_words(want.parts)
+    return f"cut along dimension {want.dim}{f' in parts {parts}' if parts else ''}"
+
+
+def parts_in_words(parts: Sequence[Part]) -> str:
+    """Parts as a table of roles has them, `!` behind one that stays whole; empty for one part.
+
+    >>> parts_in_words(((64, True), (32, False)))
+    '64+32!'
+    """
+    if len(parts) == 1 and parts[0][1]:
+        return ""
+    return "+".join(f"{length}{'' if is_cut else '!'}" for length, is_cut in parts)

@@ -8,48 +8,26 @@ is inside: its gradients are partial sums over the ranks.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
-from plait.models.derived.cuts import ALIKE, Cut, Misfit, Part, Want, even, joined
-from plait.models.derived.kinds import ATTENTION, DROPOUT, EMBEDDING, LINEAR, NORM, OPAQUE
-from plait.models.derived.record import Graph, GraphNode, Value
+from plait.models.derived.cuts import ALIKE, Cut, Misfit, Want, composed, even, in_words
+from plait.models.derived.kinds import (
+    ATTENTION,
+    DROPOUT,
+    EMBEDDING,
+    LINEAR,
+    NORM,
+    OPAQUE,
+    is_known_norm,
+)
+from plait.models.derived.record import Graph, GraphNode, Value, alive, taken_layers
+from plait.models.derived.region import Region, check_dropped, in_backward_again, whose
 from plait.models.derived.rules import ask, chosen, operation, through_window
-from plait.models.layers import RMSNorm
-from plait.values import PyTree
 
 MOST_PULLED = 400
-KNOWN_NORMS = (nn.LayerNorm, nn.RMSNorm, RMSNorm)
-"""Norms whose features can be cut."""
-
-
-def is_known_norm(kind: type[nn.Module]) -> bool:
-    """Whether the features of a norm can be cut: it computes what its base class does.
-
-    A class that adds one to the weight in a forward of its own is another norm.
-    """
-    known = [base for base in KNOWN_NORMS if issubclass(kind, base)]
-    return any(kind.forward is base.forward for base in known)
-
-
 WINDOWS = ("slice", "split", "split_with_sizes", "narrow")
-
-
-@dataclass
-class Region:
-    """The values that are wanted, and what layers and parameters become of it."""
-
-    columns: dict[str, Cut] = field(default_factory=dict)
-    spread: set[str] = field(default_factory=set)
-    inside: set[str] = field(default_factory=set)
-    norms: set[str] = field(default_factory=set)
-    tables: set[str] = field(default_factory=set)
-    parameters: dict[str, Want] = field(default_factory=dict)
-    wants: dict[Value, Want] = field(default_factory=dict)
-    dropped: dict[str, dict[int, int]] = field(default_factory=dict)
-    """The dim that is cut of what a module drops numbers of, by its name and the number of dims."""
 
 
 class Demand:
@@ -70,7 +48,7 @@ class Demand:
     def run(self) -> Region:
         """Follow it to the end. Raises `Misfit` where it cannot hold."""
         if taken := self._taken & self._rows.keys():
-            raise Misfit(f"the code takes the weight of {min(taken)} by itself too")
+            raise Misfit(_taken(min(taken)))
         for node in self._graph.nodes:
             if node.kind == LINEAR and node.name in self._rows:
                 value = node.inputs[0]
@@ -83,15 +61,25 @@ class Demand:
             for node in leaks:
                 self._pull(node)
             self._backward()
-        raise Misfit("too much hangs on the values that are cut")
+        raise Misfit(
+            "operations that use what its inputs are made of reach too far: each of "
+            f"{MOST_PULLED} rounds found more"
+        )
 
     def _want(self, value: Value, want: Want) -> None:
         if isinstance(want, Cut) and any(cut and n % self._size for n, cut in want.parts):
-            raise Misfit(f"{want.parts} are not divided by {self._size}")
+            parts = " + ".join(str(n) for n, _ in want.parts)
+            raise Misfit(
+                f"{self._size} ranks do not divide the {parts} numbers of dimension {want.dim} of "
+                f"{list(value.shape)}"
+            )
         if value.memory in self._graph.written and isinstance(want, Cut):
-            raise Misfit("memory that is written in place is cut")
-        if self._direct.setdefault(value, want) != want:
-            raise Misfit("one value is wanted in two ways")
+            raise Misfit(
+                f"the forward writes in place into memory with {want.of(value.shape)}; let it make "
+                "a new tensor instead"
+            )
+        if (known := self._direct.setdefault(value, want)) != want:
+            raise Misfit(_unlike(f"a tensor {list(value.shape)}", (known, want)))
         self._queue(value)
 
     def _queue(self, value: Value) -> None:
@@ -106,7 +94,10 @@ class Demand:
         if value.name:
             self.region.parameters[value.name] = want
         elif isinstance(want, Cut):
-            raise Misfit("a value that the model is given, or makes of none, is cut")
+            raise Misfit(
+                "an input of the model, or a tensor that its code makes of no other, would be "
+                f"{in_words(want)}: its shape is {list(value.shape)}"
+            )
         self.region.wants[value] = want
 
     def _resolved(self, value: Value) -> Want:
@@ -124,9 +115,9 @@ class Demand:
                 if not wants or aligned:
                     wants.append(ALIKE)
                 continue
-            wants.append(Cut(dim, _composed(pieces, value.shape[dim])))
+            wants.append(Cut(dim, composed(pieces, value.shape[dim])))
         if len(set(wants)) != 1:
-            raise Misfit("one value is wanted in two ways")
+            raise Misfit(_unlike(f"a tensor {list(value.shape)}", wants))
         return wants[0]
 
     def _backward(self) -> None:
@@ -167,7 +158,11 @@ class Demand:
     def _layer(self, node: GraphNode, want: Want | None) -> None:
         out = node.outputs[0]
         if node.kind in (OPAQUE, ATTENTION) or out is None or want is None:
-            raise Misfit(f"{node.name} cannot be cut")
+            kind = getattr(node.func, "__name__", node.func)
+            raise Misfit(
+                f"'{node.name}' ({kind}) gives every rank its whole output, and the layer behind "
+                "it takes a part"
+            )
         last = isinstance(want, Cut) and want.dim == len(out.shape) - 1
         if node.kind == LINEAR:
             self._linear(node, want, last=last)
@@ -175,13 +170,19 @@ class Demand:
             self._dropout(node, want)
         elif node.kind == EMBEDDING:
             if isinstance(want, Cut) and not (last and len(want.parts) == 1):
-                raise Misfit("the rows of a table are cut")
+                raise Misfit(
+                    f"the embedding '{node.name}' would give {want.of(out.shape)}; only its "
+                    "features can be cut, in one part"
+                )
             (self.region.tables if last else self.region.inside).add(node.name)
         elif node.kind == NORM:
             if last:
                 assert isinstance(want, Cut)
                 if len(want.parts) > 1 or not is_known_norm(node.func):
-                    raise Misfit(f"{node.name} is cut in several parts, or is of no known class")
+                    raise Misfit(
+                        f"'{node.name}' ({node.func.__name__}) norms {want.of(out.shape)}; an "
+                        "nn.LayerNorm or nn.RMSNorm alone can, and features in one part"
+                    )
                 self.region.norms.add(node.name)
             else:
                 self.region.inside.add(node.name)
@@ -192,26 +193,40 @@ class Demand:
         value = node.inputs[0]
         if isinstance(want, Cut):
             if len(want.parts) > 1:
-                raise Misfit(f"{node.name} drops what is cut in several parts")
+                raise Misfit(
+                    f"the dropout of {whose(node.name)} gets a tensor {list(value.shape)} that is "
+                    f"{in_words(want)}, and a rank cuts one part alone of its mask"
+                )
             if node.name in self._graph.recomputed:
-                raise Misfit(f"a backward draws the mask of {node.name} again, outside its forward")
+                where = "outside of its forward, where a rank would draw another mask"
+                raise Misfit(in_backward_again(node.name, where))
             if node.func is not nn.Dropout or want.dim < len(value.shape) - 1:
                 dims = self.region.dropped.setdefault(node.name, {})
                 dims.setdefault(len(value.shape), want.dim)
         elif node.func is nn.Dropout:
-            raise Misfit(f"{node.name} drops what every rank has, between cut values")
+            raise Misfit(
+                f"'{node.name}' (nn.Dropout) gets a tensor {list(value.shape)} that every rank has "
+                "whole, behind a layer that leaves each rank a part, and would cut its mask too"
+            )
         self._want(value, want)
 
     def _linear(self, node: GraphNode, want: Want, *, last: bool) -> None:
         if node.name in self._rows:
-            raise Misfit(f"{node.name} is a row, and its output is cut")
+            raise Misfit(
+                f"'{node.name}' would be a row, which gives every rank the whole output, and the "
+                "layer behind it takes a part"
+            )
         if isinstance(want, Cut):
             if not last:
-                raise Misfit("a linear layer is cut along its rows")
+                shape = node.inputs[0].shape
+                raise Misfit(
+                    f"the linear layer '{node.name}' of inputs {list(shape)} would give an output "
+                    f"{in_words(want)}; it can be cut along its last dimension alone"
+                )
             if node.name in self._taken:
-                raise Misfit(f"the code takes the weight of {node.name} by itself too")
-            if self.region.columns.setdefault(node.name, want) != want:
-                raise Misfit(f"{node.name} is cut in two ways")
+                raise Misfit(_taken(node.name))
+            if (known := self.region.columns.setdefault(node.name, want)) != want:
+                raise Misfit(_unlike(f"'{node.name}'", (known, want)))
         else:
             self.region.spread.add(node.name)
 
@@ -221,7 +236,9 @@ class Demand:
         leaks: dict[int, GraphNode] = {}
         for value in wants:
             if value in self._graph.results:
-                raise Misfit("the output of the model is cut")
+                raise Misfit(
+                    f"the model's output {list(value.shape)} would be {in_words(wants[value])}"
+                )
             for node in value.users:
                 self._check_column(node, value)
                 known = self._known(node)
@@ -235,8 +252,12 @@ class Demand:
     def _check_column(self, node: GraphNode, value: Value) -> None:
         """Raise `Misfit` for a column that reads features of which a rank has a part."""
         is_column = node.kind == LINEAR and node.name in self.region.columns
-        if is_column and isinstance(self.region.wants[value], Cut):
-            raise Misfit(f"{node.name} needs the whole of a cut value")
+        want = self.region.wants[value]
+        if is_column and isinstance(want, Cut):
+            raise Misfit(
+                f"'{node.name}' would be cut by its output features, and needs the whole of "
+                f"{want.of(value.shape)}"
+            )
 
     def _known(self, node: GraphNode) -> bool:
         """Whether a node is of the region: all that is used of a split's outputs is wanted."""
@@ -259,10 +280,13 @@ class Demand:
                 if value is not None and value not in wants and self._is_used(value):
                     self._want(value, ALIKE)
             return
-        if node.kind in (OPAQUE, ATTENTION) or any(
-            isinstance(wants.get(one), Cut) for one in node.inputs
-        ):
-            raise Misfit(f"{node.name or operation(node)} needs the whole of a cut value")
+        cuts = [(want, one) for one in node.inputs if isinstance(want := wants.get(one), Cut)]
+        if node.kind in (OPAQUE, ATTENTION) or cuts:
+            whom = f"'{node.name}'" if node.name else operation(node)
+            if not cuts:
+                raise Misfit(f"{whom} stands between a column and its row, where it cannot be")
+            want, value = cuts[0]
+            raise Misfit(f"{whom} needs the whole of {want.of(value.shape)}")
         for value in node.outputs:
             if value is not None:
                 self._want(value, ALIKE)
@@ -270,7 +294,7 @@ class Demand:
     def _finished(self) -> Region:
         """Linear layers whose input is shared inside are inside too: nothing need be spread."""
         region = self.region
-        self._check_dropped()
+        check_dropped(self._graph, region, self._rows)
         for node in self._graph.nodes:
             if (
                 node.kind == LINEAR
@@ -281,35 +305,6 @@ class Demand:
                 region.inside.add(node.name)
         return region
 
-    def _check_dropped(self) -> None:
-        """Raise `Misfit` where a rank could not tell whether and where a dropped value is cut.
-
-        It knows what the last layer left, and one dim for each number of dims in a forward.
-        """
-        for node, is_cut in _dropping(self._graph, self.region, self._rows):
-            want = self.region.wants.get(node.inputs[0])
-            dim = want.dim if isinstance(want, Cut) else None
-            known = self._feature_dims(node)
-            if known and (is_cut != (dim is not None) or (is_cut and known != {dim})):
-                raise Misfit(f"{node.name or 'the model'} drops values that are cut otherwise")
-        for node in _first_again(self._graph, self.region, self._rows):
-            if isinstance(self.region.wants.get(node.inputs[0]), Cut):
-                raise Misfit(f"a backward draws the mask of {node.name} again, and no layer before")
-
-    def _feature_dims(self, node: GraphNode) -> set[int]:
-        """The dims that a rank takes to be cut of what a node drops; empty if it looks at none.
-
-        A module of dropout knows its own word, and a function the words of all modules around it.
-        """
-        num_dims = len(node.inputs[0].shape)
-        if node.func is nn.Dropout:
-            return {self.region.dropped.get(node.name, {}).get(num_dims, num_dims - 1)}
-        return {
-            dims[num_dims]
-            for name, dims in self.region.dropped.items()
-            if num_dims in dims and (not name or f"{node.name}.".startswith(f"{name}."))
-        }
-
     def entered(self, name: str) -> bool:
         """Whether a column's input is shared inside the region already."""
         return any(
@@ -319,82 +314,10 @@ class Demand:
         )
 
 
-def _dropping(
-    graph: Graph, region: Region, rows: Collection[str]
-) -> Iterator[tuple[GraphNode, bool]]:
-    """The nodes that drop numbers, and whether the last layer before each left features cut."""
-    is_cut = False
-    for node in graph.nodes:
-        if node.kind == LINEAR and node.name in region.columns:
-            is_cut = True
-        elif (node.kind == LINEAR and node.name in rows) or node.kind == ATTENTION:
-            is_cut = False
-        elif node.kind == DROPOUT:
-            yield node, is_cut
+def _taken(name: str) -> str:
+    return f"the forward uses the weight of '{name}' outside of a call of it, as by F.linear"
 
 
-def _first_again(graph: Graph, region: Region, rows: Collection[str]) -> Iterator[GraphNode]:
-    """The nodes that drop numbers in code that runs again, before any layer has in that code."""
-    known = region.columns.keys() | set(rows)
-    repeat = 0
-    for node in graph.nodes:
-        if node.kind == ATTENTION or (node.kind == LINEAR and node.name in known):
-            repeat = node.repeat
-        elif node.kind == DROPOUT and node.repeat not in {0, repeat}:
-            yield node
-
-
-def with_dropout_of_samples(graph: Graph, region: Region, rows: Collection[str]) -> Region:
-    """A region where whatever functions drop has a dim of features, as samples may be cut too.
-
-    Of whole features it is the last one.
-    """
-    found = {name: dict(dims) for name, dims in region.dropped.items()}
-    unlike: set[tuple[str, int]] = set()
-    for node, is_cut in _dropping(graph, region, rows):
-        num_dims = len(node.inputs[0].shape)
-        if node.func is not nn.Dropout and num_dims not in region.dropped.get(node.name, {}):
-            found.setdefault(node.name, {})[num_dims] = num_dims - 1
-            unlike |= {(node.name, num_dims)} if is_cut else set()
-    for name, num_dims in unlike:
-        for around in [one for one in found if not one or f"{name}.".startswith(f"{one}.")]:
-            found[around].pop(num_dims, None)
-    return replace(region, dropped=found)
-
-
-def taken_layers(graph: Graph) -> frozenset[str]:
-    """The modules whose parameters an operation outside layers takes, without a call of them."""
-    return frozenset(
-        value.name.rpartition(".")[0]
-        for node in graph.nodes
-        for value in node.inputs
-        if value.name and node.kind == "op"
-    )
-
-
-def _composed(pieces: Sequence[tuple[int, int, Want]], length: int) -> tuple[Part, ...]:
-    """The parts of a dimension from those of its pieces; those without a demand stay whole."""
-    parts: list[Part] = []
-    position = 0
-    for start, stop, want in sorted(set(pieces), key=lambda piece: piece[:2]):
-        if start < position:
-            raise Misfit("pieces of one value overlap")
-        if start > position:
-            parts.append((start - position, False))
-        parts += want.parts if isinstance(want, Cut) else ((stop - start, False),)
-        position = stop
-    if position < length:
-        parts.append((length - position, False))
-    return joined(parts)
-
-
-def alive(graph: Graph) -> set[int]:
-    """The nodes that the output of the model is made of."""
-    indices: set[int] = set()
-    left: list[PyTree] = [value.node for value in graph.results]
-    while left:
-        node = left.pop()
-        if node is not None and node.index not in indices:
-            indices.add(node.index)
-            left += [value.node for value in node.inputs]
-    return indices
+def _unlike(whose: str, wants: Iterable[Want]) -> str:
+    ways = sorted({in_words(want) for want in wants})
+    return f"two uses of {whose} need it in two ways: {' and '.join(ways)}"

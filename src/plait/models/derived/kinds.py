@@ -17,6 +17,9 @@ ATTENTION = "attention"
 OPAQUE = "opaque"
 DROPOUT = "dropout"
 
+KNOWN_NORMS = (nn.LayerNorm, nn.RMSNorm, RMSNorm)
+"""Norms whose features can be cut."""
+
 
 def is_linear(module: nn.Module) -> bool:
     """Whether a module is a linear layer with the forward of its class, or GPT-2's Conv1D.
@@ -29,12 +32,21 @@ def is_linear(module: nn.Module) -> bool:
 
 def is_norm(module: nn.Module) -> bool:
     """Whether a module is a norm over features: by its class, or by its name and parameters."""
-    known = isinstance(module, (nn.LayerNorm, nn.RMSNorm, RMSNorm))
+    known = isinstance(module, KNOWN_NORMS)
     alone = not any(True for _ in module.children()) and bool(module._parameters)
     vectors = all(param is None or param.dim() == 1 for param in module._parameters.values())
     named = type(module).__name__.endswith(("Norm", "LayerNorm", "NormP")) and alone
     plain = "Group" not in type(module).__name__ and not is_replaced(module)
     return (known or named) and vectors and plain
+
+
+def is_known_norm(kind: type[nn.Module]) -> bool:
+    """Whether the features of a norm can be cut: it computes what its base class does.
+
+    A class that adds one to the weight in a forward of its own is another norm.
+    """
+    known = [base for base in KNOWN_NORMS if issubclass(kind, base)]
+    return any(kind.forward is base.forward for base in known)
 
 
 def holds_experts(module: nn.Module) -> bool:

@@ -110,6 +110,28 @@ def draws(func: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags and "scaled_dot" not in name
 
 
+def taken_layers(graph: Graph) -> frozenset[str]:
+    """The modules whose parameters an operation outside layers takes, without a call of them."""
+    return frozenset(
+        value.name.rpartition(".")[0]
+        for node in graph.nodes
+        for value in node.inputs
+        if value.name and node.kind == "op"
+    )
+
+
+def alive(graph: Graph) -> set[int]:
+    """The nodes that the output of the model is made of."""
+    indices: set[int] = set()
+    left: list[PyTree] = [value.node for value in graph.results]
+    while left:
+        node = left.pop()
+        if node is not None and node.index not in indices:
+            indices.add(node.index)
+            left += [value.node for value in node.inputs]
+    return indices
+
+
 class GraphRecorder(TorchDispatchMode):
     """Records every operation outside layers. `check` sees each node with its real outputs."""
 

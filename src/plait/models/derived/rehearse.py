@@ -27,8 +27,8 @@ from plait import divided_views
 from plait.divided_views import LastView
 from plait.models.derived.choose import RowChoice, pattern_of
 from plait.models.derived.cuts import Cut, Misfit
-from plait.models.derived.demands import alive
-from plait.models.derived.record import Graph, GraphNode
+from plait.models.derived.record import Graph, GraphNode, alive
+from plait.models.derived.rules import operation
 from plait.models.derived.stand_ins import Sizes
 
 MOST_NUMBERS = 24
@@ -39,7 +39,10 @@ Held = tuple[nn.Module, str, Any]
 """A module, the name of an attribute of its own, and what it was; `ABSENT` for one that it had not.
 """
 ABSENT = object()
-RECOMPUTED = "a backward runs its views again, outside of its forward, where no size is divided"
+RECOMPUTED = (
+    "torch.utils.checkpoint runs its views again in backward, outside of its forward, where no "
+    "size is divided; leave the checkpoint out and write remat:full in the plan"
+)
 
 
 @dataclass
@@ -48,15 +51,13 @@ class TrialStage:
 
     An entry of `divided` is the name of an attribute, or a word of `plait.divided_views`.
 
-    `reached`: the number of the last node that is as the cuts say. `left_whole`: the patterns that
-    trials before it left whole, and the line that each names.
+    `reached`: the number of the last node that is as the cuts say.
     """
 
     divided: dict[str, list[str]] = field(default_factory=dict)
     place: str = ""
     reason: str = ""
     reached: int = 0
-    left_whole: dict[str, str] = field(default_factory=dict)
 
 
 def rehearse(
@@ -165,10 +166,10 @@ def _compare(
     wanted: dict[tuple[int, int], tuple[int, ...]],
 ) -> None:
     if node.index >= len(graph.nodes):
-        raise Misfit("a rank runs more operations than one device")
+        raise Misfit(f"a rank runs more than the {len(graph.nodes)} operations of one device")
     whole = graph.nodes[node.index]
     if (whole.kind, whole.name, whole.func) != (node.kind, node.name, node.func):
-        raise Misfit("a rank runs other operations than one device")
+        raise Misfit(f"a rank runs {_name_of(node)} where one device runs {_name_of(whole)}")
     for mine, of_whole in zip(_factors(node), _factors(whole), strict=True):
         if mine != of_whole:
             raise Misfit(f"a rank computes with {mine} where one device does with {of_whole}")
@@ -176,6 +177,10 @@ def _compare(
         shape = wanted.get((node.index, index))
         if output is not None and shape is not None and tuple(output.shape) != shape:
             raise Misfit(f"a rank has {list(output.shape)} where {list(shape)} is its part")
+
+
+def _name_of(node: GraphNode) -> str:
+    return operation(node) if node.kind == "op" else f"'{node.name}'"
 
 
 def _factors(node: GraphNode) -> list[float]:

@@ -37,10 +37,13 @@ def ask(node: GraphNode, wants: Sequence[Want | None], size: int) -> Asked:
         return [(value, ALIKE) for value in node.inputs]
     index, cut = cuts[0]
     name = operation(node)
-    if draws(node.func):
-        raise Misfit("random numbers are drawn for a value that is cut")
     out = node.outputs[index]
     assert out is not None
+    if draws(node.func):
+        raise Misfit(
+            f"{name} draws random numbers for {cut.of(out.shape)}; one device's numbers are known "
+            "for nn.Dropout, F.dropout and F.scaled_dot_product_attention"
+        )
     if name in SAME_ORDER and node.inputs:
         source = node.inputs[0]
         return [(source, reshaped(cut, out.shape, source.shape, size))]
@@ -51,17 +54,19 @@ def ask(node: GraphNode, wants: Sequence[Want | None], size: int) -> Asked:
         return rule(node, cut, out, size)
     pointwise = torch.Tag.pointwise in node.func.tags or name in LIKE_POINTWISE
     if pointwise:
-        return [(value, _broadcast(cut, out, value)) for value in node.inputs]
-    raise Misfit(f"{name} is not followed")
+        return [(value, _broadcast(node, cut, out, value)) for value in node.inputs]
+    raise Misfit(f"no rule says how {name} passes on {cut.of(out.shape)}")
 
 
-def _broadcast(cut: Cut, out: Value, value: Value) -> Want:
+def _broadcast(node: GraphNode, cut: Cut, out: Value, value: Value) -> Want:
     """The cut of an operand that is stretched to the shape of the output."""
     dim = cut.dim - (len(out.shape) - len(value.shape))
     if dim < 0 or value.shape[dim] == 1:
         return ALIKE
     if value.shape[dim] != out.shape[cut.dim]:
-        raise Misfit("a value is assembled along the dimension that is cut")
+        raise Misfit(
+            f"{operation(node)} puts a tensor {list(value.shape)} at a place of {cut.of(out.shape)}"
+        )
     return Cut(dim, cut.parts)
 
 
@@ -83,14 +88,14 @@ def _transpose(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
 
 
 def _expand(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
-    return [(node.inputs[0], _broadcast(cut, out, node.inputs[0]))]
+    return [(node.inputs[0], _broadcast(node, cut, out, node.inputs[0]))]
 
 
 def _repeat(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
     source = node.inputs[0]
     dim = cut.dim - (len(out.shape) - len(source.shape))
     if dim < 0 or source.shape[dim] != out.shape[cut.dim]:
-        raise Misfit("a repeated dimension is cut")
+        raise Misfit(f"repeat copies along {cut.of(out.shape)}")
     return [(source, Cut(dim, cut.parts))]
 
 
@@ -100,7 +105,7 @@ def _reduction(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
     if operation(node) in ("linalg_vector_norm", "norm"):
         dims = _argument(node, 2)
     if dims is None:
-        raise Misfit("all dimensions are reduced")
+        raise Misfit(f"{operation(node)} reduces all dimensions of {list(source.shape)} to one")
     dims = [dims] if isinstance(dims, int) else list(dims)
     gone = {int(dim) % len(source.shape) for dim in dims}
     dim = cut.dim
@@ -108,7 +113,7 @@ def _reduction(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
         left = [one for one in range(len(source.shape)) if one not in gone]
         dim = left[cut.dim]
     if dim in gone:
-        raise Misfit(f"{operation(node)} reduces the dimension that is cut")
+        raise Misfit(f"{operation(node)} reduces {Cut(dim, cut.parts).of(source.shape)}")
     return [(source, Cut(dim, cut.parts))]
 
 
@@ -124,7 +129,9 @@ def _cat(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
         while left and sum(length for length, _ in parts_taken) < value.shape[dim]:
             parts_taken.append(left.pop(0))
         if sum(length for length, _ in parts_taken) != value.shape[dim]:
-            raise Misfit("a part crosses the seam of a concatenation")
+            raise Misfit(
+                f"cat joins tensors along {cut.of(out.shape)}, and a part is of two of them"
+            )
         whole = not any(is_cut for _, is_cut in parts_taken)
         demands.append((value, ALIKE if whole else Cut(dim, joined(parts_taken))))
     return demands
@@ -133,14 +140,14 @@ def _cat(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
 def _stack(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
     dim = int(_argument(node, 1, 0)) % len(out.shape)
     if dim == cut.dim:
-        raise Misfit("a stacked dimension is cut")
+        raise Misfit(f"stack makes {cut.of(out.shape)}")
     return [(value, Cut(cut.dim - (cut.dim > dim), cut.parts)) for value in node.inputs]
 
 
 def _matmul(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
     """Products: in `addmm` and `baddbmm` what is added stands before the factors."""
     *added, left, right = node.inputs
-    demands: Asked = [(value, _broadcast(cut, out, value)) for value in added]
+    demands: Asked = [(value, _broadcast(node, cut, out, value)) for value in added]
     rank = len(out.shape)
     if cut.dim == rank - 2:
         return [*demands, (left, cut), (right, ALIKE)]
@@ -152,24 +159,27 @@ def _matmul(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
 def _attention(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
     """Queries, keys and values [B, heads, S, K]; of keys and values there may be fewer heads."""
     if cut.dim > 1:
-        raise Misfit("attention is cut inside heads")
+        raise Misfit(f"attention gives {cut.of(out.shape)}; only samples and heads can be cut")
     query, *others = node.inputs
     demands: Asked = [(query, cut)]
     for value in others[:2]:
         heads = value.shape[1]
         if cut.dim == 1 and heads != query.shape[1]:
             if len(cut.parts) > 1 or heads % size:
-                raise Misfit("groups of heads are not divided")
+                raise Misfit(
+                    f"attention has {query.shape[1]} heads of queries and {heads} of keys, and "
+                    f"{size} ranks do not divide both"
+                )
             demands.append((value, even(1, heads)))
         else:
             demands.append((value, cut))
-    return demands + [(value, _broadcast(cut, out, value)) for value in others[2:]]
+    return demands + [(value, _broadcast(node, cut, out, value)) for value in others[2:]]
 
 
 def _padding(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
     padded = len(_argument(node, 1)) // 2
     if cut.dim >= len(out.shape) - padded:
-        raise Misfit("a padded dimension is cut")
+        raise Misfit(f"{operation(node)} pads {cut.of(out.shape)}")
     return [(node.inputs[0], cut)]
 
 
@@ -180,7 +190,7 @@ def _other_dims(position: int) -> Callable[[GraphNode, Cut, Value, int], Asked]:
         dims = _argument(node, position)
         dims = [dims] if isinstance(dims, int) else list(dims)
         if cut.dim in {int(dim) % len(out.shape) for dim in dims}:
-            raise Misfit(f"{operation(node)} mixes the dimension that is cut")
+            raise Misfit(f"{operation(node)} mixes {cut.of(out.shape)}")
         return [(value, cut) for value in node.inputs[:1]]
 
     return rule
@@ -188,7 +198,7 @@ def _other_dims(position: int) -> Callable[[GraphNode, Cut, Value, int], Asked]:
 
 def _triangle(node: GraphNode, cut: Cut, out: Value, size: int) -> Asked:
     if cut.dim >= len(out.shape) - 2:
-        raise Misfit("a triangle is cut")
+        raise Misfit(f"{operation(node)} masks a triangle along {cut.of(out.shape)}")
     return [(node.inputs[0], cut)]
 
 
@@ -254,7 +264,7 @@ def through_window(
             and want.dim == place[0]
             and place[2] - place[1] != out.shape[place[0]]
         ):
-            raise Misfit("every n-th element is taken of a dimension that is cut")
+            raise Misfit(f"a slice takes every n-th number of {want.of(node.inputs[0].shape)}")
         windows.append((*place, want))
     return windows
 

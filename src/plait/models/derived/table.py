@@ -13,10 +13,11 @@ from plait.divided_views import DROPOUT, is_word
 from plait.divided_views import word as word_of
 from plait.models.adapters import without_adapters
 from plait.models.derived.choose import RowChoice, choose, layer_pattern, pattern_of
-from plait.models.derived.cuts import Cut, Misfit, Part
-from plait.models.derived.demands import Demand, taken_layers, with_dropout_of_samples
+from plait.models.derived.cuts import Cut, Misfit, parts_in_words
+from plait.models.derived.demands import Demand
 from plait.models.derived.kinds import LINEAR, is_linear, out_features, owns_parameters
-from plait.models.derived.record import Draw, Graph, Value, run
+from plait.models.derived.record import Draw, Graph, Value, run, taken_layers
+from plait.models.derived.region import with_dropout_of_samples
 from plait.models.derived.rehearse import TrialStage, number_of, rehearse
 from plait.values import PyTree
 
@@ -96,11 +97,11 @@ def _derive(
         refused |= dict.fromkeys(nearest, stage.reason)
     else:
         choice = RowChoice(left_out=refused)
-    stage = replace(stage, left_whole=refused)
     if is_grid:
         region = with_dropout_of_samples(graph, choice.region, choice.rows)
         choice = replace(choice, region=region)
-    table = _write(model, choice, stage, tables, _layers_called(graph))
+    divided = stage.divided if choice.rows else {}
+    table = _write(model, choice, divided, tables, _layers_called(graph))
     met = choice.region.dropped
     draws = [one._replace(is_met=len(one.shape) in met.get(one.owner, {})) for one in graph.draws]
     return replace(table, draws=draws)
@@ -217,14 +218,13 @@ def _rows_behind(graph: Graph, patterns: Sequence[str], index: int) -> list[str]
 def _write(
     model: nn.Module,
     choice: RowChoice,
-    stage: TrialStage,
+    divided: Mapping[str, Sequence[str]],
     tables: Tables,
     called: Collection[str],
 ) -> Table:
     region = choice.region
     shares: dict[str, list[str]] = {}
     named = dict(model.named_modules())
-    divided = stage.divided if choice.rows else {}
     for name, module in named.items():
         for number in divided.get(pattern_of(name), ()):
             if is_word(number) or number_of(module, number) is not None:
@@ -240,7 +240,7 @@ def _write(
     roles = {name: f"share {' '.join(words)}" for name, words in shares.items()}
     for name, cut in region.columns.items():
         word = "column_inside" if name in choice.entered else "column"
-        parts = _parts(cut.parts)
+        parts = parts_in_words(cut.parts)
         roles[name] = f"{word} {parts}" if parts else word
     roles |= dict.fromkeys(choice.rows, "row")
     roles |= dict.fromkeys(region.spread, "spread")
@@ -259,12 +259,12 @@ def _write(
     left = [name for name, role in roles.items() if _is_left_whole(named[name], role)]
     notes: dict[str, str] = {}
     for name in left:
-        notes.setdefault(pattern_of(name), _note(name, stage.left_whole))
+        notes.setdefault(pattern_of(name), _note(name, choice.left_out))
     return Table(_by_pattern({_trunk(model): "whole"} | roles, named), [*notes.values()])
 
 
-def _note(name: str, refused: Mapping[str, str]) -> str:
-    why = refused.get(layer_pattern(name))
+def _note(name: str, left_out: Mapping[str, str]) -> str:
+    why = left_out.get(layer_pattern(name))
     return f"{pattern_of(name)} is computed alike on every rank{'' if why is None else f': {why}'}"
 
 
@@ -289,13 +289,6 @@ def _is_left_whole(module: nn.Module, role: str) -> bool:
     if role not in ("replicated", "inside", "spread"):
         return False
     return any(param is not None and param.dim() > 1 for param in module._parameters.values())
-
-
-def _parts(parts: Sequence[Part]) -> str:
-    """The parts of a packed layer as text, `!` behind one that stays whole; empty for one part."""
-    if len(parts) == 1 and parts[0][1]:
-        return ""
-    return "+".join(f"{length}{'' if cut else '!'}" for length, cut in parts)
 
 
 def _by_pattern(roles: dict[str, str], names: Collection[str] = ()) -> dict[str, str]:
