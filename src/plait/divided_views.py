@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from plait.forwards import give_forward
+from plait.forwards import run_under
 from plait.values import PyTree
 
 VIEW = "view"
@@ -122,10 +123,4 @@ def _numbers(sizes: Sequence[int]) -> int:
 
 def divide_views(module: nn.Module, positions: Mapping[int, int], size: int) -> None:
     """Let the forward of a module run with its views divided by `size` ranks."""
-    before = module.forward
-
-    def run(*args: PyTree, **named: PyTree) -> PyTree:
-        with DividedViews(positions, size):
-            return before(*args, **named)
-
-    give_forward(module, run)
+    run_under(module, partial(DividedViews, positions, size))

@@ -1,9 +1,10 @@
-"""Forwards that an engine gives modules of its model, and what copies of these modules run."""
+"""The forwards that modules run: those of their classes, or others that an engine gives them."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import MethodType
 
 from torch import nn
@@ -30,6 +31,30 @@ def runs_forward_of(module: nn.Module, kind: type[nn.Module]) -> bool:
         and type(module).forward is kind.forward
         and not is_replaced(module)
     )
+
+
+def computes_by_heads(module: nn.Module, size: int) -> bool:
+    """Whether `size` ranks can have some heads each of torch's attention.
+
+    Its keys and values have the width of its queries, it adds none, and the ranks divide its heads.
+    """
+    if not runs_forward_of(module, nn.MultiheadAttention):
+        return False
+    assert isinstance(module, nn.MultiheadAttention)
+    has_one_width = module._parameters.get("in_proj_weight") is not None
+    adds_keys = module._parameters.get("bias_k") is not None or module.add_zero_attn
+    return has_one_width and not adds_keys and module.num_heads % size == 0
+
+
+def run_under(module: nn.Module, mode: Callable[[], AbstractContextManager[object]]) -> None:
+    """Let the forward of a module run under a mode of torch, a new one for each call."""
+    before = module.forward
+
+    def run(*args: PyTree, **named: PyTree) -> PyTree:
+        with mode():
+            return before(*args, **named)
+
+    give_forward(module, run)
 
 
 def give_forward(module: nn.Module, run: Callable[..., PyTree]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from plait.forwards import is_replaced, runs_forward_of
+from plait.forwards import computes_by_heads, is_replaced, runs_forward_of
 from plait.models.layers import RMSNorm
 
 LINEAR = "linear"
@@ -101,12 +101,5 @@ def layer_kind(module: nn.Module, opaque: Sequence[type]) -> str | None:
 
 
 def splits_heads(module: nn.Module, size: int) -> bool:
-    """Whether ranks can compute torch's attention by heads: all inputs have its width."""
-    return (
-        runs_forward_of(module, nn.MultiheadAttention)
-        and module._parameters.get("in_proj_weight") is not None
-        and module._parameters.get("bias_k") is None
-        and not module.add_zero_attn
-        and int(module.num_heads) % size == 0  # type: ignore[arg-type]
-        and is_linear(module.get_submodule("out_proj"))
-    )
+    """Whether ranks can compute torch's attention by heads, with its `out_proj` as a row."""
+    return computes_by_heads(module, size) and is_linear(module.get_submodule("out_proj"))

@@ -5,7 +5,8 @@ Each rank draws the mask of the whole tensor from one state of the generator, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -113,6 +114,55 @@ def drawn_like(x: Tensor, shape: Sequence[int]) -> Tensor:
     return memory.permute([order.index(dim) for dim in range(x.dim())])
 
 
+def attention(  # noqa: PLR0917 (as torch's function is called)
+    mask_of: Callable[[Tensor], Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`F.scaled_dot_product_attention` of this rank's heads, with its arguments. Differentiable.
+
+    `SplitAttention` has a formula of its own. Torch's module scales queries before the product, so
+    that the last bits differ.
+
+    No communication. `dropout_p` is not read: `mask_of` knows it.
+
+    Args:
+        mask_of: weights [samples, heads, queries, keys] -> what they are multiplied by.
+        query: [samples, heads, queries, head_size].
+        key: [samples, heads of keys, keys, head_size]; so is `value`.
+        attn_mask: true where a key is seen, or what is added. It has the shape of the weights, or
+            one that is stretched to it.
+        is_causal: whether a query sees the keys up to its own position alone.
+        scale: of the scores; by default head_size to the power of -1/2.
+        enable_gqa: whether each head of keys is for a group of heads of queries.
+
+    Returns:
+        A tensor of the shape of `query`.
+    """
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * factor
+    if is_causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        scores = scores.masked_fill(~seen, -torch.inf)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -torch.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    sees_nothing = (scores == -torch.inf).all(-1, keepdim=True)
+    weights = scores.masked_fill(sees_nothing, 0.0).softmax(-1).masked_fill(sees_nothing, 0.0)
+    return weights * mask_of(weights) @ value
+
+
 class AttentionWithDropout(nn.Module):
     """softmax(q k^T / sqrt(head_size)) v over the past, weights dropped as on one device."""
 
@@ -140,7 +190,5 @@ class AttentionWithDropout(nn.Module):
             seen = seen & (documents[:, None, :, None] == documents[:, None, None, :])
         if not self.training:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=groups > 1)
-        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
-        scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
-        weights = scores.softmax(-1)
-        return weights * mask_like(weights, self.dropout, self._context, 1) @ v
+        mask = partial(mask_like, p=self.dropout, context=self._context, feature_dim=1)
+        return attention(mask, q, k, v, seen, enable_gqa=groups > 1)

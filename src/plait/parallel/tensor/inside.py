@@ -17,7 +17,7 @@ from plait.comm import Axis
 from plait.comm.functional import transition
 from plait.divided_views import DROPOUT, divide_views, is_word, positions_of
 from plait.errors import ModelError
-from plait.forwards import runs_forward_of
+from plait.forwards import computes_by_heads
 from plait.mesh.layouts import INVARIANT, PARTIAL, REPLICATED
 from plait.parallel.tensor import adapters, layers
 from plait.parallel.tensor.divided_dropout import divide_dropout
@@ -91,14 +91,7 @@ class InsideRoles:
                 Or the ranks do not divide its heads.
         """
         size = self._features.size
-        held = {key for key, param in module._parameters.items() if param is not None}
-        if (
-            not runs_forward_of(module, nn.MultiheadAttention)
-            or "in_proj_weight" not in held
-            or "bias_k" in held
-            or module.add_zero_attn
-            or int(module.num_heads) % size  # type: ignore[arg-type]
-        ):
+        if not computes_by_heads(module, size):
             raise ModelError(
                 f"'{name}' has the role heads and is a {type(module).__name__}; it must be an "
                 "nn.MultiheadAttention whose keys and values have the width of its queries, "
