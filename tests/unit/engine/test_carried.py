@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import plait
-from plait.comm import World
-from tests.helpers.threaded import threaded
+from tests.helpers.warned import warnings_of_steps
 
 CARRIES = "the forward carries 'hidden' from one micro-batch to the next"
 
@@ -95,24 +91,8 @@ class Innocent(nn.Module):
 
 def said(model: nn.Module, plan: str, ranks: int = 1) -> list[str]:
     """The warnings of three steps about what forwards carry, each once."""
-
-    def train(world: World) -> None:
-        draw = torch.Generator().manual_seed(5)
-        batches = [(torch.randn(8, 4, generator=draw), torch.zeros(8, 4)) for _ in range(3)]
-        engine = plait.build(
-            copy.deepcopy(model),
-            plan,
-            loss=F.mse_loss,
-            optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
-            world=world,
-        )
-        for batch in engine.prepare(batches):
-            engine.step(batch)
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        threaded(ranks, train, plan=plan)
-    return sorted({str(one.message) for one in caught if "carries" in str(one.message)})
+    texts = warnings_of_steps(model, plan, (4, 4), ranks)
+    return sorted({one for one in texts if "carries" in one})
 
 
 @pytest.mark.parametrize("plan", ["dp1 mb2", "dp2 mb2", "pp2 mb2", "dp2:zero3 mb2"])

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-import plait
-from plait.comm import World
-from tests.helpers.threaded import threaded
+from tests.helpers.warned import warnings_of_steps
 
 Move = Callable[[nn.Parameter, nn.Parameter], None]
 MOVED = "moves the frozen parameters 'average.0.weight'"
@@ -91,26 +87,9 @@ class Layers(nn.Module):
         return out
 
 
-def said(whole: nn.Module, plan: str, ranks: int = 1) -> list[str]:
+def said(model: nn.Module, plan: str, ranks: int = 1) -> list[str]:
     """The warnings of three steps of 8 samples about writes of forwards."""
-
-    def train(world: World) -> None:
-        draw = torch.Generator().manual_seed(5)
-        batches = [(torch.randn(8, 12, generator=draw), torch.zeros(8, 7)) for _ in range(3)]
-        engine = plait.build(
-            copy.deepcopy(whole),
-            plan,
-            loss=F.mse_loss,
-            optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
-            world=world,
-        )
-        for batch in engine.prepare(batches):
-            engine.step(batch)
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        threaded(ranks, train, plan=plan)
-    texts = [str(one.message) for one in caught]
+    texts = warnings_of_steps(model, plan, (12, 7), ranks)
     return [one for one in texts if "forward" in one and "buffers" not in one]
 
 
