@@ -138,15 +138,7 @@ def build(
     check_messages(plan, options.messages)
     if options.fixed_order:
         check_fixed_order(plan)
-    if isinstance(optimizer, torch.optim.Optimizer):
-        optimizer = like(optimizer, model)
-    asks = getattr(optimizer, "needs_whole", False)
-    is_flat = plan.dp.strategy in data.ELEMENTWISE_ONLY
-    if (is_flat or plan.tp.size > 1) and not asks:
-        check_elementwise(optimizer, model, str(plan), keep_dims=not is_flat)
-    if has_parts(plan):
-        check_apart(optimizer, model, str(plan))
-    check_state_whole(optimizer, plan)
+    optimizer = _checked_optimizer(optimizer, model, plan)
     guard = make_guard(plan, options)
     world = world or join_world(plan)
     if world.membership is None:
@@ -177,6 +169,24 @@ def build(
             Uncut(plan, world, model, guard, lambda inputs: make(_with_example(options, inputs)))
         )
     return Engine(make(options))
+
+
+def _checked_optimizer(
+    optimizer: Callable[[Parameters], torch.optim.Optimizer] | torch.optim.Optimizer,
+    model: nn.Module,
+    plan: Plan,
+) -> Callable[[Parameters], torch.optim.Optimizer]:
+    """The maker of an optimizer that can update what a rank of the plan has of each parameter."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = like(optimizer, model)
+    needs_whole = getattr(optimizer, "needs_whole", False)
+    is_flat = plan.dp.strategy in data.ELEMENTWISE_ONLY
+    if (is_flat or plan.tp.size > 1) and not needs_whole:
+        check_elementwise(optimizer, model, str(plan), keep_dims=not is_flat)
+    if has_parts(plan):
+        check_apart(optimizer, model, str(plan))
+    check_state_whole(optimizer, plan)
+    return optimizer
 
 
 def _with_example(options: Options, inputs: PyTree) -> Options:
@@ -282,14 +292,8 @@ def compose(
             world,
         )
     )
-    num_parts = plan.dp.size * plan.micro_batches
-    if plan.compile and compiled(own_loss) is not own_loss:
-        own_loss = compiled(own_loss)  # it counts, and compiled kernels are not looked into
-    elif num_parts * split.sequence_parts > 1 and world.worker[0] == 0:
-        own_loss = MaskedMeanCheck(own_loss, num_parts, split.sequence_parts)
-    pipeline = make_pipeline(
-        parts, schedule, looked_through(own_loss, plan, world), contexts, world, wire=options.wire
-    )
+    own_loss = _checked_loss(own_loss, plan, split.sequence_parts, world)
+    pipeline = make_pipeline(parts, schedule, own_loss, contexts, world, wire=options.wire)
     reductions = [
         strategy.reduce,
         *tied_sums(world.axis("pp"), schedule.placement, cut.tied, strategies),
@@ -336,6 +340,18 @@ def join_world(plan: Plan, silent_seconds: float = 300.0, **place: Any) -> World
     """
     mesh = Mesh.of(plan)
     return comm.init(mesh, timeout_seconds=silent_seconds, measurements=cache_folder(), **place)
+
+
+def _checked_loss(
+    loss: LossFunction, plan: Plan, sequence_parts: int, world: World
+) -> LossFunction:
+    """A loss of this rank's outputs that is looked at: its masked means, and its own backwards."""
+    num_parts = plan.dp.size * plan.micro_batches
+    if plan.compile and compiled(loss) is not loss:
+        loss = compiled(loss)  # it counts, and compiled kernels are not looked into
+    elif num_parts * sequence_parts > 1 and world.worker[0] == 0:
+        loss = MaskedMeanCheck(loss, num_parts, sequence_parts)
+    return looked_through(loss, plan, world)
 
 
 def _checked(plan: Plan | str) -> Plan:

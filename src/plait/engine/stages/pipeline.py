@@ -63,7 +63,8 @@ class Pipeline:
         num_stages: stages on all ranks together.
         transport: sends and receives between stages.
         loss: the loss of the step so far.
-        under_way: the micro-batch that was last evaluated, and how many samples it has.
+        under_way: the micro-batch that an evaluation or a replay has come to.
+        samples_under_way: how many samples that micro-batch has.
         loss_function: the user's loss on this rank's outputs.
     """
 
@@ -164,7 +165,7 @@ class Pipeline:
         return [(index, micro.inputs, micro.num_samples) for index, micro in known]
 
     def _evaluate(self, step: PipelineStep, functions: Sequence[LossFunction]) -> list[LossSum]:
-        under_way = self._step
+        interrupted = self._step
         sums = [LossSum(self._device) for _ in functions]
         self._enter_step(step, recording=False)
         for micro_batch in step.micro_batches:
@@ -176,7 +177,7 @@ class Pipeline:
                         measured = self._loss(function, stage, output, micro.targets)
                         total.add(measured, micro.own_samples)
         self.end()
-        self._enter_step(under_way, recording=True)
+        self._enter_step(interrupted, recording=True)
         return sums
 
     def _evaluate_stage(self, stage: int, micro_batch: int) -> PyTree:

@@ -173,13 +173,8 @@ class GraphRecorder(TorchDispatchMode):
         self, kind: str, module: nn.Module, inputs: Sequence[Tensor], make: Callable[[], PyTree]
     ) -> PyTree:
         """The output of a layer of inputs [...], which `make` gives, as one node."""
-        name = self.names[module]
-        self._paused = True
-        try:
-            output = make()
-        finally:
-            self._paused = False
-        self._add(kind, type(module), tuple(inputs), output, name)
+        output = self._unrecorded(make)
+        self._add(kind, type(module), tuple(inputs), output, self.names[module])
         return output
 
     def dropout(self, x: Tensor) -> Tensor:
@@ -187,13 +182,17 @@ class GraphRecorder(TorchDispatchMode):
         owner, again = self._owner()
         self.graph.draws.append(Draw(owner, "dropout", tuple(x.shape)))
         self.graph.recomputed |= {owner} if again else set()
-        self._paused = True
-        try:
-            output = x.clone()
-        finally:
-            self._paused = False
+        output = self._unrecorded(x.clone)
         self._add(DROPOUT, F.dropout, (x,), output, owner)
         return output
+
+    def _unrecorded(self, make: Callable[[], PyTree]) -> PyTree:
+        """What `make` gives, of whose operations there are no nodes."""
+        self._paused = True
+        try:
+            return make()
+        finally:
+            self._paused = False
 
     def _add(
         self,

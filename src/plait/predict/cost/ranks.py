@@ -118,7 +118,9 @@ class Rank:
         costs = []
         for one in self.passes:
             wait_forward, wait_backward = one.waits
-            sent_forward, sent_backward = one.shown(runtime.overlap_tensor, runtime.overlap_expert)
+            sent_forward, sent_backward = one.exposed(
+                runtime.overlap_tensor, runtime.overlap_expert
+            )
             whole_forward = one.forward + sent_forward + forward + wait_forward + action
             input_grad = one.input_grad + one.recompute + sent_backward
             input_grad += backward

@@ -184,7 +184,9 @@ def _seconds(job: Job, plan: Plan, machine: Machine, samples: float) -> float:
     shard = sharding(plan, job.model.seq_len, samples, job.runtime)
     stage = StageBlocks(job.model.runs, True, True)
     whole = job_pass(job, stage, machine, shard, job.numerics(plan))
-    return whole.compute + sum(whole.shown(job.runtime.overlap_tensor, job.runtime.overlap_expert))
+    return whole.compute + sum(
+        whole.exposed(job.runtime.overlap_tensor, job.runtime.overlap_expert)
+    )
 
 
 def _layers_by_speed(asked: _MixedSearch, plan: Plan, kinds: Sequence[int]) -> tuple[int, ...]:

@@ -245,7 +245,7 @@ def time_floor(
     fused = job.numerics(plan)[1]
     stage = split_model(job.model, 1)[0]
     whole = job_pass(job, stage, machine, shard, (settings.precision, fused, "none"))
-    exposed = sum(whole.shown(job.runtime.overlap_tensor, job.runtime.overlap_expert))
+    exposed = sum(whole.exposed(job.runtime.overlap_tensor, job.runtime.overlap_expert))
     return fewest * (whole.compute + exposed) / combination.pp
 
 

@@ -23,6 +23,9 @@ from plait.predict.cost.widths import BYTES
 class PassSeconds:
     """One block (or stage) and one micro-batch: compute of each pass and exposed communication by
     axis.
+
+    `tensor_forward` to `expert_backward` are parts of `communication_forward` and `_backward`. The
+    fields of `host` are the seconds in which the host starts the work of a pass.
     """
 
     forward: float = 0.0
@@ -38,7 +41,6 @@ class PassSeconds:
     tensor_backward: float = 0.0
     expert_forward: float = 0.0
     expert_backward: float = 0.0
-    """The parts of it on the tensor and the expert axis."""
     host_forward: float = 0.0
     host_backward: float = 0.0
 
@@ -73,9 +75,11 @@ class PassSeconds:
         backward = self.input_grad + self.weight_grad + self.recompute + self.communication_backward
         return max(0.0, self.host_forward - forward), max(0.0, self.host_backward - backward)
 
-    def shown(self, tensor: float, expert: float) -> tuple[float, float]:
-        """Communication forward and backward, with these parts of the tensor and the expert axis
-        hidden as far as compute can.
+    def exposed(self, tensor: float, expert: float) -> tuple[float, float]:
+        """Exposed seconds of communication, forward and backward.
+
+        These shares of that on the tensor and the expert axis overlap with compute, as far as there
+        is compute.
         """
         backward = self.input_grad + self.weight_grad + self.recompute
         hidden_forward = min(
