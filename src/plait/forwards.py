@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import MethodType
 
 from torch import nn
@@ -55,6 +55,24 @@ def run_under(module: nn.Module, mode: Callable[[], AbstractContextManager[objec
             return before(*args, **named)
 
     give_forward(module, run)
+
+
+@contextmanager
+def with_forwards(
+    forwards: Sequence[tuple[nn.Module, Callable[..., PyTree]]],
+) -> Iterator[None]:
+    """Let each of these modules run another forward for a while, and then its own again."""
+    before = [(module, vars(module).get("forward")) for module, _ in forwards]
+    for module, forward in forwards:
+        module.forward = forward
+    try:
+        yield
+    finally:
+        for module, own in before:
+            if own is None:
+                del module.forward
+            else:
+                module.forward = own
 
 
 def give_forward(module: nn.Module, run: Callable[..., PyTree]) -> None:

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from plait.dropout_calls import dropped_by, is_attention, rate_of, shape_of, without_rate
+from plait.forwards import with_forwards
 from plait.models.derived.kinds import (
     ATTENTION,
     DROPOUT,
@@ -127,23 +128,16 @@ def stand_ins(
     named: dict[str, nn.Module], recorder: NodeRecorder, sizes: Sizes, opaque: Sequence[type]
 ) -> Iterator[None]:
     """Forwards of layers that give zeros and are one node each."""
-    replaced: list[tuple[nn.Module, Callable[..., PyTree] | None]] = []
+    forwards: list[tuple[nn.Module, Callable[..., PyTree]]] = []
     for name, module in named.items():
         kind = layer_kind(module, opaque)
         if kind is not None:
-            replaced.append((module, vars(module).get("forward")))
             out = out_features(module) if kind == LINEAR else 0
             out = sizes.outputs.get(name, out)
             stand_in = _attention if kind == ATTENTION else partial(_forward, kind, out=out)
-            module.forward = stand_in(module, recorder)
-    try:
+            forwards.append((module, stand_in(module, recorder)))
+    with with_forwards(forwards):
         yield
-    finally:
-        for module, before in replaced:
-            if before is None:
-                del module.forward
-            else:
-                module.forward = before
 
 
 def _attention(module: Any, recorder: NodeRecorder) -> Callable[..., PyTree]:

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn, no_grad, zeros
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from plait.forwards import with_forwards
 from plait.parallel.pipeline.held import held_tensors
 from plait.parallel.pipeline.side_effects import (
     Attribute,
@@ -138,7 +138,7 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
     with attributes_kept(model):
         discovery = _Discovery(model, UnitWatch(model), IsolatedRandom(seed=0))
         with (
-            replaced(units, discovery.observed),
+            with_forwards([(unit, discovery.observed(name, unit)) for name, unit in units.items()]),
             glue_in_memory(model, units),
             discovery.random,
             no_grad(),
@@ -274,24 +274,6 @@ class _Discovery:
         made = (watch.made_after.get(storage_key(one)) for one in tensors if has_storage(one))
         written = max((after for after in made if after is not None), default=None)
         return State(place, written, frozenset(watch.of_output(tensors).results))
-
-
-@contextmanager
-def replaced(
-    units: dict[str, nn.Module], wrap: Callable[[str, nn.Module], Callable[..., PyTree]]
-) -> Iterator[None]:
-    """`wrap(name, module)` as the forward of each unit, for a while."""
-    before: dict[str, Any] = {name: vars(module).get("forward") for name, module in units.items()}
-    for name, module in units.items():
-        module.forward = wrap(name, module)
-    try:
-        yield
-    finally:
-        for name, module in units.items():
-            if before[name] is None:
-                del module.forward
-            else:
-                module.forward = before[name]
 
 
 @contextmanager

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from plait.parallel.pipeline.dataflow import glue_in_memory, in_memory, replaced
+from plait.forwards import with_forwards
+from plait.parallel.pipeline.dataflow import glue_in_memory, in_memory
 from plait.parallel.pipeline.kept_parameters import parameters_kept
 from plait.parallel.pipeline.partition import LayerProfile
 from plait.parallel.pipeline.side_effects import attributes_kept
@@ -56,7 +57,7 @@ def profile_layers(
     with (
         attributes_kept(model),
         parameters_kept(model),
-        replaced(units, weighed),
+        with_forwards([(unit, weighed(name, unit)) for name, unit in units.items()]),
         glue_in_memory(model, units),
         torch.random.fork_rng(devices=[]),  # all ranks meet before any draws its start
         torch.no_grad(),
