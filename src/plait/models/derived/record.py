@@ -187,7 +187,7 @@ class GraphRecorder(TorchDispatchMode):
         return output
 
     def _unrecorded(self, make: Callable[[], PyTree]) -> PyTree:
-        """What `make` gives, of whose operations there are no nodes."""
+        """The result of `make`, of whose operations there are no nodes."""
         self._paused = True
         try:
             return make()

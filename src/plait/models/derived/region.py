@@ -1,7 +1,7 @@
 """The region of a model whose values ranks have in parts, and what dropout in it must know.
 
-A rank draws one device's mask, and cuts its part. It takes the layout from the last split layer
-before, and the dim that is cut from a word of the role.
+A rank draws one device's mask, and cuts its part. The last split layer before gives the layout, and
+a word of the role the dim that is cut.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ class Region:
         tables: embeddings whose features are cut.
         parameters: parameters that code takes by itself, and how they are cut.
         wants: how each value of the region is cut, or that it is whole.
-        dropped: the dim that is cut of what a module drops numbers of, by its name and the number
-            of dims.
+        dropped: the dim that is cut of what a module drops, by its name and the number of dims.
     """
 
     columns: dict[str, Cut] = field(default_factory=dict)
