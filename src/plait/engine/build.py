@@ -85,7 +85,7 @@ from plait.outer import make_driver
 from plait.parallel import data
 from plait.parallel.data.synced_norms import SyncedNorms
 from plait.plan import Plan, check_kept, check_restarts, check_runnable, kept_blocks
-from plait.plan.fit import check_fixed_order, check_messages, check_offload
+from plait.plan.fit import check_aggregate, check_fixed_order, check_messages, check_offload
 from plait.values import PyTree
 
 __all__ = ["Options", "build", "compose", "join_world"]
@@ -136,6 +136,7 @@ def build(
     check_offload(plan, offloads=options.offload_activations)
     check_kept(plan, options.keep_gathered)
     check_messages(plan, options.messages)
+    check_aggregate(plan, options.aggregate)
     if options.fixed_order:
         check_fixed_order(plan)
     optimizer = _checked_optimizer(optimizer, model, plan)

@@ -73,7 +73,7 @@ class PendingStep:
         end = len(values) - self.num_loads
         squared_norm, blocked, *own = values[size:end]
         totals, counts = own[: len(own) // 2], own[len(own) // 2 :]
-        losses = [total / max(count, 1.0) for total, count in zip(totals, counts, strict=True)]
+        losses = [total / (count or 1.0) for total, count in zip(totals, counts, strict=True)]
         return StepReadout(values[:size], bool(blocked), squared_norm, losses, values[end:])
 
     def undo(self) -> None:

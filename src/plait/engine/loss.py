@@ -251,7 +251,7 @@ class LossSum:
         """The factor that makes a sum over workers the mean of their means (a server's aggregate
         "mean").
         """
-        return 1.0 / (num_workers * max(float(self.count), 1.0))
+        return 1.0 / (num_workers * (float(self.count) or 1.0))
 
 
 def _sum_and_count(loss: tuple[PyTree, ...]) -> tuple[Tensor, Tensor | float]:

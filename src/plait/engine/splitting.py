@@ -262,11 +262,6 @@ def _split_layers(
 ) -> TensorSplit | None:
     if not splits_layers(plan):
         return None
-    if options.aggregate == "mean" and plan.tp.mode != "1d":
-        raise PlanError(
-            f"aggregate 'mean' weighs whole batches, and {plan.tp} splits the batch of a data "
-            "rank; use 'sum'"
-        )
     products = Products("torch" if plan.compile else options.linear_product, world.paths)
     group = TensorGroup(
         world,

@@ -42,6 +42,9 @@ from plait.torch_internals import numbers_on, takes_gradient_scale
 # As torch.nn.utils.clip_grad_norm_ has it, so that the reference may use that.
 CLIP_EPSILON = 1e-6
 
+SCHEDULED = ("lr", "momentum", "betas")
+"""The settings of a group that torch's schedulers change."""
+
 LearningRate = Callable[[int], float]
 SumTotals = Callable[[Tensor, Axis], None]
 
@@ -166,7 +169,7 @@ class Update:
         if change.on_device is None and not change.factor:
             return
         if self._learning_rate is None:
-            with self._rates_times(change.rate):
+            with self._settings_of(change):
                 self._step(change)
             return
         self.counts.note_schedule()
@@ -175,24 +178,31 @@ class Update:
             group["lr"] = base * scheduled * change.rate
         self._step(change)
 
-    @contextmanager
-    def _rates_times(self, factor: float) -> Iterator[None]:
-        """Have a factor on the learning rates of one step.
+    def settings(self) -> list[dict[str, Any]]:
+        """What schedulers change in each group, with its values of now."""
+        return [
+            {key: _copied(group[key]) for key in SCHEDULED if key in group}
+            for group in self.optimizer.param_groups
+        ]
 
-        They are the caller's, and a scheduler goes on from them.
+    @contextmanager
+    def _settings_of(self, change: Change) -> Iterator[None]:
+        """Have the settings and the factor on the learning rates of one step.
+
+        Those of now are the caller's, and a scheduler goes on from them.
         """
-        if factor == 1.0:
+        if change.rate == 1.0 and change.settings is None:
             yield
             return
         groups = self.optimizer.param_groups
-        before = [group["lr"] for group in groups]
-        for group, rate in zip(groups, before, strict=True):
-            group["lr"] = rate * factor
+        before = [{key: group[key] for key in SCHEDULED if key in group} for group in groups]
+        for group, settings in zip(groups, change.settings or before, strict=True):
+            group.update(settings, lr=settings["lr"] * change.rate)
         try:
             yield
         finally:
-            for group, rate in zip(groups, before, strict=True):
-                group["lr"] = rate
+            for group, settings in zip(groups, before, strict=True):
+                group.update(settings)
 
     def _step(self, change: Change) -> None:
         factor = change.factor
@@ -233,6 +243,11 @@ class Update:
         has_momentum = any(group.get("momentum") for group in self.optimizer.param_groups)
         here = all(one.value.device == self.device for one in pieces)
         return self._takes_scale and here and not has_momentum
+
+
+def _copied(setting: Any) -> Any:
+    """A setting that stays what it is; a rate in a tensor is changed in its place."""
+    return setting.clone() if isinstance(setting, Tensor) else setting
 
 
 def _scale_and_flag(change: Change, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -47,12 +48,15 @@ class Change:
         factor: factor on the summed gradients.
         rate: factor on the learning rate.
         on_device: takes the place of the factor where the host does not know it yet.
+        settings: of each group of the optimizer, as they were when the step began; without them
+            those of now.
     """
 
     step: int
     factor: float
     rate: float = 1.0
     on_device: DeviceChange | None = None
+    settings: Sequence[Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True)

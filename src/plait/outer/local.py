@@ -169,7 +169,7 @@ class LocalDriver(Driver):
         axis.all_reduce(scalars, control=True).wait()
         tokens, loss_sum, count, unreported = scalars.tolist()
         self._report = StepReport(loss_sum, count, int(unreported - self._unreported))
-        share = self._tokens_in_round / max(tokens, 1.0)
+        share = self._tokens_in_round / (tokens or 1.0)
         differences = [
             anchor.sub(master).mul_(share)
             for anchor, master in zip(self._anchors, self._masters, strict=True)

@@ -232,6 +232,33 @@ def _out_of_order(plan: Plan) -> Iterator[str]:
         yield f"mb{num} is no power of two, so ranks have no whole subtrees; take mb{more}"
 
 
+def check_aggregate(plan: Plan, aggregate: str) -> None:
+    """Raises `NotAvailable` for a plan that cannot take the mean of its workers' means."""
+    broken = next(_without_own_means(plan), None) if aggregate == "mean" else None
+    if broken is not None:
+        raise NotAvailable(
+            f"plan '{plan}' cannot keep train.aggregate 'mean': {broken}, or aggregate 'sum'"
+        )
+
+
+def _without_own_means(plan: Plan) -> Iterator[str]:
+    """Why no rank has the whole gradient and count of its worker before these are summed."""
+    dp = plan.dp
+    if plan.pp.size > 1:
+        yield "stages before the last have no count of targets; leave pp out"
+    if plan.cp.size > 1 or plan.ep > 1:
+        yield "ranks of cp and ep have parts of several workers' batches; leave cp and ep out"
+    if plan.tp.size > 1 and plan.tp.mode != "1d":
+        yield f"{plan.tp} splits the batch of a worker; take tp{plan.tp.size}"
+    if STRATEGIES[dp.strategy].shards_gradients and plan.micro_batches > 1:
+        yield (
+            f"{dp} sums each micro-batch over the workers before the next one is counted; take "
+            f"dp{dp.size}:zero1, leave mb{plan.micro_batches} out"
+        )
+    if dp.size > 1 and (dp.strategy == "local" or dp.stale):
+        yield f"{dp} weighs workers by their counts; take dp{dp.size}:server"
+
+
 def _tensor_splits(plan: Plan, sizes: Mapping[str, int | None]) -> Iterator[str]:
     tp = plan.tp
     if tp.size == 1:

@@ -207,3 +207,31 @@ def test_a_checkpoint_without_a_scheduler_has_no_settings(tmp_path: Path) -> Non
         engine.save(tmp_path / "saved")
         names = Checkpoint.open(tmp_path / "saved").names()
         assert not [name for name in names if "group." in name]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")  # torch's, where no gradient has come yet
+@pytest.mark.parametrize("plan", ["pp2:pipedream mb2", "pp2:2bw mb2", "pp2:pipedream mb1"])
+def test_a_late_update_has_the_rate_of_its_own_step(plan: str) -> None:
+    """A scheduler goes on before the last gradients of a step have come."""
+
+    def factor(step: int) -> float:
+        return 1 / (1 + step)
+
+    def train(world: World, options: plait.Options, schedules: bool) -> dict[str, Tensor]:
+        text = f"{plan} precision:float64"
+        engine = plait.build(
+            net(), text, loss=F.mse_loss, optimizer=sgd, options=options, world=world
+        )
+        optimizer = engine.update.optimizer
+        scheduler = lr_scheduler.LambdaLR(optimizer, factor) if schedules else None
+        for batch in batches():
+            engine.step(batch)
+            if scheduler is not None:
+                scheduler.step()
+        engine.flush()
+        return {part.name: part.values.clone() for part in engine.local_parameters()}
+
+    told = threaded(2, train, plait.Options(learning_rate=factor), False, plan=plan)
+    own = threaded(2, train, plait.Options(), True, plan=plan)
+    for expected, found in zip(told, own, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -20,7 +20,7 @@ class Shop:
         self.server = KeyServer(num_workers, 0, asynchrony, self.grad, self.apply)
         self.changes: list[Change] = []
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: Change, unused: frozenset[int]) -> None:
         self.changes.append(change)
         self.weight -= change.factor * change.rate * self.grad
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,6 +63,7 @@ class DelayedUpdates(UpdateTiming):
         self._step = 0
         self._per_step = 1
         self._newest = 0
+        self._settings: dict[int, list[dict[str, Any]]] = {}  # of the optimizer, by step
 
     def handlers(self, table: Mapping[Kind, Handler]) -> dict[Kind, Handler]:
         return {
@@ -81,6 +83,7 @@ class DelayedUpdates(UpdateTiming):
             self._first_step = index
             self._part.strategy.begin_step()
         self._step = index + 1
+        self._settings[index] = self._update.settings()
         oldest = first - self._stages.size - num_new
         kept = {number: micro for number, micro in self._micro_batches.items() if number >= oldest}
         new = {first + number: micro for number, micro in step.micro_batches.items()}
@@ -153,7 +156,10 @@ class DelayedUpdates(UpdateTiming):
         self.versions.before_update()
         if totals.count > 0:
             step = self._first_step + self._newest // self._per_step
-            self._update.make(self._update.change(totals, step, totals.count))
+            for earlier in [known for known in self._settings if known < step]:
+                del self._settings[earlier]
+            change = self._update.change(totals, step, totals.count)
+            self._update.make(replace(change, settings=self._settings[step]))
         strategy.publish()
         self.versions.after_update()
         self._gathered.reset()

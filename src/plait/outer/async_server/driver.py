@@ -27,7 +27,7 @@ from plait.comm.membership import Membership
 from plait.comm.network import own_host
 from plait.errors import RankFailed, RunError
 from plait.outer.async_server.key_server import REFUSED, KeyServer, Push, Receipt
-from plait.outer.async_server.weights import KeyedWeights
+from plait.outer.async_server.weights import KeyedWeights, packed, unused_slots
 from plait.outer.driver import Change, Driver, StepReport
 from plait.outer.options import Asynchrony
 from plait.parallel.data.strategy import OptimizerShard
@@ -63,8 +63,8 @@ class AsyncServerDriver(Driver):
         if weights.served_grad is not None:
             num_workers = weights.group.num_workers
 
-            def update(change: Change) -> None:
-                weights.bind_gradients()
+            def update(change: Change, unused: frozenset[int]) -> None:
+                weights.bind_gradients(unused)
                 make_update(change)
 
             self.server = KeyServer(
@@ -126,8 +126,8 @@ class AsyncServerDriver(Driver):
             return _weights(*self.server.join(worker, self._snapshot))
         assert question.data is not None
         step, count, loss_sum = question.numbers[:3]
-        grad = question.data.view(self._group.master_dtype).to(self._group.device)
-        self.server.push(worker, Push(int(step), count, loss_sum, grad))
+        grad, unused = self._weights.unpacked(question.data)
+        self.server.push(worker, Push(int(step), count, loss_sum, grad, unused))
         return _weights(*self.server.collect(worker, self._snapshot))
 
     def _snapshot(self) -> Tensor:
@@ -193,16 +193,18 @@ class AsyncServerDriver(Driver):
         """
         axis = self._group.axis
         worker = self._worker
-        grads = [state.grad if question.kind == PUSH else None for state in self._weights.states]
-        for line, grad in zip(self._lines, grads, strict=True):
-            if line is None and grad is not None:
-                assert self.server is not None
+        pushes = question.kind == PUSH
+        for line, state in zip(self._lines, self._weights.states, strict=True):
+            if line is None and pushes:
+                assert self.server is not None and state.grad is not None
                 step, count, loss_sum = question.numbers
-                self.server.push(worker, Push(int(step), count, loss_sum, grad))
+                push = Push(int(step), count, loss_sum, state.grad, unused_slots(state))
+                self.server.push(worker, push)
             elif line is not None:
-                line.ask(CallMessage(question.kind, question.numbers, grad))
-                if grad is not None:
-                    axis.ledger.add(axis.name, "push", grad.numel() * grad.element_size())
+                sent = packed(state) if pushes else None
+                line.ask(CallMessage(question.kind, question.numbers, sent))
+                if sent is not None:
+                    axis.ledger.add(axis.name, "push", sent.nbytes)
         self._receipts = []
         for line, flat in zip(self._lines, self._weights.flats, strict=True):
             if line is not None:

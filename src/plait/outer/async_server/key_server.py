@@ -27,13 +27,14 @@ REFUSED = -1
 @dataclass(frozen=True)
 class Push:
     """One worker's step: the sum of its gradients (numel,) over `count` tokens, the sum of their
-    losses, and the step's number.
+    losses, and the step's number. `unused`: slots of the bucket that got no gradient.
     """
 
     step: int
     count: float
     loss_sum: float
     grad: Tensor
+    unused: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class KeyServer:
     """The keys of one server: their sum of gradients, their version, and the workers that wait.
 
     `grad` is the flat buffer that the optimizer's pieces see. `apply` has the optimizer update the
-    weights from it. The functions `weights` give the weights as the workers hold them.
+    weights from it, but for the slots that no worker used. The functions `weights` give the weights
+    as the workers hold them.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class KeyServer:
         own: int,
         options: Asynchrony,
         grad: Tensor,
-        apply: Callable[[Change], None],
+        apply: Callable[[Change, frozenset[int]], None],
     ) -> None:
         self._num_workers = num_workers
         self._own = own
@@ -168,7 +170,9 @@ class KeyServer:
         inverse = self._options.staleness_rate == "inverse"
         share = sum(1 / (1 + age) if inverse else 1.0 for age in ages.values()) / self._num_workers
         if count:
-            self.apply(Change(max(push.step for push in pushes.values()), 1.0 / count, share))
+            unused = frozenset.intersection(*(push.unused for push in pushes.values()))
+            step = max(push.step for push in pushes.values())
+            self.apply(Change(step, 1.0 / count, share), unused)
         self._loss_sum += sum(push.loss_sum for push in pushes.values())
         self._tokens += count
         self.histogram.update(ages.values())

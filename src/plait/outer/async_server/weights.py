@@ -78,11 +78,24 @@ class KeyedWeights(DataStrategy):
         for flat in targets:
             flat[slot.offset : slot.stop].view(slot.shape).copy_(value)
 
-    def bind_gradients(self) -> None:
-        """Let the gradient of every shard be its elements of the server's buffer."""
+    def bind_gradients(self, unused: frozenset[int]) -> None:
+        """Let the gradient of every shard be its elements of the server's buffer.
+
+        Slots that no worker used have none, so that the optimizer skips them.
+        """
         assert self.served_grad is not None
         for piece in self.pieces:
-            piece.value.grad = piece.part.view(self.served_grad)
+            gone = any(piece.part.slot is piece.state.bucket.slots[index] for index in unused)
+            piece.value.grad = None if gone else piece.part.view(self.served_grad)
+
+    def unpacked(self, sent: Tensor) -> tuple[Tensor, frozenset[int]]:
+        """The gradients (numel,) of this server's keys and the unused slots, from what `packed`
+        made.
+        """
+        assert self.served_grad is not None
+        grad = sent[: self.served_grad.nbytes].view(self.group.master_dtype)
+        unused = sent[self.served_grad.nbytes :].nonzero().flatten().tolist()
+        return grad.to(self.group.device), frozenset(unused)
 
     def reduce(self) -> None:
         """Gradients leave this rank with the update."""
@@ -116,6 +129,24 @@ class KeyedWeights(DataStrategy):
             "gradients": [state.grad for state in self.states if state.grad is not None],
             "optimizer": [] if self.master is None else [self.master],
         }
+
+
+def unused_slots(state: BucketState) -> frozenset[int]:
+    """The slots of a bucket that got no gradient in this step."""
+    return frozenset(range(len(state.bucket.slots))) - state.touched
+
+
+def packed(state: BucketState) -> Tensor:
+    """The gradients of a bucket as they travel; behind them a flag (uint8) for each slot, where one
+    got no gradient.
+    """
+    assert state.grad is not None
+    unused = unused_slots(state)
+    if not unused:
+        return state.grad
+    flags = [slot in unused for slot in range(len(state.bucket.slots))]
+    grad = state.grad.cpu().view(torch.uint8)
+    return torch.cat((grad, torch.tensor(flags, dtype=torch.uint8)))
 
 
 def _stays(state: BucketState) -> None:

@@ -201,7 +201,7 @@ def _accumulate(
                 (value / expected).backward()
                 total = total + float(value.detach())
                 count = count + number
-    count = max(count, 1.0)
+    count = count or 1.0
     return total, count, count / expected, auxiliary
 
 
