@@ -17,6 +17,7 @@ FLOOR = {
     "forwards",
     "divided_views",
     "dropout_calls",
+    "held",
     "uncopied",
     "paths",
     "products",
@@ -47,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "values": set(),  # names of types; every room may import them
     "batch_trees": {"errors"},  # what a batch holds, in whatever holds it
     "forwards": {"torch_internals"},  # what a module of a model runs, and what its copies do
+    "held": set(),  # tensors inside of objects of any kind
     "dropout_calls": set(),  # which calls of torch drop numbers at random
     "divided_views": {"forwards"},  # what a forward views, on a rank that has a part of it
     "plan": {"errors"},

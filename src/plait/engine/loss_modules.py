@@ -22,7 +22,7 @@ from plait.engine.loss_reads import is_of_a_library
 from plait.engine.norms_of_parameters import changed, norms_of
 from plait.engine.unchanged import is_of_an_engine
 from plait.errors import some_of
-from plait.parallel.pipeline.held import held_by
+from plait.held import held_by
 
 LOOKED_AT = 10_000
 """How many objects that a loss holds are looked at."""

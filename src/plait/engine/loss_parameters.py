@@ -22,7 +22,7 @@ from plait.engine.loss import LossFunction
 from plait.engine.loss_reads import LossReads, OriginalParameters, is_of_a_library
 from plait.engine.unchanged import is_of_an_engine
 from plait.errors import ModelError
-from plait.parallel.pipeline.held import held_tensors
+from plait.held import held_tensors
 from plait.torch_internals import has_storage, is_recorded, storage_of
 from plait.values import PyTree
 

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 from plait.comm import Axis
 from plait.engine.loss import LossFunction
 from plait.errors import ModelError
+from plait.held import held_tensors
 from plait.parallel.data.absent import only_describes
-from plait.parallel.pipeline.held import held_tensors
 from plait.parallel.tensor.placement import Placement
 from plait.plan import Plan
 from plait.torch_internals import has_storage, uncompiled

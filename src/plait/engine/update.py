@@ -179,11 +179,8 @@ class Update:
         self._step(change)
 
     def settings(self) -> list[dict[str, Any]]:
-        """What schedulers change in each group, with its values of now."""
-        return [
-            {key: _copied(group[key]) for key in SCHEDULED if key in group}
-            for group in self.optimizer.param_groups
-        ]
+        """Copies of the settings of each group that schedulers change."""
+        return [_scheduled(group) for group in self.optimizer.param_groups]
 
     @contextmanager
     def _settings_of(self, change: Change) -> Iterator[None]:
@@ -245,9 +242,14 @@ class Update:
         return self._takes_scale and here and not has_momentum
 
 
-def _copied(setting: Any) -> Any:
-    """A setting that stays what it is; a rate in a tensor is changed in its place."""
-    return setting.clone() if isinstance(setting, Tensor) else setting
+def _scheduled(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a group that schedulers change; of a tensor (0-dim), which they write into,
+    a copy.
+    """
+    found = {key: group[key] for key in SCHEDULED if key in group}
+    return {
+        key: value.clone() if isinstance(value, Tensor) else value for key, value in found.items()
+    }
 
 
 def _scale_and_flag(change: Change, device: torch.device) -> tuple[Tensor, Tensor]:

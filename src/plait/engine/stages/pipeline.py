@@ -169,13 +169,14 @@ class Pipeline:
         sums = [LossSum(self._device) for _ in functions]
         self._enter_step(step, recording=False)
         for micro_batch in step.micro_batches:
-            for stage in self.parts:
+            for stage, part in self.parts.items():
                 output = self._evaluate_stage(stage, micro_batch)
                 if stage == self.num_stages - 1:
                     micro = step.micro_batches[micro_batch]
                     for function, total in zip(functions, sums, strict=True):
                         measured = self._loss(function, stage, output, micro.targets)
                         total.add(measured, micro.own_samples)
+                part.strategy.after_forward()  # losses may read views of parameters
         self.end()
         self._enter_step(interrupted, recording=True)
         return sums
@@ -209,6 +210,7 @@ class Pipeline:
         micro = self._step.micro_batches[micro_batch]
         received, seeded = self._begin_forward(stage, micro_batch, recording=True)
         output = self._run_stage(stage, micro.inputs, received)
+        self.parts[stage].strategy.after_forward()
         self._end_forward(stage, micro_batch, output, seeded)
         if stage < self.num_stages - 1:
             self._after_forward(None)
@@ -251,7 +253,6 @@ class Pipeline:
         return received, seeded
 
     def _end_forward(self, stage: int, micro_batch: int, output: object, seeded: Tensor) -> None:
-        self.parts[stage].strategy.after_forward()
         if isinstance(output, Payload):
             self._random.pack(output, seeded)
             self.transport.put_output(stage, micro_batch, output)

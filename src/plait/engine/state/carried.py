@@ -163,6 +163,7 @@ def _leaves(value: object) -> list[Tensor]:
         and leaf.layout is torch.strided
         and not leaf.is_meta
         and not leaf.is_inference()  # of which no version is counted
+        and leaf.untyped_storage().nbytes()  # a view of a parameter may outlive its numbers
     ]
 
 

@@ -137,8 +137,9 @@ def unused_slots(state: BucketState) -> frozenset[int]:
 
 
 def packed(state: BucketState) -> Tensor:
-    """The gradients of a bucket as they travel; behind them a flag (uint8) for each slot, where one
-    got no gradient.
+    """The gradients (numel,) of a bucket as they travel.
+
+    Where a slot got none, their bytes with a flag (uint8) for each slot behind them.
     """
     assert state.grad is not None
     unused = unused_slots(state)

@@ -20,7 +20,7 @@ from plait.parallel.data.absent import Absent, Wanted, become
 from plait.parallel.data.bucket import Bucket
 from plait.parallel.data.strategy import DataGroup, RunningForward, bind
 from plait.parallel.data.units import Unit
-from plait.torch_internals import has_function_transforms, storage_of
+from plait.torch_internals import has_function_transforms, has_storage, storage_of
 
 
 class UnitState(Enum):
@@ -136,6 +136,10 @@ class GatheredBucket:
                 self._versions[index] = slot.param._version
                 self.load(index, slot.param)
 
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor [...] lies in the memory that comes and goes."""
+        return storage_of(tensor) == storage_of(self._full)
+
     def free(self) -> None:
         """Give the bytes back; views of the buffer stay."""
         self.rest()
@@ -205,6 +209,15 @@ class ShardedUnit:
         if self.state in (UnitState.WHOLE, UnitState.RESTING, UnitState.TAKEN):
             for bucket in self.buckets:
                 bucket.keep_written()
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor [...] lies in memory that is freed when the unit is not in use.
+
+        A parameter does not count, as it tells who reads it.
+        """
+        if isinstance(tensor, nn.Parameter) or not has_storage(tensor):
+            return False
+        return any(bucket.holds(tensor) for bucket in self.buckets)
 
     def take(self) -> None:
         """Have the whole parameters until `release`."""

@@ -16,12 +16,13 @@ Here hooks say when a unit is wanted. Its states and their owners of memory are 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from plait.held import held_tensors, plain_tensors
 from plait.mesh import Shard
 from plait.parallel.data.bucket import Bucket
 from plait.parallel.data.gather_order import GatherOrder
@@ -107,8 +108,9 @@ class Zero3(DataStrategy):
                 used = (id(param) for param in module.parameters(recurse=unit.unit.is_block))
                 needed = {owner[param] for param in used if param in owner} | {unit}
                 module.register_forward_pre_hook(self._before_forward(unit, needed), prepend=True)
-                module.register_forward_hook(self._after_forward(unit, needed))
-                for part in module.modules() if unit.unit.is_block else [module]:
+                parts = [*module.modules()] if unit.unit.is_block else [module]
+                module.register_forward_hook(self._after_forward(unit, needed, parts))
+                for part in parts:
                     tell_taken(part, self.group.running_forward, self._taken)
             for module in unit.unit.holders:
                 tell_taken(module, self.group.running_forward, self._taken)
@@ -161,7 +163,9 @@ class Zero3(DataStrategy):
 
         return hook
 
-    def _after_forward(self, unit: ShardedUnit, needed: set[ShardedUnit]) -> Callable[..., None]:
+    def _after_forward(
+        self, unit: ShardedUnit, needed: set[ShardedUnit], parts: Sequence[nn.Module]
+    ) -> Callable[..., object]:
         def before_backward(grad: Tensor) -> None:
             # A gradient that a forward or a loss takes has a backward of its own, and no hook.
             inside = self.group.running_forward.is_under_way
@@ -174,7 +178,12 @@ class Zero3(DataStrategy):
                 if not inside:
                     self._prefetch(unit.index - 1)
 
-        def hook(module: nn.Module, args: object, output: object) -> None:
+        def hook(module: nn.Module, args: object, output: object) -> object:
+            output = _outliving(output, needed)
+            hidden = [*held_tensors(output), *_left_in(parts)]
+            for other in in_order(needed):
+                if any(other.holds(tensor) for tensor in hidden):
+                    other.take()
             if not self._backward:
                 self._running.pop()
                 if not _on_gradient(output, before_backward) and _hides_tensors(output):
@@ -182,6 +191,7 @@ class Zero3(DataStrategy):
                         other.take()
                 for other in needed.difference(*self._running):
                     other.rest()
+            return output
 
         return hook
 
@@ -280,6 +290,28 @@ def in_order(units: Iterable[ShardedUnit]) -> list[ShardedUnit]:
     process.
     """
     return sorted(units, key=lambda unit: unit.index)
+
+
+def _outliving(output: object, units: Iterable[ShardedUnit]) -> object:
+    """An output whose views of parameters are copies: a reader comes when the unit may be freed.
+
+    Such is a table of positions, `weight[:length]`, which later layers and their backward read.
+    """
+
+    def copied(leaf: Tensor) -> Tensor:
+        return leaf.clone() if any(unit.holds(leaf) for unit in units) else leaf
+
+    leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    held = any(unit.holds(leaf) for leaf in leaves for unit in units)
+    return tree_map_only(Tensor, copied, output) if held else output
+
+
+def _left_in(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    """The tensors [...] that attributes of modules hold, as of a forward that keeps one."""
+    for module in modules:
+        for value in vars(module).values():
+            if isinstance(value, (Tensor, list, tuple)):
+                yield from plain_tensors(value)
 
 
 def _hides_tensors(output: object) -> bool:

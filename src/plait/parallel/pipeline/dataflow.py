@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from plait.forwards import with_forwards
-from plait.parallel.pipeline.held import held_tensors
+from plait.held import held_tensors
 from plait.parallel.pipeline.side_effects import (
     Attribute,
     Leaves,

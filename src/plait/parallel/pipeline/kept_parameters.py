@@ -86,3 +86,9 @@ def written_tensors(func: OpOverload, args: PyTree, kwargs: PyTree) -> Iterator[
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[index] if index < len(args) else kwargs.get(argument.name)
             yield from tensors_of(value)
+
+
+def is_in_parameter(tensor: Tensor, module: nn.Module) -> bool:
+    """Whether a tensor [...] lies in the memory of a parameter of a module."""
+    key = storage_key(tensor)
+    return any(storage_key(param) == key for param in module.parameters())

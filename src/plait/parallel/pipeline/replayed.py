@@ -21,6 +21,7 @@ from plait import regions
 from plait.errors import ModelError
 from plait.parallel.pipeline.dataflow import Flow
 from plait.parallel.pipeline.elsewhere import leave_out
+from plait.parallel.pipeline.kept_parameters import is_in_parameter
 from plait.parallel.pipeline.payload import Nesting, Payload, TensorForm, check_sendable, get_state
 from plait.parallel.pipeline.side_effects import Attribute, Place, number_of, value_at
 from plait.parallel.pipeline.stage import StageModule
@@ -369,12 +370,17 @@ class ReplayedStage(StageModule):
         return leaves, form
 
     def _keep(self, now: _ReplayState, number: int, leaves: Iterable[tuple[int, PyTree]]) -> None:
-        """Keep those results of a call, by their places, that leave this stage."""
+        """Keep those results of a call, by their places, that leave this stage.
+
+        Views of parameters are copied: their memory may be freed before they are sent.
+        """
+        name, written = self._replay.flow.calls[number], self._replay.flow.written
         for place, leaf in leaves:
             result = Result(number, place)
             if result in self._leaving:
-                check_sendable(leaf, f"'{self._replay.flow.calls[number]}'")
-                now.made[result] = leaf.clone() if result in self._replay.flow.written else leaf
+                check_sendable(leaf, f"'{name}'")
+                copies = result in written or is_in_parameter(leaf, self._replay.units[name])
+                now.made[result] = leaf.clone() if copies else leaf
 
 
 def _leaving_attributes(flow: Flow, leaving: Iterable[Result]) -> dict[int, list[Attribute]]:

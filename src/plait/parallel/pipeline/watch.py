@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from plait.parallel.pipeline.held import held_tensors, plain_tensors
+from plait.held import held_tensors, plain_tensors
 from plait.parallel.pipeline.kept_parameters import (
     ParameterCopies,
     tensors_of,
