@@ -85,6 +85,41 @@ def test_a_run_goes_on_where_it_stopped(ranks: Run, tmp_path: Path, asynchrony: 
         assert torch.equal(again[name], value), name
 
 
+def gone_back(world: World, path: str, steps: int) -> Any:
+    """Two steps from a checkpoint that is loaded after `steps` others."""
+    torch.manual_seed(0)
+    engine = build(
+        torch.nn.Linear(4, 3),
+        "dp2:local,every2 precision:float64",
+        loss=torch.nn.functional.cross_entropy,
+        optimizer=optimizer,
+        options=Options(seed=SEED, asynchrony=EIGHT),
+        world=world,
+    )
+    if not steps:
+        engine.save(path)
+    for step in [*range(steps), -1, 0, 1]:
+        if step < 0:
+            engine.load(path)
+            continue
+        generator = torch.Generator().manual_seed(10 * step + world.rank)
+        targets = torch.randint(0, 3, (4,), generator=generator)
+        engine.step((torch.rand(4, 4, generator=generator).double(), targets), trace=False)
+    engine.driver.synchronize()
+    return [
+        (p.name, p.global_shape, p.index(), p.values.clone()) for p in engine.local_parameters()
+    ]
+
+
+def test_a_load_forgets_what_eight_bits_have_kept_back(ranks: Run, tmp_path: Path) -> None:
+    """Rounding errors of a round before the load are no errors of the loaded parameters."""
+    path, plan = str(tmp_path / "saved"), "dp2:local,every2"
+    truth = whole(ranks(2, gone_back, path, 0, plan=plan))
+    again = whole(ranks(2, gone_back, path, 2, plan=plan))
+    for name, value in truth.items():
+        assert torch.equal(again[name], value), name
+
+
 @pytest.mark.parametrize(
     "plans",
     [

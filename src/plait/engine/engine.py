@@ -45,6 +45,8 @@ class Engine:
         model: this rank's part of the model.
         guard: what happens to a step whose numbers are none.
         before_update: called with the engine in each step, before its update; alike on every rank.
+        before_norm: called in each step, and may change the summed gradients before their norm is
+            taken; alike on every rank. Where it has any, parameters without a gradient have zeros.
         copies: copies of the state that end before the sums of the next step.
     """
 
@@ -54,6 +56,7 @@ class Engine:
         self.model = parts.model
         self.guard = parts.guard
         self.before_update: list[Callable[[Engine], None]] = []
+        self.before_norm: list[Callable[[], None]] = []
         self.copies = CopiesBeside()
         self._uncut: Uncut | None = None
         self._waiting: Checkpoint | None = None
@@ -84,7 +87,8 @@ class Engine:
             TrainingModes(parts.model, self._weights),
             self.copies.wait,
             self._observe,
-            lambda: bool(self.before_update),
+            lambda: bool(self.before_update or self.before_norm),
+            before_norm=self.before_norm,
         )
         self._metrics = [parts.driver.metrics]
         if parts.split is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from plait.engine.axes import within_stage
@@ -42,13 +43,15 @@ class StepUpdate:
         wait_for_copies: Callable[[], None],
         observe: Callable[[], None],
         is_observed: Callable[[], bool],
+        before_norm: Sequence[Callable[[], None]],
         make_again: MakeAgain,
     ) -> None:
         """Take the parts of an engine.
 
         `wait_for_copies` returns when no copy of the state is under way any more, and comes before
         the sums over ranks. `observe` comes before each update; `is_observed` says whether a caller
-        looks at gradients there. `make_again` makes a step again that the device left out.
+        looks at gradients there. `before_norm` are those that change the summed gradients.
+        `make_again` makes a step again that the device left out.
         """
         self.totals = LossTotals(0.0, 1.0, 0.0)
         self.scale = parts.scale
@@ -70,6 +73,7 @@ class StepUpdate:
         self._reductions = (wait_for_copies, *parts.reductions)
         self._observe = observe
         self._is_observed = is_observed
+        self._before_norm = before_norm
         self._suspect = Suspect(
             parts.world,
             parts.model,
@@ -132,8 +136,18 @@ class StepUpdate:
         for reduction in self._reductions:
             reduction()
         self.totals = self._updater.totals(
-            self._pipeline.loss, self._within_stage, self._stages, self._driver.sum_totals
+            self._pipeline.loss,
+            self._within_stage,
+            self._stages,
+            self._driver.sum_totals,
+            drops_unused=not self._before_norm,
         )
+        if self._before_norm:
+            for change in self._before_norm:
+                change()
+            ranks = self._within_stage if self._driver.is_synchronous else None
+            norm = self._updater.squared_norm(ranks, self._stages)
+            self.totals = replace(self.totals, squared_norm=norm)
 
     def decide(self, index: int, factor: float = 1.0) -> None:
         """Update by the gradients that were summed, times `factor`, where the step counts.

@@ -58,6 +58,8 @@ class TrainingStep:
         wait_for_copies: Callable[[], None],
         observe: Callable[[], None],
         is_observed: Callable[[], bool],
+        *,
+        before_norm: Sequence[Callable[[], None]],
     ) -> None:
         """Take the parts of an engine; `StepUpdate` says what the functions are for."""
         self.index = parts.driver.first_step
@@ -70,6 +72,7 @@ class TrainingStep:
             wait_for_copies=wait_for_copies,
             observe=observe,
             is_observed=is_observed,
+            before_norm=before_norm,
             make_again=self._make_again,
         )
         self._world = parts.world

@@ -97,17 +97,24 @@ class Update:
         return 1.0 if self._learning_rate is None else self._learning_rate(step)
 
     def totals(
-        self, loss: LossSum, axis: Axis, stages: Axis | None, sum_totals: SumTotals
+        self,
+        loss: LossSum,
+        axis: Axis,
+        stages: Axis | None,
+        sum_totals: SumTotals,
+        *,
+        drops_unused: bool = True,
     ) -> LossTotals:
         """The sums over all ranks of `axis` (data x tensor) and of the pipeline, `stages` (None: of
         this stage alone).
 
-        Gradients that no rank of `axis` computed are taken away. Collective.
+        Gradients that no rank of `axis` computed are taken away, or stay zeros. Collective.
         """
         sums = self.sums(loss, axis, stages, sum_totals)
         values = sums.read()
         check_orders(values, sums.layout)
-        self.drop_unused(values, sums.layout)
+        if drops_unused:
+            self.drop_unused(values, sums.layout)
         return totals_of(values)
 
     def sums(
@@ -131,6 +138,17 @@ class Update:
             scalars[:NUM_TOTALS] = sums
         scalars[LOSS_DIVISOR] = loss.divisor  # all ranks have agreed on it
         return StepSums(scalars, layout, own_norm)
+
+    def squared_norm(self, axis: Axis | None, stages: Axis) -> float:
+        """The squared norm of the gradients as they are now. Collective.
+
+        It is over all ranks of `axis` (None: of this rank alone) and of the pipeline.
+        """
+        norm = self._strategy.squared_norm(self._weight).reshape(1)
+        for ranks in (axis, stages):
+            if ranks is not None and ranks.size > 1:
+                ranks.all_reduce(norm, control=True).wait()
+        return float(norm.float() if self._rounds_sums else norm)
 
     def _known(self, numbers: list[float], device: torch.device) -> Tensor:
         """Numbers of the host [n] on the device; the same ones are sent once."""
@@ -179,7 +197,7 @@ class Update:
         self._step(change)
 
     def settings(self) -> list[dict[str, Any]]:
-        """Copies of the settings of each group that schedulers change."""
+        """The settings that schedulers change in each group, with their values of now."""
         return [_scheduled(group) for group in self.optimizer.param_groups]
 
     @contextmanager
@@ -243,13 +261,13 @@ class Update:
 
 
 def _scheduled(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a group that schedulers change; of a tensor (0-dim), which they write into,
-    a copy.
-    """
-    found = {key: group[key] for key in SCHEDULED if key in group}
-    return {
-        key: value.clone() if isinstance(value, Tensor) else value for key, value in found.items()
-    }
+    """The settings of a group that schedulers change, as copies."""
+    return {key: _copied(group[key]) for key in SCHEDULED if key in group}
+
+
+def _copied(setting: Any) -> Any:
+    """A setting that stays what it is; a rate in a tensor is changed in its place."""
+    return setting.clone() if isinstance(setting, Tensor) else setting
 
 
 def _scale_and_flag(change: Change, device: torch.device) -> tuple[Tensor, Tensor]:

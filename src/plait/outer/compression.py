@@ -72,6 +72,10 @@ class Int8Sum:
         if (self._size, self._rank) != (self._axis.size, self._axis.rank):
             self._begin(self._kept()[: self._numel])
 
+    def forget(self) -> None:
+        """Keep nothing back from here on: the errors were of values that are gone."""
+        self._begin(torch.zeros_like(self._kept()[: self._numel]))
+
     def flush(self) -> Tensor:
         """The rounding errors kept back on all ranks, (numel,), summed exactly; nothing is kept
         back from here on. Collective.

@@ -118,6 +118,12 @@ class LocalDriver(Driver):
         return [*self._anchors, *self._momenta, *errors]
 
     def restart(self) -> None:
+        """Begin a round at the parameters as they are; rounding errors of others are gone."""
+        for compressed in self._sums:
+            compressed.forget()
+        self._open_round()
+
+    def _open_round(self) -> None:
         """Begin a round at the parameters as they are."""
         self._steps_in_round = 0
         self._tokens_in_round = 0.0
@@ -157,7 +163,7 @@ class LocalDriver(Driver):
 
     def _begin_round(self) -> None:
         self._strategy.publish()
-        self.restart()
+        self._open_round()
 
     def _differences(self) -> list[Tensor]:
         """The weighted difference of every bucket; the round's loss and tokens are summed with

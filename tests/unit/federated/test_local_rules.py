@@ -118,6 +118,22 @@ def test_scaffold_takes_plain_sgd_alone(train: dict[str, Any]) -> None:
         check_local_training(load(tables(**train), ["federated.strategy=scaffold"]))
 
 
+@pytest.mark.parametrize("strategy", ["fedprox", "scaffold"])
+@pytest.mark.parametrize("plan", ["pp2:pipedream", "pp2:2bw", "dp2:async-server,stale1"])
+def test_corrections_need_gradients_of_the_newest_weights(strategy: str, plan: str) -> None:
+    text = f"plan.text={plan}"
+    check_local_training(load(tables(), [text]))
+    with pytest.raises(ConfigError, match="gradients are of older weights"):
+        check_local_training(load(tables(), [text, f"federated.strategy={strategy}"]))
+
+
+def test_scaffold_takes_no_outer_step_but_the_mean() -> None:
+    over = ["federated.strategy=scaffold", "plan.text=dp2:local,every2"]
+    check_local_training(load(tables(), over))
+    with pytest.raises(ConfigError, match="local's outer_lr is 1"):
+        check_local_training(load(tables(outer_momentum=0.9), over))
+
+
 def test_scaffold_takes_plain_sgd_with_a_schedule() -> None:
     check_local_training(load(tables(schedule="cosine"), ["federated.strategy=scaffold"]))
 

@@ -139,7 +139,7 @@ def unused_slots(state: BucketState) -> frozenset[int]:
 def packed(state: BucketState) -> Tensor:
     """The gradients (numel,) of a bucket as they travel.
 
-    Where a slot got none, their bytes with a flag (uint8) for each slot behind them.
+    Where a slot got none, they are bytes (nbytes + slots,), with a flag of each slot at their end.
     """
     assert state.grad is not None
     unused = unused_slots(state)

@@ -61,12 +61,15 @@ def get_weights(engine: Engine) -> Tensor:
 def set_weights(engine: Engine, flat: Tensor) -> None:
     """Let every rank hold what `flat` (numel,) says, and begin with a fresh optimizer. Collective.
 
-    It has no state, and its groups have their first numbers.
+    It has no state, and its groups have their first numbers. Nor has the outer step of `local`.
     """
     with torch.no_grad():
         for piece, values in zip(engine.strategy.pieces, slices(engine, flat), strict=True):
             piece.value.copy_(values)
+            for kept in engine.driver.extra_state(piece).values():
+                kept.zero_()
         engine.strategy.publish()
+        engine.driver.restart()
     update = engine.update
     update.optimizer.state.clear()
     for group in update.optimizer.param_groups:
@@ -120,7 +123,6 @@ class Client:
         self._anchors: list[Tensor] = []
         self._buffers = {name: value.clone() for name, value in engine.model.named_buffers()}
         self._scale = engine.scale_state()
-        engine.before_update.append(self._correct)
 
     def run(
         self, task: TrainTask, samples: Samples, after_step: Callable[[], None] = lambda: None
@@ -148,6 +150,7 @@ class Client:
         for _ in range(num_steps):
             loss = engine.step(next(loader), trace=False).loss
             after_step()
+        engine.flush()
         engine.driver.synchronize()
         samples.kept = replace(samples.kept, scale=engine.scale_state())
         change = get_weights(engine) - task.weights
@@ -175,6 +178,10 @@ class Client:
 
     def _prepare(self, task: TrainTask, samples: Samples) -> None:
         pieces = self.engine.strategy.pieces
+        changers = self.engine.before_norm
+        changers.clear()
+        if self.local.mu or "control" in task.extra:  # also on a rank without pieces
+            changers.append(self._correct)
         if self.local.mu:
             self._anchors = [piece.value.detach().clone() for piece in pieces]
         if "control" in task.extra:
@@ -183,14 +190,15 @@ class Client:
             self._corrections = slices(self.engine, correction)
 
     @torch.no_grad()
-    def _correct(self, engine: Engine) -> None:
-        """Add what FedProx and SCAFFOLD add to the mean gradient; gradients are divided
-        afterwards.
+    def _correct(self) -> None:
+        """Add what FedProx and SCAFFOLD add to the mean gradient of every parameter, used or not.
+
+        Gradients are divided afterwards.
         """
-        scale = engine.gradient_divisor
-        for index, piece in enumerate(engine.strategy.pieces):
+        scale = self.engine.gradient_divisor
+        for index, piece in enumerate(self.engine.strategy.pieces):
             if piece.value.grad is None:
-                continue
+                piece.value.grad = torch.zeros_like(piece.value)
             if self._anchors:
                 piece.value.grad.add_(
                     piece.value - self._anchors[index], alpha=self.local.mu * scale

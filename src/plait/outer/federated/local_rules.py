@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from plait.config import Config
 from plait.errors import ConfigError, RunError
+from plait.plan import Plan
+from plait.plan.facts import SCHEDULES
 from plait.run import optimizers
 
 
@@ -43,9 +45,22 @@ class RoundRate:
 
 
 def check_local_training(config: Config) -> None:
-    """Raise `ConfigError` for a training from whose changes SCAFFOLD cannot tell mean gradients."""
+    """Raise `ConfigError` for a training that FedProx and SCAFFOLD cannot correct.
+
+    They add to the gradients of each step. From its changes SCAFFOLD tells mean gradients.
+    """
     train = config.train
-    if config.federated.strategy != "scaffold":
+    strategy = config.federated.strategy
+    if strategy not in ("fedprox", "scaffold"):
+        return
+    plan = Plan.parse(config.plan.text)
+    if SCHEDULES[plan.pp.schedule].asynchronous or plan.dp.stale:
+        raise ConfigError(
+            f"federated.strategy '{strategy}' adds to the gradients of each step, and under "
+            f"'{plan}' a client's gradients are of older weights; take a schedule and a strategy "
+            "that step together, or fedavg"
+        )
+    if strategy != "scaffold":
         return
     found = None
     if train.optimizer != "sgd":
@@ -56,9 +71,11 @@ def check_local_training(config: Config) -> None:
         found = f"clip_grad_norm {train.clip_grad_norm:g}"
     elif any(group.lr not in (None, train.lr) for group in train.groups):
         found = "groups that have an lr of their own"
+    elif plan.dp.strategy == "local" and (train.outer_lr != 1.0 or train.outer_momentum):
+        found = f"outer_lr {train.outer_lr:g} and outer_momentum {train.outer_momentum:g}"
     if found is not None:
         raise ConfigError(
             "federated.strategy 'scaffold' takes a client's mean gradient from its change over "
             f"train.lr, and train has {found}; use optimizer 'sgd' with momentum 0, without "
-            "clip_grad_norm and with one lr"
+            "clip_grad_norm and with one lr; local's outer_lr is 1 and outer_momentum 0"
         )
