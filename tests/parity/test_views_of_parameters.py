@@ -158,6 +158,15 @@ class SpreadOfPart(Tokens):
         return self.head(x), self.table.weight[:1].expand(len(ids), -1)
 
 
+class Hooked(OfReturning):
+    """Has hooks behind its blocks that return other tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.register_forward_hook(lambda _, args, output: (output[0] * 1.5, output[1]))
+
+
 class Distribution(Spread):
     """Hides the view in a distribution."""
 
@@ -222,7 +231,7 @@ KINDS = (Positions, OfReturning, OfHiding, OfLeaving, Spread, SpreadOfPart, Dist
 CASES = [
     *[(kind, plan) for kind in KINDS for plan in ("dp2:zero3", "dp2:zero3 mb2")],
     *[(Positions, plan) for plan in ("dp2:zero3 remat:full", "dp2:zero3 tp2")],
-    *[(kind, "pp2 dp2:zero3 mb2") for kind in (Positions, OfReturning, OfLeaving, Spread)],
+    *[(kind, "pp2 dp2:zero3 mb2") for kind in (Positions, OfReturning, Hooked, OfLeaving, Spread)],
 ]
 
 

@@ -109,7 +109,10 @@ class Zero3(DataStrategy):
                 needed = {owner[param] for param in used if param in owner} | {unit}
                 module.register_forward_pre_hook(self._before_forward(unit, needed), prepend=True)
                 parts = [*module.modules()] if unit.unit.is_block else [module]
-                module.register_forward_hook(self._after_forward(unit, needed, parts))
+                gather = self._before_backward(unit, needed)
+                if module._forward_hooks:  # a stage may send on what they are given
+                    module.register_forward_hook(self._on_result(gather), prepend=True)
+                module.register_forward_hook(self._after_forward(needed, gather, parts))
                 for part in parts:
                     tell_taken(part, self.group.running_forward, self._taken)
             for module in unit.unit.holders:
@@ -163,9 +166,9 @@ class Zero3(DataStrategy):
 
         return hook
 
-    def _after_forward(
-        self, unit: ShardedUnit, needed: set[ShardedUnit], parts: Sequence[nn.Module]
-    ) -> Callable[..., object]:
+    def _before_backward(
+        self, unit: ShardedUnit, needed: set[ShardedUnit]
+    ) -> Callable[[Tensor], None]:
         def before_backward(grad: Tensor) -> None:
             # A gradient that a forward or a loss takes has a backward of its own, and no hook.
             inside = self.group.running_forward.is_under_way
@@ -178,6 +181,23 @@ class Zero3(DataStrategy):
                 if not inside:
                     self._prefetch(unit.index - 1)
 
+        return before_backward
+
+    def _on_result(self, before_backward: Callable[[Tensor], None]) -> Callable[..., None]:
+        """A hook before those of users, which may return another tensor."""
+
+        def hook(module: nn.Module, args: object, output: object) -> None:
+            if not self._backward:
+                _on_gradient(output, before_backward)
+
+        return hook
+
+    def _after_forward(
+        self,
+        needed: set[ShardedUnit],
+        before_backward: Callable[[Tensor], None],
+        parts: Sequence[nn.Module],
+    ) -> Callable[..., object]:
         def hook(module: nn.Module, args: object, output: object) -> object:
             output = _outliving(output, needed)
             hidden = [*held_tensors(output), *_left_in(parts)]
