@@ -130,6 +130,31 @@ class OfLeaving(Tokens):
         return self.head(x)
 
 
+class Fading(Block):
+    """Returns a view of a table that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(WIDTH), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x) + self.table, self.table.view(1, 1, -1)
+
+
+class OfFading(Tokens):
+    """Writes into what its blocks return."""
+
+    block = Fading
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x, table = block(x)
+            if self.training:
+                table.mul_(0.9)
+        return self.head(x)
+
+
 class Spread(Tokens):
     """Returns a view of a parameter for the loss."""
 
@@ -204,6 +229,7 @@ def one_device(model: nn.Module) -> tuple[list[float], dict[str, Tensor]]:
         optimizer.step()
         losses.append(float(loss.detach()))
     inputs, targets = batches()[0]
+    model.eval()
     losses.append(float(loss_of(model(inputs), targets).detach()))
     return losses, dict(model.named_parameters())
 
@@ -230,6 +256,7 @@ def on_rank(world: World, plan: str, model: nn.Module) -> Any:
 KINDS = (Positions, OfReturning, OfHiding, OfLeaving, Spread, SpreadOfPart, Distribution)
 CASES = [
     *[(kind, plan) for kind in KINDS for plan in ("dp2:zero3", "dp2:zero3 mb2")],
+    (OfFading, "dp2:zero3"),
     *[(Positions, plan) for plan in ("dp2:zero3 remat:full", "dp2:zero3 tp2")],
     *[(kind, "pp2 dp2:zero3 mb2") for kind in (Positions, OfReturning, Hooked, OfLeaving, Spread)],
 ]

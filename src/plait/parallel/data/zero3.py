@@ -316,14 +316,16 @@ def _outliving(output: object, units: Iterable[ShardedUnit]) -> object:
     """An output whose views of parameters are copies: a reader comes when the unit may be freed.
 
     Such is a table of positions, `weight[:length]`, which later layers and their backward read.
+    Views without a gradient stay, as code may write into them.
     """
 
-    def copied(leaf: Tensor) -> Tensor:
-        return leaf.clone() if any(unit.holds(leaf) for unit in units) else leaf
+    def is_copied(leaf: Tensor) -> bool:
+        return leaf.requires_grad and any(unit.holds(leaf) for unit in units)
 
     leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-    held = any(unit.holds(leaf) for leaf in leaves for unit in units)
-    return tree_map_only(Tensor, copied, output) if held else output
+    if not any(map(is_copied, leaves)):
+        return output
+    return tree_map_only(Tensor, lambda leaf: leaf.clone() if is_copied(leaf) else leaf, output)
 
 
 def _left_in(modules: Iterable[nn.Module]) -> Iterator[Tensor]:

@@ -58,9 +58,8 @@ def refuse_mixed_samples(model: nn.Module, run: Callable[[int], object], plan_te
     if dropped:
         name, where = next(iter(dropped.items()))
         raise NotAvailable(
-            f"'{name}' (dropout) has its samples in {where}, not in the first dim, and "
-            f"{plan_text} gives ranks other samples; use tpN:1d, put samples first, or set its p "
-            "to 0"
+            f"'{name}' (dropout) drops a tensor {where}, and {plan_text} gives ranks other "
+            "samples; use tpN:1d, put samples first, or set its p to 0"
         )
 
 
@@ -83,8 +82,9 @@ def _dropout_watched(model: nn.Module, count: int, found: dict[str, str]) -> Ite
     def note(name: str, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         for x in inputs:
             if x.dim() == 0 or x.shape[0] % count:
-                dims = [f"dim {dim}" for dim, size in enumerate(x.shape) if size % count == 0]
-                found[name] = ", ".join(dims) or "no dim"
+                dims = [str(dim) for dim, size in enumerate(x.shape) if size % count == 0]
+                at = f"whose samples are in dim {', '.join(dims)}"
+                found[name] = at if dims else "without samples"
 
     handles = [
         module.register_forward_pre_hook(partial(note, name))
