@@ -186,8 +186,8 @@ def masked_counted() -> list[Any]:
 
 def loss_times_ranks() -> list[Any]:
     def make(original: Any) -> Any:
-        def totals(self: Any, *args: Any) -> Any:
-            found = original(self, *args)
+        def totals(self: Any, *args: Any, **named: Any) -> Any:
+            found = original(self, *args, **named)
             return replace(found, loss_sum=2 * found.loss_sum)
 
         return totals
@@ -296,9 +296,9 @@ def _one_replica(owner: Any) -> Any:
 
 def norm_of_own_shard() -> list[Any]:
     def make(original: Any) -> Any:
-        def totals(self: Any, *args: Any) -> Any:
+        def totals(self: Any, *args: Any, **named: Any) -> Any:
             own = float(self._strategy.squared_norm())
-            found = original(self, *args)
+            found = original(self, *args, **named)
             return replace(found, squared_norm=own)
 
         return totals

@@ -55,8 +55,8 @@ def tied_sum_twice() -> list[Any]:
 
 def norm_of_a_stage() -> list[Any]:
     def make(original: Any) -> Any:
-        def totals(self: Any, loss: Any, axis: Any, stages: Any, sums: Any) -> Any:
-            found = original(self, loss, axis, stages, sums)
+        def totals(self: Any, loss: Any, axis: Any, stages: Any, *sums: Any, **named: Any) -> Any:
+            found = original(self, loss, axis, stages, *sums, **named)
             own = float(self._strategy.squared_norm(self._weight))
             return found if stages is None else replace(found, squared_norm=own)
 
@@ -217,7 +217,7 @@ def recomputed_otherwise() -> list[Any]:
     """What is recomputed is not what ran."""
 
     def make(original: Any) -> Any:
-        def checkpointed(block: Any, contexts: Any) -> Any:
+        def checkpointed(block: Any, *contexts: Any) -> Any:
             forward = block.forward
             calls: list[int] = []
 
@@ -227,7 +227,7 @@ def recomputed_otherwise() -> list[Any]:
                 return forward(x * 1.01 if again else x, *args, **keys)
 
             with patch.object(block, "forward", twice):
-                return original(block, contexts)
+                return original(block, *contexts)
 
         return checkpointed
 

@@ -225,8 +225,8 @@ def norm(change: Callable[[float], float]) -> Callable[[], list[Any]]:
     """Another squared norm."""
 
     def make(original: Any) -> Any:
-        def totals(self: Any, *args: Any) -> Any:
-            found = original(self, *args)
+        def totals(self: Any, *args: Any, **named: Any) -> Any:
+            found = original(self, *args, **named)
             return replace(found, squared_norm=change(found.squared_norm))
 
         return totals

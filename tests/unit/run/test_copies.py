@@ -67,9 +67,9 @@ def test_a_copy_under_way_ends_before_the_gradients_are_summed() -> None:
 
 
 def told(order: list[str], word: str, act: Any) -> Any:
-    def acting(*args: Any) -> Any:
+    def acting(*args: Any, **named: Any) -> Any:
         order.append(word)
-        return act(*args)
+        return act(*args, **named)
 
     return acting
 
