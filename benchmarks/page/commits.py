@@ -3,6 +3,7 @@
     python -m benchmarks.page.commits OLD NEW [--turns 3] [--seconds 90] [--ranks 2]
 
 Each turn runs the page of this checkout over the library of one commit, in a work tree of its own.
+A commit that lacks a module which this page imports runs its own page, and a line says so.
 A ratio to DDP that grows by more than 5 % in the median of its turns is printed, and the exit
 code is 1. Turns alternate, so a change of the machine's speed meets both.
 """
@@ -42,16 +43,30 @@ def removed(folder: Path) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def turn(library: Path, seconds: float, ranks: Sequence[int], out: Path) -> Ratios:
-    """One page over the library of a work tree."""
-    path = os.pathsep.join((str(library / "src"), str(ROOT)))
-    sizes = [str(size) for size in ranks]
-    command = [sys.executable, "-m", "benchmarks", "--seconds", str(seconds), "--json", str(out)]
+def environment(library: Path, page: Path) -> dict[str, str]:
+    """The environment in which a page meets the library of a work tree."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(library / "src"), str(page)))}
+
+
+def page_for(library: Path) -> Path:
+    """The checkout whose page runs over a library: this one, or the library's own."""
+    command = [sys.executable, "-c", "import benchmarks.__main__"]
+    own = environment(library, ROOT)
+    tried = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=False)
+    if tried.returncode == 0:
+        return ROOT
+    reason = tried.stderr.strip().splitlines()[-1]
+    print(f"{library.name}: its own page runs, as this one does not ({reason})", flush=True)
+    return library
+
+
+def turn(library: Path, page: Path, sizing: Sequence[str], out: Path) -> Ratios:
+    """The ratios of one page over the library of a work tree."""
     subprocess.run(
-        [*command, "--ranks", *sizes],
+        [sys.executable, "-m", "benchmarks", "--json", str(out), *sizing],
         check=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
+        cwd=page,
+        env=environment(library, page),
         stdout=subprocess.DEVNULL,
     )
     return ratios_of(json.loads(out.read_text()))
@@ -80,6 +95,7 @@ def slower(old: Ratios, new: Ratios) -> list[tuple[tuple[str, int, str], float, 
 
 def compare(commits: Sequence[str], turns: int, seconds: float, ranks: Sequence[int]) -> int:
     """Run both, interleaved, and say what became slower."""
+    sizing = ["--seconds", str(seconds), "--ranks", *map(str, ranks)]
     taken: dict[str, Ratios] = {name: defaultdict(list) for name in ("old", "new")}
     with tempfile.TemporaryDirectory() as folder:
         trees = {
@@ -87,9 +103,10 @@ def compare(commits: Sequence[str], turns: int, seconds: float, ranks: Sequence[
             for name, commit in zip(taken, commits, strict=True)
         }
         try:
+            pages = {name: page_for(tree) for name, tree in trees.items()}
             for _ in range(turns):
                 for name, tree in trees.items():
-                    own = turn(tree, seconds, ranks, Path(folder, f"{name}.json"))
+                    own = turn(tree, pages[name], sizing, Path(folder, f"{name}.json"))
                     for key, ratios in own.items():
                         taken[name][key] += ratios
         finally:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from benchmarks.page.carried import replaced
-from benchmarks.page.commits import ratios_of, slower
+from benchmarks.page.commits import ROOT, page_for, ratios_of, slower
 from benchmarks.page.measure import Group, Taken
 from benchmarks.page.page import groups, rows, text
 from benchmarks.page.systems import (
@@ -159,3 +160,14 @@ def test_a_ratio_that_grew_by_more_than_a_twentieth_is_found() -> None:
     assert slower(old, new) == [(("c", 2, "b"), 1.0, 1.06)]
     page = {"rows": [{"case": "c", "size": 2, "system": "a", "ratio": [0.9, 1.0, 1.1]}]}
     assert ratios_of(page) == {("c", 2, "a"): [1.0]}
+
+
+def test_a_commit_without_what_the_page_imports_runs_its_own_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "src" / "plait"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    assert page_for(tmp_path) == tmp_path
+    assert "ModuleNotFoundError" in capsys.readouterr().out
+    assert page_for(ROOT) == ROOT
