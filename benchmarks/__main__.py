@@ -2,6 +2,7 @@
 
     python -m benchmarks [--ranks 2 4] [--seconds 560] [--json FILE [--docs]]
     python -m benchmarks --memory-only
+    python -m benchmarks --times-only
 
 Processor and versions, step times as ratios to DDP with their quartiles, memory and bytes. Systems
 of a table live in the same ranks and take turns. `python -m benchmarks.page.commits A B` compares
@@ -27,14 +28,25 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=560.0, help="of all tables together")
     parser.add_argument("--json", type=Path, help="a file for the rows")
     parser.add_argument("--docs", action="store_true", help="put the rows into docs/measured.md")
-    parser.add_argument("--memory-only", action="store_true", help="print memory and bytes alone")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--memory-only", action="store_true", help="print memory and bytes alone")
+    only.add_argument("--times-only", action="store_true", help="leave memory and bytes out")
     arguments = parser.parse_args()
     if arguments.memory_only:
         make_memory_page()
         return
     if arguments.docs and arguments.json is None:
         parser.error("--docs needs --json FILE, where the rows are kept")
-    make_page(arguments.ranks, arguments.families, arguments.seconds, arguments.json)
+    if arguments.docs and arguments.times_only:
+        parser.error("--docs puts memory into the page too; leave --times-only out")
+    with_memory = not arguments.times_only
+    make_page(
+        arguments.ranks,
+        arguments.families,
+        arguments.seconds,
+        arguments.json,
+        with_memory=with_memory,
+    )
     if arguments.docs:
         carry(arguments.json, PAGE, commit_here())
 

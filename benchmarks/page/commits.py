@@ -60,10 +60,17 @@ def page_for(library: Path) -> Path:
     return library
 
 
+def leaves_memory_out(page: Path) -> list[str]:
+    """The argument with which a page measures step times alone; an older page has none."""
+    knows = "--times-only" in (page / "benchmarks" / "__main__.py").read_text()
+    return ["--times-only"] if knows else []
+
+
 def turn(library: Path, page: Path, sizing: Sequence[str], out: Path) -> Ratios:
     """The ratios of one page over the library of a work tree."""
+    command = [sys.executable, "-m", "benchmarks", "--json", str(out), *sizing]
     subprocess.run(
-        [sys.executable, "-m", "benchmarks", "--json", str(out), *sizing],
+        [*command, *leaves_memory_out(page)],
         check=True,
         cwd=page,
         env=environment(library, page),

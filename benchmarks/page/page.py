@@ -192,7 +192,12 @@ def make_memory_page() -> None:
 
 
 def make_page(
-    sizes: Sequence[int], families: Sequence[str], seconds: float, out: Path | None
+    sizes: Sequence[int],
+    families: Sequence[str],
+    seconds: float,
+    out: Path | None,
+    *,
+    with_memory: bool = True,
 ) -> list[Row]:
     """Print the page as it comes about, and write its rows as JSON.
 
@@ -205,9 +210,10 @@ def make_page(
     print(f"torch: {torch.__config__.show().splitlines()[1].strip()}; one thread a rank")
     print("sockets, shared memory: with torch's product; as it comes: products as measured here")
     found: list[Row] = []
-    waiting = groups(sizes, families, seconds * (1 - PART_OF_FOOTPRINTS), table)
+    for_times = seconds * (1 - PART_OF_FOOTPRINTS) if with_memory else seconds
+    waiting = groups(sizes, families, for_times, table)
     for index, group in enumerate(waiting):
-        left = seconds * (1 - PART_OF_FOOTPRINTS) - (time.monotonic() - began)
+        left = for_times - (time.monotonic() - began)
         limit = max(left, 0.0) / (len(waiting) - index)
         own, failed = run(replace(group, limit_seconds=limit - START_SECONDS), table)
         if own:
@@ -215,7 +221,7 @@ def make_page(
         for name, why in failed.items():
             print(f"{name} failed: {why}", flush=True)
         found += own
-    taken = measured_footprints(table)
+    taken = measured_footprints(table) if with_memory else {}
     if out is not None:
         answer = {
             "machine": machine_line(),
