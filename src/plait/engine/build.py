@@ -150,6 +150,7 @@ def build(
     own_modules(model)
     compute_by_modules(model, plan)
     warn_of_lost_digits(model, plan_as_given)
+    compiling.warn_of_compiled(model, plan)
     if plan.tp.size == 1:  # a tensor axis refuses them
         warn_of_parameter_hooks(model, plan)
     make = partial(

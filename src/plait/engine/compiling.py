@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from plait.models.experts import MixtureOfExperts
 from plait.parallel.context.ring import RingAttention
 from plait.parallel.context.ulysses import UlyssesAttention
 from plait.parallel.tensor import dropout, layers
+from plait.plan import Plan
 from plait.values import PyTree
 
 COMPILERS = ("c++", "g++", "clang++")
@@ -72,6 +74,25 @@ def apply(
                 "remat:full, or leave compile out"
             )
         give_forward(block, _compiled(block.forward, backend))
+
+
+def warn_of_compiled(model: nn.Module, plan: Plan) -> None:
+    """Tell once that graphs of the user's torch.compile end at each layer that ranks share."""
+    sizes = (plan.tp.size, plan.pp.size, plan.cp.size, plan.ep)
+    shares = plan.dp.strategy == "zero3" or max(sizes) > 1
+    if shares and any(map(_is_compiled, model.modules())):
+        whole = plan if plan.compile else f"{plan} compile"
+        warnings.warn(
+            f"the model is compiled by torch.compile already, and '{plan}' works around each of "
+            f"its layers, where these graphs end: pass the model as it was, with '{whole}', which "
+            "compiles each block",
+            stacklevel=3,
+        )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether the user has called torch.compile with a module, or its `compile`."""
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
 
 
 def _compiled(forward: Any, backend: str) -> Any:

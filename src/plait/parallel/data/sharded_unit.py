@@ -246,6 +246,7 @@ class TakenParameters(dict[str, Any]):
     """The parameters of a module, which tells when one is taken.
 
     Code may do so without a call of the module: a parent may multiply by the weight of a child.
+    While torch's compiler looks at code nothing is told, as a graph would serve one unit alone.
     """
 
     def __init__(self, params: Mapping[str, Any], running: RunningForward) -> None:
@@ -255,7 +256,7 @@ class TakenParameters(dict[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         param = super().__getitem__(key)
-        if param is not None:
+        if param is not None and not torch.compiler.is_compiling():
             for taken in self.listeners:
                 taken(param)
         return param

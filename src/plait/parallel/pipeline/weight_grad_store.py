@@ -320,7 +320,8 @@ def _forward(
 ) -> Callable[..., Tensor]:
     """The forward of a layer as `_SplitBackward`, with the argument's own name.
 
-    With `quicker_only` the layer's own forward stays where nothing would be gained.
+    With `quicker_only` the layer's own forward stays where nothing would be gained, and where
+    torch's compiler looks at it: compiled products are torch's.
     """
     module = layer.module
     original = layer.module.forward
@@ -333,7 +334,8 @@ def _forward(
             return refused
         x = args[0] if args else named[name]
         if quicker_only:
-            if is_parametrized(module):  # a read of its weight computes it, and may change state
+            # A read of a computed weight may change state.
+            if torch.compiler.is_compiling() or is_parametrized(module):
                 computed: Tensor = original(x)
                 return computed
             weight = module.weight
