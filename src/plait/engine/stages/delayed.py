@@ -136,11 +136,13 @@ class DelayedUpdates(UpdateTiming):
         micro_batch = index_of(action)
         transport = self._pipeline.transport
         self.versions.backward(micro_batch)
-        grads: list[Tensor] | None = None
+        grads: list[Tensor | None] | None = None
         count = self._counts.pop(micro_batch)
         if self._stage < self._pipeline.num_stages - 1:
             grads = transport.take_gradients(self._stage, micro_batch)
-            count = grads.pop()
+            travelled = grads.pop()
+            assert travelled is not None
+            count = travelled
         found = self._part.stage.backward(micro_batch, grads)
         transport.put_gradients(self._stage, micro_batch, [*found, count])
         self._gathered.add_count(count)

@@ -267,7 +267,7 @@ class Pipeline:
         for context in self._contexts:
             context.enter(micro_batch, micro, stage, recording=recording)
 
-    def _gradients(self, action: Action) -> list[Tensor] | None:
+    def _gradients(self, action: Action) -> list[Tensor | None] | None:
         last = action.stage == self.num_stages - 1
         return None if last else self.transport.take_gradients(action.stage, index_of(action))
 

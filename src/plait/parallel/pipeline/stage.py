@@ -171,16 +171,21 @@ class Stage:
         self._live[micro_batch] = live
         self.peak_live = max(self.peak_live, len(self._live))
 
-    def backward(self, micro_batch: int, grads: Sequence[Tensor] | None) -> list[Tensor]:
+    def backward(
+        self, micro_batch: int, grads: Sequence[Tensor | None] | None
+    ) -> list[Tensor | None]:
         """From the gradients of what was sent (None: the loss) to those of what was received and
         wants one.
 
-        Each gradient has the shape of its tensor, in the order of the payload.
+        Each gradient has the shape of its tensor, in the order of the payload. It is None where no
+        loss depends on the tensor.
         """
         live = self._live.pop(micro_batch)
         return self._run(live, grads)
 
-    def input_grad(self, micro_batch: int, grads: Sequence[Tensor] | None) -> list[Tensor]:
+    def input_grad(
+        self, micro_batch: int, grads: Sequence[Tensor | None] | None
+    ) -> list[Tensor | None]:
         """`backward` without the weight gradients that can wait, which `weight_grad` computes. Each
         gradient has the shape of its tensor.
         """
@@ -206,23 +211,34 @@ class Stage:
         if not later:
             deferred.run()
 
-    def _run(self, live: _Live, grads: Sequence[Tensor] | None) -> list[Tensor]:
+    def _run(self, live: _Live, grads: Sequence[Tensor | None] | None) -> list[Tensor | None]:
         self.module.enter()
-        if grads is not None and live.unread:
-            live.roots, grads = _of_read(live, grads)
+        there = None
+        if grads is not None:
+            live.roots, there = _of_read(live, grads)
         if live.roots:
-            torch.autograd.backward(live.roots, None if grads is None else list(grads))
+            torch.autograd.backward(live.roots, there)
         leaves = [tensor for tensor in live.received if tensor.requires_grad]
         live.roots = []
-        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+        return [leaf.grad for leaf in leaves]
 
 
-def _of_read(live: _Live, grads: Sequence[Tensor]) -> tuple[list[GradientEdge], list[Tensor]]:
-    """The roots and their gradients [...] without those numbers that no loss has read.
+def _of_read(
+    live: _Live, grads: Sequence[Tensor | None]
+) -> tuple[list[GradientEdge], list[Tensor]]:
+    """The roots and their gradients [...] without those that no loss has read.
 
-    Their gradient is zero. Their graph may hold an infinite slope, and the product is no number.
+    A number that at most a loss reads may have a gradient of zero. Its graph may hold an infinite
+    slope, and the product is no number.
     """
-    has_gradient = torch.stack([grads[root].any() for root in live.unread]).tolist()
-    dropped = {root for root, has in zip(live.unread, has_gradient, strict=True) if not has}
-    left = [root for root in range(len(live.roots)) if root not in dropped]
-    return [live.roots[root] for root in left], [grads[root] for root in left]
+    numbers = {root: grad for root in live.unread if (grad := grads[root]) is not None}
+    dropped = set[int]()
+    if numbers:
+        has_gradient = torch.stack([grad.any() for grad in numbers.values()]).tolist()
+        dropped = {root for root, has in zip(numbers, has_gradient, strict=True) if not has}
+    roots, there = [], []
+    for place, (root, grad) in enumerate(zip(live.roots, grads, strict=True)):
+        if grad is not None and place not in dropped:
+            roots.append(root)
+            there.append(grad)
+    return roots, there

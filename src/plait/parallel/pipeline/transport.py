@@ -4,6 +4,9 @@ for until needed.
 What a stage sends depends on the shapes of the micro-batch's inputs, which every stage knows. So
 sender and receiver agree on a form the first time that they meet those shapes. Later they send
 nothing but tensors. A gradient has the form of its tensor.
+
+A tensor may get no gradient at all, as one that is only read by `detach`. In the first step of its
+shapes a byte for each gradient says whether there is one. Where all were there, none say so later.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from plait.values import PyTree
 
 Shapes = tuple[tuple[int, ...], ...]
 Key = tuple[int, bool, Shapes]  # stage, whether a backward follows, shapes of the inputs
+Gradients = list[Tensor | None]  # of the tensors that want one; None where no gradient came
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,33 @@ class _Arrival:
         if not self.laid:
             return self.tensors
         return [form.restore(one) for form, one in zip(self.laid, self.tensors, strict=True)]
+
+
+class MissingGradients:
+    """Which boundaries say of each gradient whether there is one.
+
+    Both ends of a boundary keep one, and see the same messages in each step.
+    """
+
+    def __init__(self) -> None:
+        self._says: dict[Key, bool] = {}
+        self._seen: dict[Key, bool] = {}
+
+    def begin(self) -> None:
+        """A step begins: what the last one has seen of new boundaries holds from now on."""
+        self._says.update(self._seen)
+        self._seen.clear()
+
+    def forms(self, key: Key, num_gradients: int) -> tuple[TensorForm, ...]:
+        """The form of what travels behind the gradients: a byte for each, or nothing."""
+        if num_gradients == 0 or not self._says.get(key, True):
+            return ()
+        return (TensorForm((num_gradients,), torch.uint8, requires_grad=False),)
+
+    def see(self, key: Key, missing: bool) -> None:
+        """A message of a boundary that says so has passed."""
+        if key not in self._says:
+            self._seen[key] = missing or self._seen.get(key, False)
 
 
 class Transport:
@@ -84,6 +115,8 @@ class Transport:
             tuple[int, int], Form
         ] = {}  # (stage, micro-batch) whose send begins with its form
         self._incoming: dict[tuple[str, int, int], _Arrival] = {}
+        self._handed: dict[tuple[int, int], Gradients] = {}  # between two stages of this rank
+        self._missing = MissingGradients()
         self._sent: deque[tuple[Work, Tensor]] = deque()
         self.num_forms_sent = 0
 
@@ -95,6 +128,7 @@ class Transport:
         """
         self._shapes = shapes
         self._recording = recording
+        self._missing.begin()
 
     def _key(self, stage: int, micro_batch: int) -> Key:
         return stage, self._recording, self._shapes(micro_batch)
@@ -159,7 +193,7 @@ class Transport:
 
     # -- backward ----------------------------------------------------------------------------------
 
-    def put_gradients(self, stage: int, micro_batch: int, grads: list[Tensor]) -> None:
+    def put_gradients(self, stage: int, micro_batch: int, grads: Gradients) -> None:
         """The gradients of the input of `stage`: kept for their send, or handed to the stage before
         on the same rank.
 
@@ -168,14 +202,22 @@ class Transport:
         if stage == 0:
             return
         if self._is_here(stage - 1):
-            form = self._forms[self._key(stage - 1, micro_batch)]
-            self._incoming["B", stage - 1, micro_batch] = _Arrival(grads, [], form)
-        elif self._wire is None:
-            self._outgoing["B", stage, micro_batch] = grads
-        else:
-            wanted = self._forms[self._key(stage - 1, micro_batch)].gradients
-            laid = [one.lay(grad) for one, grad in zip(wanted, grads, strict=False)]
-            self._outgoing["B", stage, micro_batch] = [*laid, *grads[len(wanted) :]]
+            self._handed[stage - 1, micro_batch] = grads
+            return
+        key = self._key(stage - 1, micro_batch)
+        wanted = self._forms[key].gradients
+        own, extras = grads[: len(wanted)], grads[len(wanted) :]
+        filled = [
+            torch.zeros(one.shape, dtype=one.dtype, device=self._device) if grad is None else grad
+            for one, grad in zip(wanted, own, strict=True)
+        ]
+        sent = [one.lay(grad) for one, grad in zip(wanted, filled, strict=True)]
+        sent += [extra for extra in extras if extra is not None]
+        if self._presence(key):
+            present = [grad is not None for grad in own]
+            sent.append(torch.tensor(present, dtype=torch.uint8, device=self._device))
+            self._missing.see(key, not all(present))
+        self._outgoing["B", stage, micro_batch] = sent
 
     def send_gradients(self, stage: int, micro_batch: int) -> None:
         """Send what `put_gradients` has kept to the stage before."""
@@ -183,16 +225,38 @@ class Transport:
 
     def post_gradients(self, stage: int, micro_batch: int) -> None:
         """Post the receive of the gradients of the output of `stage`."""
-        form = self._forms[self._key(stage, micro_batch)]
+        key = self._key(stage, micro_batch)
+        form = self._forms[key]
+        wanted = (*form.gradients, *self.gradient_extras, *self._presence(key))
         self._incoming["B", stage, micro_batch] = self._post(
-            form, (*form.gradients, *self.gradient_extras), self.placement[stage + 1]
+            form, wanted, self.placement[stage + 1]
         )
 
-    def take_gradients(self, stage: int, micro_batch: int) -> list[Tensor]:
+    def take_gradients(self, stage: int, micro_batch: int) -> Gradients:
         """The gradients of the output of `stage`, once they are here: each of its tensor's shape,
         and `gradient_extras`.
         """
-        return self._incoming.pop(("B", stage, micro_batch)).wait()
+        if (stage, micro_batch) in self._handed:
+            return self._handed.pop((stage, micro_batch))
+        found: Gradients = [*self._incoming.pop(("B", stage, micro_batch)).wait()]
+        key = self._key(stage, micro_batch)
+        if self._presence(key):
+            present = found.pop()
+            assert present is not None
+            kept = present.tolist()
+            self._missing.see(key, not all(kept))
+            found = [grad if there else None for grad, there in zip(found, kept, strict=True)]
+        return found
+
+    def _presence(self, key: Key) -> tuple[TensorForm, ...]:
+        """The form of the bytes that say which gradients there are, where they travel.
+
+        Asynchronous schedules have no step that both ends of a boundary begin with the same
+        message, so they send zeros for a missing gradient.
+        """
+        if self.gradient_extras:
+            return ()
+        return self._missing.forms(key, len(self._forms[key].gradients))
 
     # -- messages ----------------------------------------------------------------------------------
 
@@ -205,6 +269,7 @@ class Transport:
         """Forget what is under way, after a failure."""
         self._outgoing.clear()
         self._incoming.clear()
+        self._handed.clear()
         self._sent.clear()
 
     def _is_here(self, stage: int) -> bool:
