@@ -125,7 +125,7 @@ def test_a_frozen_parameter_that_is_no_number_has_not_moved() -> None:
     assert said(model, "dp1 mb2") == []
 
 
-@pytest.mark.parametrize("plan", ["dp1 mb2", "dp2", "dp2:zero1", "dp2 mb2", "pp2 mb2"])
+@pytest.mark.parametrize("plan", ["dp1 mb2", "dp2", "dp2:zero1", "dp2:zero3", "dp2 mb2", "pp2 mb2"])
 def test_a_parameter_that_the_first_samples_set_is_told_once(plan: str) -> None:
     (text,) = said(Layers(), plan, ranks=2 if "2" in plan.split(maxsplit=1)[0] else 1)
     assert SET in text

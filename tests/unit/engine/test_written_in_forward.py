@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -44,6 +46,28 @@ class Momentum(nn.Module):
         return out - aim
 
 
+class Bounded(nn.Module):
+    """Two layers whose weights the forward bounds before it uses them."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how = how
+        self.first = nn.Linear(12, 16)
+        self.last = nn.Linear(16, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[samples, 12] -> [samples, 7]."""
+        for layer in (self.first, self.last):
+            if self.how == "data":
+                layer.weight.data.clamp_(min=-0.05)
+            else:
+                with torch.no_grad():
+                    layer.weight.clamp_(min=-0.05)
+        out: Tensor = self.last(self.first(x).relu())
+        return out
+
+
 def batches() -> list[tuple[Tensor, Tensor]]:
     draw = torch.Generator().manual_seed(5)
     return [(torch.randn(8, 12, generator=draw), torch.zeros(8, 7)) for _ in range(4)]
@@ -61,7 +85,7 @@ def plain(model: nn.Module) -> list[float]:
     return losses
 
 
-def split(world: World, models: list[Momentum], plan: str) -> tuple[list[float], list[Shard]]:
+def split(world: World, models: Sequence[nn.Module], plan: str) -> tuple[list[float], list[Shard]]:
     sgd = lambda params: torch.optim.SGD(params, lr=0.5)  # noqa: E731
     model = models[world.rank]
     engine = plait.build(model, plan, loss=F.mse_loss, optimizer=sgd, world=world)
@@ -71,9 +95,16 @@ def split(world: World, models: list[Momentum], plan: str) -> tuple[list[float],
 
 @pytest.mark.parametrize("how", ["new memory", "lerp", "data"])
 def test_zero3_keeps_what_a_forward_writes(how: str) -> None:
-    whole = Momentum(how)
+    check_equal(*(Momentum(how) for _ in range(3)))
+
+
+@pytest.mark.parametrize("how", ["no_grad", "data"])
+def test_zero3_keeps_what_a_forward_writes_into_trained_parameters(how: str) -> None:
+    check_equal(*(Bounded(how) for _ in range(3)))
+
+
+def check_equal(whole: nn.Module, *models: nn.Module) -> None:
     losses = plain(whole)
-    models = [Momentum(how), Momentum(how)]
     for found, shards in threaded(2, split, models, "dp2:zero3", plan="dp2:zero3"):
         assert found == pytest.approx(losses, rel=1e-5)
         for shard in shards:

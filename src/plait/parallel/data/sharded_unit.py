@@ -77,7 +77,6 @@ class GatheredBucket:
         self._freed_kinds = [Freed.kind(kind, self._not_here) for kind in self._kinds]
         for slot, view in zip(bucket.slots, bucket.views(self._full), strict=True):
             bind(slot.param, view)
-        self._versions = [slot.param._version for slot in bucket.slots]
         self.free()
 
     def _empty_shard(self, group: DataGroup) -> Tensor:
@@ -105,7 +104,6 @@ class GatheredBucket:
         if self._work is not None:
             self._work.wait()
             self._work = None
-            self._versions = [slot.param._version for slot in self.bucket.slots]
         self.wake()
 
     def wake(self) -> None:
@@ -119,10 +117,10 @@ class GatheredBucket:
             become(slot.param, kind)
 
     def keep_written(self) -> None:
-        """Write what a forward has written into parameters, as a moving average, into the shard.
+        """Write this rank's elements of what a forward leaves in the parameters into the shard.
 
-        What it writes by `param.data.mul_` leaves no trace. So frozen parameters, which a network
-        that follows another one has, are always written. A trained one loses it.
+        A forward may move an average, set a scale by its first samples, or bound a weight. What it
+        writes by `param.data.mul_` leaves no trace, so nothing is asked.
         """
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             for index, slot in enumerate(self.bucket.slots):
@@ -131,10 +129,9 @@ class GatheredBucket:
                     view = self.bucket.views(self._full)[index]
                     view.copy_(slot.param)
                     bind(slot.param, view)
-                elif not is_frozen and slot.param._version == self._versions[index]:
-                    continue
-                self._versions[index] = slot.param._version
-                self.load(index, slot.param)
+            start = self._axis.rank * self.bucket.shard_numel
+            own = self._full[start : min(start + self.bucket.shard_numel, self.bucket.numel)]
+            self.shard[: own.numel()].copy_(own)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor [...] lies in the memory that comes and goes."""
