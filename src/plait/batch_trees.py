@@ -182,7 +182,15 @@ def sizes_of(leaves: Iterable[tuple[PyTree, bool]]) -> list[int]:
 
 def agreed_size(leaves: Iterable[tuple[PyTree, bool]]) -> int:
     """The samples of `held_leaves`. Raises `DataError` where they differ, or there are none."""
-    sizes = set(sizes_of(leaves))
+    pairs = list(leaves)
+    sizes = set(sizes_of(pairs))
+    if not sizes:
+        kinds = ", ".join(sorted({type(leaf).__name__ for leaf, _ in pairs})) or "nothing"
+        raise DataError(
+            f"a batch has no tensor whose first dim could count samples; it has {kinds}; give "
+            "tensors [samples, ...] beside it, as the targets, or a plait.SampleList of one such "
+            "object for each sample"
+        )
     if len(sizes) != 1:
         raise DataError(
             "the tensors of a batch must agree in their first dim, the samples; they have "
@@ -292,16 +300,20 @@ def refuse_undivided(leaf: PyTree, num_samples: int) -> None:
                 "give each rank its own batch without mb"
             )
         return
+    values = dict(getattr(leaf, "__dict__", {}))
+    for value in (*values.values(),):  # a graph keeps its tensors in a mapping
+        values.update(value if isinstance(value, Mapping) else {})
     held = [
-        name
-        for name, value in getattr(leaf, "__dict__", {}).items()
+        str(name)
+        for name, value in values.items()
         if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == num_samples
     ]
     if held and not isinstance(leaf, type | torch.nn.Module):
         raise DataError(
             f"a batch has a {type(leaf).__name__}, whose tensors ({', '.join(held[:4])}) are not "
-            "divided over ranks and micro-batches; give a dict or a dataclass of them, or register "
-            "the class with torch.utils._pytree.register_pytree_node"
+            "divided over ranks and micro-batches; give a dict or a dataclass of them, register "
+            "the class with torch.utils._pytree.register_pytree_node, or give a plait.SampleList "
+            "of one such object for each sample, as for graphs"
         )
 
 

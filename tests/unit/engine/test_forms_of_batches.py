@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
@@ -57,6 +58,13 @@ class Opaque:
 
     def __init__(self, pixels: Tensor) -> None:
         self.pixels = pixels
+
+
+class Stored:
+    """An object that keeps its tensors in a mapping, as the graphs of PyTorch Geometric do."""
+
+    def __init__(self, pixels: Tensor) -> None:
+        self.store = UserDict({"pixels": pixels, "edges": torch.zeros(2, 9)})
 
 
 class Looks(nn.Module):
@@ -146,6 +154,7 @@ def evaluated(model: nn.Module, batch: PyTree) -> float:
     ("make", "said"),
     [
         (Opaque, r"a Opaque, whose tensors \(pixels\) are not divided"),
+        (Stored, r"a Stored, whose tensors \(pixels\) are not divided.*SampleList of one such"),
         (lambda one: {"pixels": one.to_sparse()}, r"a sparse_coo tensor of 5 samples"),
         (
             lambda one: {"pixels": torch.nested.as_nested_tensor(list(one), layout=torch.jagged)},
@@ -156,6 +165,11 @@ def evaluated(model: nn.Module, batch: PyTree) -> float:
 def test_what_cannot_be_divided_is_named(make: Callable[[Tensor], PyTree], said: str) -> None:
     with pytest.raises(DataError, match=said):
         evaluated(Looks(), ({"pictures": make(PIXELS)}, CLASSES))
+
+
+def test_a_batch_without_samples_is_named_by_what_it_has() -> None:
+    with pytest.raises(DataError, match=r"no tensor whose first dim .* it has NoneType, Stored"):
+        evaluated(Looks(), ({"pictures": Stored(PIXELS)}, None))
 
 
 def test_a_batch_of_another_form_is_named_before_a_model_is_cut() -> None:
