@@ -64,7 +64,8 @@ class Flow:
     """The calls of a forward by the names of their modules; a module may be called more than once.
 
     `needs[k]` are the results that reach call k through glue alone, `weights[k]` the parameters
-    that do. The last entry of both is for the output of the model. `written` are the results that
+    that do. The last entry of both is for the output of the model. Parameters that a call uses
+    inside, its own or other modules', may be among `weights[k]`. `written` are the results that
     glue may write into: each stage that runs this glue needs a copy of its own.
 
     Glue may draw random numbers. `draws[k]` are the draws that reach call k through glue, each as
@@ -177,7 +178,9 @@ class _Discovery:
 
         def call(*args: object, **kwargs: object) -> PyTree:
             if self.watch.inside_unit:
-                return forward(*args, **kwargs)
+                self.watch.mark_inner_call(module)
+                with in_memory(module):
+                    return forward(*args, **kwargs)
             number = len(self._calls)
             self._calls.append(name)
             needs = self.watch.of_arguments((args, kwargs))

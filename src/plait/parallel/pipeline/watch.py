@@ -183,6 +183,11 @@ class UnitWatch(TorchDispatchMode):
                 self._alive.append(storage)
                 self._left[key] = {Result(number, UNRETURNED)}
 
+    def mark_inner_call(self, module: nn.Module) -> None:
+        """The unit at work calls a module that is outside of it, and uses its parameters."""
+        assert self._running is not None
+        self._note_weights(self._running, [*module.parameters()])
+
     def mark_states(self, attributes: Leaves) -> None:
         """The tensors of attributes around the units have their values of before."""
         for place, leaves in attributes.items():
@@ -240,6 +245,8 @@ class UnitWatch(TorchDispatchMode):
         given_tensors = tensors_of((args, kwargs))
         written = [*written_tensors(func, args, kwargs)]
         self._note_reads(unit, given_tensors, written)
+        if func.overloadpacket not in _OF_SHAPES:
+            self._note_weights(unit, given_tensors)
         depends = torch.Tag.nondeterministic_seeded in func.tags or (
             func.overloadpacket not in _OF_SHAPES
             and any(storage_key(tensor) in unit.got for tensor in given_tensors)
@@ -268,6 +275,11 @@ class UnitWatch(TorchDispatchMode):
             if known is not None:
                 unit.needs.add(known)
         unit.needs.results |= self._left_in(read)
+
+    def _note_weights(self, unit: _RunningUnit, given: Sequence[Tensor]) -> None:
+        """A unit uses these parameters [...], its own or those of other modules."""
+        names = (self._name_of.get(id(tensor)) for tensor in given)
+        unit.needs.weights.update(name for name in names if name is not None)
 
     def _left_in(self, tensors: Sequence[Tensor]) -> set[Result]:
         """The results that units left in these tensors [...]."""
