@@ -178,15 +178,15 @@ def graph_of_an_example_error(example: object) -> Explainer:
 
 
 def example_error(model: nn.Module, example: object) -> Explainer:
-    """Explains sizes of an example of one sample that do not fit the model."""
+    """Explains the refusal of an example of one sample, whose sizes may not fit the model."""
 
     def explain(error: Exception) -> ModelError | None:
-        if not _sizes_that_differ(error):
+        if not isinstance(error, RuntimeError | ValueError | IndexError):
             return None
         shapes = [list(leaf.shape) for leaf in leaves_of(example) if isinstance(leaf, Tensor)]
         return ModelError(
             f"to cut a {type(model).__name__} into stages its forward is run on one sample, whose "
-            f"inputs are {', '.join(map(str, shapes))}, and torch says {str(error)!r}; let the "
+            f"inputs are {', '.join(map(str, shapes))}, which ends in {str(error)!r}; let the "
             "first batch have what the forward takes, or give inputs of one sample by "
             "Options(cutting=Cutting(example=...))"
         )

@@ -184,6 +184,6 @@ def test_an_example_that_does_not_fit_the_model_is_told() -> None:
         )
         engine.prepare([(torch.randn(8, 6), torch.randn(8, 3))])
 
-    match = r"inputs are \[1, 6\], and torch says 'mat1 .*=Cutting\(example=\.\.\.\)"
+    match = r"inputs are \[1, 6\], which ends in 'mat1 .*=Cutting\(example=\.\.\.\)"
     with pytest.raises(ModelError, match=match):
         threaded(2, run, plan="pp2")

@@ -28,8 +28,8 @@ from plait.engine.explain import (
 )
 from plait.engine.stages.chain import find_chain
 from plait.engine.state.buffers import unmoved
-from plait.errors import ModelError
-from plait.origin import ONE_VALUE, batch_norm_error
+from plait.errors import ModelError, PlaitError
+from plait.origin import batch_norm_error
 from plait.parallel.pipeline.actions import Schedule
 from plait.parallel.pipeline.dataflow import Flow, discover
 from plait.parallel.pipeline.partition import (
@@ -235,8 +235,8 @@ def _weighed(model: nn.Module, names: Sequence[str], cutting: Cutting) -> list[L
 def _on_example(model: nn.Module, cutting: Cutting, see: Callable[[Run], Seen]) -> Seen:
     """The findings of `see` in a forward on the example.
 
-    Where a batch norm gets one value a channel, the forward gets the example twice. The slices of
-    training may have more samples.
+    Where the forward refuses it, it gets the example twice: a batch norm wants two values a
+    channel, and `squeeze` drops the dim of a single sample. The slices of training may have more.
     """
     example = in_its_precision(model, accepted(model, example_inputs(model, cutting)))
     explainers = [batch_norm_error(model), inner_gradient_error(model)]
@@ -244,11 +244,14 @@ def _on_example(model: nn.Module, cutting: Cutting, see: Callable[[Run], Seen]) 
     with unmoved(model), explained(*explainers):
         try:
             return see(lambda: call(model, example))
-        except ValueError as error:
-            if not str(error).startswith(ONE_VALUE):
-                raise
-        twice = map_leaves(_twice, example)
-        return see(lambda: call(model, twice))
+        except PlaitError:
+            raise
+        except Exception as error:
+            twice = map_leaves(_twice, example)
+            try:
+                return see(lambda: call(model, twice))
+            except Exception:
+                raise error from None
 
 
 def _twice(leaf: PyTree) -> PyTree:

@@ -251,8 +251,8 @@ class Transport:
     def _presence(self, key: Key) -> tuple[TensorForm, ...]:
         """The form of the bytes that say which gradients there are, where they travel.
 
-        Asynchronous schedules have no step that both ends of a boundary begin with the same
-        message, so they send zeros for a missing gradient.
+        The ends of a boundary begin a step of an asynchronous schedule with other messages. So
+        zeros are sent there for a missing gradient.
         """
         if self.gradient_extras:
             return ()

@@ -320,8 +320,8 @@ def _forward(
 ) -> Callable[..., Tensor]:
     """The forward of a layer as `_SplitBackward`, with the argument's own name.
 
-    With `quicker_only` the layer's own forward stays where nothing would be gained, and where
-    torch's compiler looks at it: compiled products are torch's.
+    With `quicker_only` the layer's own forward stays where nothing would be gained. It stays in
+    graphs of torch's compiler too, whose products are torch's.
     """
     module = layer.module
     original = layer.module.forward
