@@ -85,3 +85,20 @@ def test_graphs_that_end_at_each_layer_are_told(ranks: Run, plan: str) -> None:
     for _, _, told in ranks(2, compiled_by_the_user, plan, plan=plan):
         assert len(told) == 1
         assert f"'{plan} compile'" in told[0]
+
+
+def names_of(model: nn.Module) -> list[str]:
+    """The parameters of an engine of one rank, by their names."""
+    engine = plait.build(
+        model, "dp1", loss=F.mse_loss, optimizer=lambda params: torch.optim.SGD(params, lr=0.1)
+    )
+    return sorted(piece.name for piece in engine.local_parameters())
+
+
+def test_a_compiled_model_has_its_own_names() -> None:
+    layers = [nn.Linear(8, 8) for _ in range(2)]
+    wanted = names_of(nn.Sequential(*layers))
+    whole: Any = torch.compile(nn.Sequential(*layers), backend="eager")
+    assert names_of(whole) == wanted
+    apart: Any = [torch.compile(layer, backend="eager") for layer in layers]
+    assert names_of(nn.Sequential(*apart)) == wanted

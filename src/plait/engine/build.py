@@ -128,6 +128,7 @@ def build(
     plan_as_given = plan
     plan = _checked(plan)
     check_arguments(model, loss, optimizer)
+    model = compiling.compiled_in_place(model)
     refuse_parameters(model)
     refuse_shared_memory(model)
     norms = SyncedNorms(model, plan)

@@ -28,6 +28,8 @@ from plait.plan import Plan
 from plait.values import PyTree
 
 COMPILERS = ("c++", "g++", "clang++")
+WRAPPED = "_orig_mod"
+"""The name that the wrapper of torch.compile gives its module."""
 TALKING = (
     layers.ParallelLinear,
     layers.ParallelEmbedding,
@@ -91,8 +93,37 @@ def warn_of_compiled(model: nn.Module, plan: Plan) -> None:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether the user has called torch.compile with a module, or its `compile`."""
-    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+    return module._compiled_call_impl is not None
+
+
+def compiled_in_place(model: nn.Module) -> nn.Module:
+    """The model that torch.compile has wrapped, or has wrapped modules of; itself where it has not.
+
+    Each such module stands in the place of its wrapper, compiled as by `module.compile()`. So names
+    are those of the model, in checkpoints and in patterns.
+    """
+    for parent in [*model.modules()]:
+        for key, child in parent._modules.items():
+            if child is not None and WRAPPED in child._modules:
+                parent._modules[key] = _unwrapped(child)
+    return _unwrapped(model) if WRAPPED in model._modules else model
+
+
+def _unwrapped(wrapper: Any) -> nn.Module:
+    module: Any = wrapper._modules[WRAPPED]
+
+    def called(*args: object, **kwargs: object) -> PyTree:
+        return module._call_impl(*args, **kwargs)
+
+    if not _is_compiled(module):
+        # The compiler begins behind the hooks of a call, and skips the frames of torch's own
+        # modules, as of a Sequential. Its graph begins in a frame of plait there.
+        is_of_torch = type(module).__module__.startswith("torch.nn.")
+        module._compiled_call_impl = wrapper.dynamo_ctx(
+            called if is_of_torch else module._call_impl
+        )
+    unwrapped: nn.Module = module
+    return unwrapped
 
 
 def _compiled(forward: Any, backend: str) -> Any:

@@ -235,8 +235,8 @@ def _weighed(model: nn.Module, names: Sequence[str], cutting: Cutting) -> list[L
 def _on_example(model: nn.Module, cutting: Cutting, see: Callable[[Run], Seen]) -> Seen:
     """The findings of `see` in a forward on the example.
 
-    Where the forward refuses it, it gets the example twice: a batch norm wants two values a
-    channel, and `squeeze` drops the dim of a single sample. The slices of training may have more.
+    A forward that refuses it gets the example twice. A batch norm wants two values a channel, and
+    `squeeze` drops the dim of a single sample. The slices of training may have more.
     """
     example = in_its_precision(model, accepted(model, example_inputs(model, cutting)))
     explainers = [batch_norm_error(model), inner_gradient_error(model)]

@@ -34,8 +34,6 @@ from plait.models.hf import HuggingFace, files_of
 from plait.values import JsonMapping
 
 MAX_SHARD_BYTES = 5_000_000_000
-COMPILED = "_orig_mod."
-"""The prefix that torch.compile puts before the names of a module's parameters."""
 
 
 def save_pretrained(
@@ -103,7 +101,7 @@ def _assemble(state: TrainingState, slices: Path, layout: FileLayout) -> list[Pa
     adapters = adapted(state.model)
     _check_untied(state, adapters)
     parts = peft_names(state.model)
-    names = {name: name.replace(COMPILED, "") for name in state.holding.shapes if name not in parts}
+    names = {name: name for name in state.holding.shapes if name not in parts}
     joined: dict[str, Joined] = {}
     tables = layout.tables
     if isinstance(state.model, HuggingFace):
