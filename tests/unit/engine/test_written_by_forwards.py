@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tests.helpers.warned import warnings_of_steps
 
 Move = Callable[[nn.Parameter, nn.Parameter], None]
+UNDONE = "updates masters apart"
 MOVED = "moves the frozen parameters 'average.0.weight'"
 SET = "sets the trained parameters 'first.scale'"
 ITERATES = "the spectral norm of '0' iterates once in each forward"
@@ -153,3 +154,17 @@ def test_a_spectral_norm_under_micro_batches_is_told_once(*, by_hook: bool) -> N
     assert "n_power_iterations" in text
     assert len(said(iterated(by_hook=by_hook), "pp2 mb2", ranks=2)) == 1
     assert said(iterated(by_hook=by_hook), "dp2", ranks=2) == []
+
+
+@pytest.mark.parametrize("plan", ["dp2", "dp2:zero1", "dp2:zero3", "dp1 mb2"])
+def test_a_bound_on_weights_that_masters_undo_is_told_once(plan: str) -> None:
+    ranks = 2 if "dp2" in plan else 1
+    texts = said(Layers(bounds=True), f"{plan} precision:bf16", ranks=ranks)
+    (text,) = (one for one in texts if UNDONE in one)
+    assert "'first.scale'" in text
+    assert not [one for one in said(Layers(bounds=True), plan, ranks=ranks) if UNDONE in one]
+
+
+def test_masters_alone_are_not_told() -> None:
+    model = nn.Sequential(nn.Linear(12, 9), nn.BatchNorm1d(9), nn.Linear(9, 7))
+    assert not [one for one in said(model, "dp1 mb2 precision:bf16") if UNDONE in one]

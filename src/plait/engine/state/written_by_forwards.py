@@ -26,6 +26,7 @@ from plait.errors import some_of
 from plait.parallel.data import DataStrategy
 from plait.parallel.data.absent import Absent
 from plait.plan import Plan
+from plait.plan.facts import SCHEDULES
 from plait.torch_internals import is_recorded
 
 STEPS: Final = 2
@@ -69,6 +70,7 @@ class WrittenByForwards:
         self._look = _Look(holding, strategy)
         self._moved = _MovedParameters(holding.model, self._plan)
         self._set_once = _FirstSamples(holding.model, self._plan, parts)
+        self._undone = _UndoneWrites(holding.model, plan, strategy)
 
     def begin(self, num_micro_batches: int) -> None:
         """A step begins."""
@@ -98,6 +100,7 @@ class WrittenByForwards:
         changes, self._changes = self._changes, []
         is_told = self._moved.tell(changes, self._forwards)
         self._set_once.note(changes)
+        self._undone.tell(changes)
         self._steps_left = 0 if is_told else self._steps_left - 1
 
 
@@ -170,6 +173,32 @@ class _MovedParameters:
                 stacklevel=2,
             )
         return bool(moved)
+
+
+class _UndoneWrites:
+    """Trained parameters that a forward writes, where the update writes masters over them."""
+
+    def __init__(self, model: nn.Module, plan: Plan, strategy: DataStrategy) -> None:
+        self._model = model
+        self._plan = plan
+        group = strategy.group
+        synchronous = plan.pp.size == 1 or not SCHEDULES[plan.pp.schedule].asynchronous
+        has_masters = group.param_dtype != group.master_dtype or plan.dp.offload
+        self._tells = synchronous and has_masters and plan.dp.strategy != "async-server"
+
+    def tell(self, changes: list[_Change]) -> None:
+        """Warn once of the parameters that the forwards of a step have written."""
+        names = sorted(frozenset[str]().union(*(one.params for one in changes)))
+        undone = [name for name in names if self._model.get_parameter(name).requires_grad]
+        if undone and self._tells:
+            self._tells = False
+            warnings.warn(
+                f"the forward writes into the trained parameters {some_of(map(repr, undone))}, and "
+                f"the plan '{self._plan}' updates masters apart from what layers compute with, so "
+                "that the next update undoes it; compute with the bounded or scaled value in the "
+                "forward instead of writing it, or take precision:bf16 and offload out of the plan",
+                stacklevel=2,
+            )
 
 
 class _FirstSamples:
