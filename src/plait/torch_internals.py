@@ -323,3 +323,13 @@ def whole_or_none() -> Iterator[None]:
             dist.destroy_process_group()
         distributed_c10d._world.group_count = 0
         raise
+
+
+class _RecomputedError(BaseException):
+    """No error: torch has recomputed what a backward needs."""
+
+
+def stop_past_exceptions() -> None:
+    """Have torch end recomputations by what no `except Exception` of a model catches."""
+    members: Any = _checkpoint
+    members._StopRecomputationError = _RecomputedError

@@ -199,3 +199,21 @@ def test_a_count_of_steps_lies_where_the_update_reads_it(word: str, where: str) 
     count = internals.place_state(torch.tensor(4.0), param, optimizer)
     assert count.device.type == where
     assert internals.place_state(torch.zeros(3), param, optimizer).device.type == "meta"
+
+
+def test_a_recomputation_stops_past_code_that_catches_exceptions() -> None:
+    caught = []
+
+    def catches(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return x.sin()
+        except Exception as error:
+            caught.append(error)
+            raise RuntimeError("the sine has failed") from error
+
+    internals.stop_past_exceptions()
+    x = torch.ones(2, requires_grad=True)
+    checkpoint(catches, x, use_reentrant=False).sum().backward()
+    assert not caught
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.ones(2).cos())

@@ -29,6 +29,7 @@ from plait.parallel.tensor import TensorSplit
 from plait.plan import Plan
 from plait.plan.axes import REMATS, BlockRemat
 from plait.random_state import FirstDraws, RepeatedDraws
+from plait.torch_internals import stop_past_exceptions
 from plait.values import PyTree
 
 Contexts = Callable[[], tuple[Context, Context]]
@@ -101,6 +102,7 @@ def apply(
     """
     if policy == "none":
         return
+    stop_past_exceptions()
     contexts: Contexts = _no_contexts
     if policy == "selective":
         contexts = functools.partial(create_selective_checkpoint_contexts, _keep_products)

@@ -34,8 +34,8 @@ _ABSENT = object()
 """The value of an attribute that a module does not have."""
 
 
-class _StageDone(Exception):
-    """No error: the way out of a forward whose own part is done."""
+class _StageDone(BaseException):
+    """No error, and past `except Exception`: the way out of a forward whose part is done."""
 
 
 @dataclass(frozen=True)
@@ -214,20 +214,20 @@ class ReplayedStage(StageModule):
         try:
             with regions.dissolved():
                 output = self._model(inputs)
-        except _StageDone:
-            self._replay.ends()
-            tensors = [
-                now.received[result] if result in now.received else now.made[result]
-                for result in self._leaving
-            ]
-            note = tuple(now.templates)
-            return Payload(
-                tensors, note, random=now.random, sources=self._sources, unread=self._unread
-            )
+        except (_StageDone, Exception):
+            if now.call <= self._last_call + 1:
+                raise
         finally:
             self._replay.running = None
             self._now = None
         self._replay.ends()
+        if now.call > self._last_call + 1:  # even if code has caught it
+            tensors = [
+                now.received[result] if result in now.received else now.made[result]
+                for result in self._leaving
+            ]
+            note, sources, unread = tuple(now.templates), self._sources, self._unread
+            return Payload(tensors, note, random=now.random, sources=sources, unread=unread)
         if not self._is_last or now.call <= self._last_call:
             raise ModelError(
                 f"the forward of the model ended after {now.call} of "

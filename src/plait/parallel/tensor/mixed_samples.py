@@ -98,8 +98,8 @@ def _dropout_watched(model: nn.Module, count: int, found: dict[str, str]) -> Ite
             handle.remove()
 
 
-class _MixedError(Exception):
-    """Carries the name of the operation."""
+class _MixedError(BaseException):
+    """Carries the name of the operation past code of a model that catches exceptions."""
 
 
 class _SizesMet(TorchDispatchMode):

@@ -54,6 +54,17 @@ def test_code_that_compares_samples_is_refused_by_its_line(operation: str) -> No
         judge(MIXING[operation])
 
 
+def test_code_that_catches_exceptions_is_refused_too() -> None:
+    def catching(x: Tensor) -> Tensor:
+        try:
+            return x.softmax(0)
+        except Exception:
+            return x
+
+    with pytest.raises(NotAvailable, match=r"\(_softmax\).*tpN:1d"):
+        judge(catching)
+
+
 @pytest.mark.parametrize("what", ALONE)
 def test_code_that_leaves_samples_alone_passes(what: str) -> None:
     judge(ALONE[what])
