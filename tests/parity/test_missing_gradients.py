@@ -76,12 +76,13 @@ def optimizer(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=0.1, weight_decay=0.1)
 
 
-def alone(model: nn.Module, batches: Batches) -> dict[str, Tensor]:
-    """The parameters after a plain loop."""
+def alone(model: nn.Module, batches: Batches, slices: int = 1) -> dict[str, Tensor]:
+    """The parameters after a plain loop, which runs each batch in as many slices."""
     update = optimizer(model.parameters())
     for x, target in batches:
         update.zero_grad()
-        loss_of(model(x), target).backward()
+        for own, wanted in zip(x.chunk(slices), target.chunk(slices), strict=True):
+            (loss_of(model(own), wanted) / slices).backward()
         update.step()
     return {name: param.detach().flatten() for name, param in model.named_parameters()}
 
@@ -105,6 +106,17 @@ def trained(world: World, model: nn.Module, plan: str, batches: Batches) -> list
     ]
 
 
+def drawn(signs: tuple[int, ...]) -> Batches:
+    """A batch for each sign, which the first number of its samples has."""
+    draw = torch.Generator().manual_seed(1)
+    batches = []
+    for sign in signs:
+        x, target = (torch.randn((8, 4), generator=draw, dtype=torch.float64) for _ in range(2))
+        x[:, 0] = x[:, 0].abs() * sign
+        batches.append((x, target))
+    return batches
+
+
 PLANS = (
     "pp2 mb2",
     "pp4:1f1b mb4",
@@ -122,15 +134,26 @@ def test_what_gets_no_gradient_stays_as_it_is(
 ) -> None:
     torch.manual_seed(3)
     model = kind().double()
-    draw = torch.Generator().manual_seed(1)
-    shape = (8, 4)
-    batches = []
-    for step in range(4):
-        x = torch.randn(shape, generator=draw, dtype=torch.float64)
-        x[:, 0] = x[:, 0].abs() * (1 if step == 2 else -1)
-        batches.append((x, torch.randn(shape, generator=draw, dtype=torch.float64)))
+    batches = drawn((-1, -1, 1, -1))
     wanted = alone(copy.deepcopy(model), batches)
     parts = ranks(Plan.parse(plan).world_size, trained, model, plan, batches, plan=plan)
+    found = join(parts)
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "plan", ["pp2 dp2:zero3", "pp2 dp2:zero3 mb2", "pp2:zbv dp2:zero3 mb2", "pp2 tp2 dp2 mb2"]
+)
+def test_one_data_rank_may_have_a_gradient_alone(ranks: Run, plan: str) -> None:
+    torch.manual_seed(3)
+    model = NowAndThen().double()
+    batches = drawn((-1, -1, -1))
+    for x, _ in batches:
+        x[:4, 0] *= -1  # the samples of the first data rank
+    parsed = Plan.parse(plan)
+    wanted = alone(copy.deepcopy(model), batches, 2 * parsed.micro_batches)
+    parts = ranks(parsed.world_size, trained, model, plan, batches, plan=plan)
     found = join(parts)
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value, rtol=TOLERANCE, atol=TOLERANCE)

@@ -25,6 +25,7 @@ from plait.parallel.context.ring import RingAttention
 from plait.parallel.context.ulysses import UlyssesAttention
 from plait.parallel.tensor import dropout, layers
 from plait.plan import Plan
+from plait.plan.facts import STRATEGIES
 from plait.values import PyTree
 
 COMPILERS = ("c++", "g++", "clang++")
@@ -81,7 +82,7 @@ def apply(
 def warn_of_compiled(model: nn.Module, plan: Plan) -> None:
     """Tell once that graphs of the user's torch.compile end at each layer that ranks share."""
     sizes = (plan.tp.size, plan.pp.size, plan.cp.size, plan.ep)
-    shares = plan.dp.strategy == "zero3" or max(sizes) > 1
+    shares = STRATEGIES[plan.dp.strategy].shards_parameters or max(sizes) > 1
     if shares and any(map(_is_compiled, model.modules())):
         whole = plan if plan.compile else f"{plan} compile"
         warnings.warn(

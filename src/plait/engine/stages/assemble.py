@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
-from plait.comm import World
+from plait.comm import Axis, World
 from plait.engine.axes import within_stage
 from plait.engine.loss import LossFunction
 from plait.engine.options import Options
@@ -58,6 +59,7 @@ def make_pipeline(
         world.device,
         gradient_extras=(COUNT,) if schedule.asynchronous else (),
         wire=wire,
+        agree=partial(any_has, within_stage(world)),
     )
     return Pipeline(
         parts,
@@ -68,6 +70,14 @@ def make_pipeline(
         batched=joined_weight_grads(schedule.ranks[axis.rank]),
         random_is_own=not world.is_simulated,
     )
+
+
+def any_has(ranks: Axis, present: list[bool]) -> list[bool]:
+    """Which of as many things any of the ranks has. Collective."""
+    of_ranks = ranks.gather_objects(present)
+    if any(len(one) != len(present) for one in of_ranks):
+        return [True] * len(present)
+    return list(map(any, zip(*of_ranks, strict=True)))
 
 
 def make_timing(

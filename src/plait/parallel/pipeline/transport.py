@@ -5,8 +5,9 @@ What a stage sends depends on the shapes of the micro-batch's inputs, which ever
 sender and receiver agree on a form the first time that they meet those shapes. Later they send
 nothing but tensors. A gradient has the form of its tensor.
 
-A tensor may get no gradient at all, as one that is only read by `detach`. In the first step of its
-shapes a byte for each gradient says whether there is one. Where all were there, none say so later.
+A tensor may get no gradient at all, as one that is only read by `detach`. In the first step a byte
+for each gradient says whether there is one. Where all were there, none say so later, and what is
+missing then is sent as zeros.
 """
 
 from __future__ import annotations
@@ -58,30 +59,37 @@ class _Arrival:
 
 
 class MissingGradients:
-    """Which boundaries say of each gradient whether there is one.
+    """The gradients that no rank of a stage has.
 
-    Both ends of a boundary keep one, and see the same messages in each step.
+    Ranks of a stage agree on them, as their backwards talk to each other. Where one rank has a
+    gradient, zeros stand for it on the others. The first step looks at all boundaries, and later
+    steps at those that missed one then. Both ends of a boundary see the same.
     """
 
-    def __init__(self) -> None:
-        self._says: dict[Key, bool] = {}
-        self._seen: dict[Key, bool] = {}
+    def __init__(self, agree: Callable[[list[bool]], list[bool]]) -> None:
+        """`agree` joins what the ranks of a stage have. Collective."""
+        self._agree = agree
+        self._is_first = True
+        self._boundaries = set[int]()
 
-    def begin(self) -> None:
-        """A step begins: what the last one has seen of new boundaries holds from now on."""
-        self._says.update(self._seen)
-        self._seen.clear()
+    def looks_at(self, boundary: int) -> bool:
+        """Whether a boundary says of each gradient whether there is one."""
+        return self._is_first or boundary in self._boundaries
 
-    def forms(self, key: Key, num_gradients: int) -> tuple[TensorForm, ...]:
-        """The form of what travels behind the gradients: a byte for each, or nothing."""
-        if num_gradients == 0 or not self._says.get(key, True):
-            return ()
-        return (TensorForm((num_gradients,), torch.uint8, requires_grad=False),)
+    def agreed(self, boundary: int, present: list[bool]) -> list[bool]:
+        """Which gradients any rank of the stage has. Collective."""
+        present = self._agree(present)
+        self.see(boundary, present)
+        return present
 
-    def see(self, key: Key, missing: bool) -> None:
+    def see(self, boundary: int, present: Sequence[bool]) -> None:
         """A message of a boundary that says so has passed."""
-        if key not in self._says:
-            self._seen[key] = missing or self._seen.get(key, False)
+        if not all(present):
+            self._boundaries.add(boundary)
+
+    def end_step(self) -> None:
+        """A step with a backward has ended."""
+        self._is_first = False
 
 
 class Transport:
@@ -97,8 +105,10 @@ class Transport:
         *,
         gradient_extras: tuple[TensorForm, ...] = (),
         wire: torch.dtype | None = None,
+        agree: Callable[[list[bool]], list[bool]] = list,
     ) -> None:
         """`gradient_extras` are the forms of tensors that travel with every set of gradients.
+        `agree` joins which gradients the ranks of a stage have.
 
         `wire`: the type in which wider activations and their gradients travel.
         """
@@ -116,7 +126,7 @@ class Transport:
         ] = {}  # (stage, micro-batch) whose send begins with its form
         self._incoming: dict[tuple[str, int, int], _Arrival] = {}
         self._handed: dict[tuple[int, int], Gradients] = {}  # between two stages of this rank
-        self._missing = MissingGradients()
+        self._missing = MissingGradients(agree)
         self._sent: deque[tuple[Work, Tensor]] = deque()
         self.num_forms_sent = 0
 
@@ -128,7 +138,6 @@ class Transport:
         """
         self._shapes = shapes
         self._recording = recording
-        self._missing.begin()
 
     def _key(self, stage: int, micro_batch: int) -> Key:
         return stage, self._recording, self._shapes(micro_batch)
@@ -201,23 +210,29 @@ class Transport:
         """
         if stage == 0:
             return
-        if self._is_here(stage - 1):
-            self._handed[stage - 1, micro_batch] = grads
-            return
-        key = self._key(stage - 1, micro_batch)
-        wanted = self._forms[key].gradients
+        wanted = self._forms[self._key(stage - 1, micro_batch)].gradients
         own, extras = grads[: len(wanted)], grads[len(wanted) :]
+        present = self._present(stage - 1, own)
         filled = [
             torch.zeros(one.shape, dtype=one.dtype, device=self._device) if grad is None else grad
             for one, grad in zip(wanted, own, strict=True)
         ]
+        if self._is_here(stage - 1):
+            kept = [grad if there else None for grad, there in zip(filled, present, strict=True)]
+            self._handed[stage - 1, micro_batch] = [*kept, *extras]
+            return
         sent = [one.lay(grad) for one, grad in zip(wanted, filled, strict=True)]
         sent += [extra for extra in extras if extra is not None]
-        if self._presence(key):
-            present = [grad is not None for grad in own]
+        if self._bytes_of_presence(stage - 1, len(wanted)):
             sent.append(torch.tensor(present, dtype=torch.uint8, device=self._device))
-            self._missing.see(key, not all(present))
         self._outgoing["B", stage, micro_batch] = sent
+
+    def _present(self, boundary: int, grads: Gradients) -> list[bool]:
+        """Which gradients are to arrive: zeros stand for what is missing on this rank alone."""
+        present = [grad is not None for grad in grads]
+        if self._bytes_of_presence(boundary, len(grads)):
+            return self._missing.agreed(boundary, present)
+        return [True] * len(grads)
 
     def send_gradients(self, stage: int, micro_batch: int) -> None:
         """Send what `put_gradients` has kept to the stage before."""
@@ -225,9 +240,9 @@ class Transport:
 
     def post_gradients(self, stage: int, micro_batch: int) -> None:
         """Post the receive of the gradients of the output of `stage`."""
-        key = self._key(stage, micro_batch)
-        form = self._forms[key]
-        wanted = (*form.gradients, *self.gradient_extras, *self._presence(key))
+        form = self._forms[self._key(stage, micro_batch)]
+        presence = self._bytes_of_presence(stage, len(form.gradients))
+        wanted = (*form.gradients, *self.gradient_extras, *presence)
         self._incoming["B", stage, micro_batch] = self._post(
             form, wanted, self.placement[stage + 1]
         )
@@ -238,25 +253,25 @@ class Transport:
         """
         if (stage, micro_batch) in self._handed:
             return self._handed.pop((stage, micro_batch))
-        found: Gradients = [*self._incoming.pop(("B", stage, micro_batch)).wait()]
-        key = self._key(stage, micro_batch)
-        if self._presence(key):
-            present = found.pop()
-            assert present is not None
-            kept = present.tolist()
-            self._missing.see(key, not all(kept))
-            found = [grad if there else None for grad, there in zip(found, kept, strict=True)]
+        arrival = self._incoming.pop(("B", stage, micro_batch))
+        found: Gradients = [*arrival.wait()]
+        if self._bytes_of_presence(stage, len(arrival.form.gradients)):
+            there = found.pop()
+            assert there is not None
+            present = there.tolist()
+            self._missing.see(stage, present)
+            found = [grad if one else None for grad, one in zip(found, present, strict=True)]
         return found
 
-    def _presence(self, key: Key) -> tuple[TensorForm, ...]:
-        """The form of the bytes that say which gradients there are, where they travel.
+    def _bytes_of_presence(self, boundary: int, count: int) -> tuple[TensorForm, ...]:
+        """The form of the bytes that say which of `count` gradients there are, where they travel.
 
         The ends of a boundary begin a step of an asynchronous schedule with other messages. So
         zeros are sent there for a missing gradient.
         """
-        if self.gradient_extras:
+        if self.gradient_extras or not count or not self._missing.looks_at(boundary):
             return ()
-        return self._missing.forms(key, len(self._forms[key].gradients))
+        return (TensorForm((count,), torch.uint8, requires_grad=False),)
 
     # -- messages ----------------------------------------------------------------------------------
 
@@ -264,6 +279,8 @@ class Transport:
         """Wait until everything that was sent has left."""
         while self._sent:
             self._sent.popleft()[0].wait()
+        if self._recording:
+            self._missing.end_step()
 
     def clear(self) -> None:
         """Forget what is under way, after a failure."""
