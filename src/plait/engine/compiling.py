@@ -117,8 +117,8 @@ def _unwrapped(wrapper: Any) -> nn.Module:
         return module._call_impl(*args, **kwargs)
 
     if not _is_compiled(module):
-        # The compiler begins behind the hooks of a call, and skips the frames of torch's own
-        # modules, as of a Sequential. Its graph begins in a frame of plait there.
+        # Hooks stay outside of the graph, which begins at the forward that `_call_impl` calls.
+        # The compiler skips functions of torch itself, so for a Sequential it begins at `called`.
         is_of_torch = type(module).__module__.startswith("torch.nn.")
         module._compiled_call_impl = wrapper.dynamo_ctx(
             called if is_of_torch else module._call_impl

@@ -73,7 +73,9 @@ def make_pipeline(
 
 
 def any_has(ranks: Axis, present: list[bool]) -> list[bool]:
-    """Which of as many things any of the ranks has. Collective."""
+    """Which gradients of a boundary any of the ranks has; `present` is what this one has.
+    Collective.
+    """
     of_ranks = ranks.gather_objects(present)
     if any(len(one) != len(present) for one in of_ranks):
         return [True] * len(present)

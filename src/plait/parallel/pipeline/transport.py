@@ -83,7 +83,7 @@ class MissingGradients:
         return present
 
     def see(self, boundary: int, present: Sequence[bool]) -> None:
-        """A message of a boundary that says so has passed."""
+        """Remember that a message of a boundary lacked a gradient, if it did."""
         if not all(present):
             self._boundaries.add(boundary)
 
