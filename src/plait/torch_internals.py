@@ -183,6 +183,15 @@ def step_hooks(optimizer: torch.optim.Optimizer) -> list[Callable[..., object]]:
     return [one for one in (*before, *after) if not getattr(one, "is_guard", False)]
 
 
+def tell_schedulers_of_step(optimizer: torch.optim.Optimizer) -> None:
+    """Have the optimizer count as stepped, though its update comes later or elsewhere.
+
+    torch's schedulers warn of an optimizer that was not.
+    """
+    asked: Any = optimizer
+    asked._opt_called = True
+
+
 def has_own_step(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step of the optimizer is torch's own rule alone: no hook, no step put over it."""
     return _plain_step(optimizer) is not None

@@ -37,12 +37,12 @@ from plait.parallel.data import DataStrategy, OptimizerShard
 from plait.parallel.data.elementwise import refuse_closures
 from plait.parallel.data.gradients import BucketState
 from plait.parallel.tensor import TensorSplit
-from plait.torch_internals import numbers_on, takes_gradient_scale
+from plait.torch_internals import numbers_on, takes_gradient_scale, tell_schedulers_of_step
 
 # As torch.nn.utils.clip_grad_norm_ has it, so that the reference may use that.
 CLIP_EPSILON = 1e-6
 
-SCHEDULED = ("lr", "momentum", "betas")
+SCHEDULED = ("lr", "momentum", "betas", "weight_decay")
 """The settings of a group that torch's schedulers change."""
 
 LearningRate = Callable[[int], float]
@@ -196,8 +196,12 @@ class Update:
             group["lr"] = base * scheduled * change.rate
         self._step(change)
 
-    def settings(self) -> list[dict[str, Any]]:
-        """The settings that schedulers change in each group, with their values of now."""
+    def ask_later(self) -> list[dict[str, Any]]:
+        """An update is asked for that comes after the caller's step.
+
+        The settings that schedulers change in each group, with their values of now.
+        """
+        tell_schedulers_of_step(self.optimizer)
         return [_scheduled(group) for group in self.optimizer.param_groups]
 
     @contextmanager

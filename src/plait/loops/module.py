@@ -27,6 +27,7 @@ from plait.loops.calls import Calls
 from plait.loops.outputs import collected
 from plait.loops.stand_in import direction, factor_of, stand_in
 from plait.plan import Plan
+from plait.torch_internals import tell_schedulers_of_step
 from plait.values import AutogradContext, JsonMapping, JsonObject, PyTree
 
 
@@ -276,7 +277,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         loss = None if closure is None else closure()
         if not self._acts():
             return loss
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it
+        tell_schedulers_of_step(self.optimizer)
         follow(self.module.engine.update, self.optimizer)
         self.step_was_skipped = not self.module.update()
         return loss

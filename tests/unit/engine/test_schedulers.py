@@ -209,7 +209,7 @@ def test_a_checkpoint_without_a_scheduler_has_no_settings(tmp_path: Path) -> Non
         assert not [name for name in names if "group." in name]
 
 
-@pytest.mark.filterwarnings("ignore:Detected call of")  # torch's, where no gradient has come yet
+@pytest.mark.filterwarnings("error:Detected call of")  # the first update comes after the scheduler
 @pytest.mark.parametrize("plan", ["pp2:pipedream mb2", "pp2:2bw mb2", "pp2:pipedream mb1"])
 def test_a_late_update_has_the_rate_of_its_own_step(plan: str) -> None:
     """A scheduler goes on before the last gradients of a step have come."""
@@ -234,4 +234,39 @@ def test_a_late_update_has_the_rate_of_its_own_step(plan: str) -> None:
     told = threaded(2, train, plait.Options(learning_rate=factor), False, plan=plan)
     own = threaded(2, train, plait.Options(), True, plan=plan)
     for expected, found in zip(told, own, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("plan", ["pp2:pipedream mb1", "pp2:2bw mb2"])
+def test_a_late_update_has_the_weight_decay_of_its_own_step(plan: str) -> None:
+    """The optimizer reads its decay from its group, or from a table by its count of steps."""
+
+    class Decaying(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                counts = [
+                    int(self.state[one]["step"]) for one in group["params"] if one in self.state
+                ]
+                group["weight_decay"] = 0.1 * max(counts, default=0)
+            return super().step(closure)
+
+    def train(world: World, kind: Any, writes: bool) -> dict[str, Tensor]:
+        engine = plait.build(
+            net(),
+            f"{plan} precision:float64",
+            loss=F.mse_loss,
+            optimizer=lambda params: kind(params, lr=0.1, weight_decay=0.0),
+            world=world,
+        )
+        for index, batch in enumerate(batches()):
+            if writes:
+                for group in engine.update.optimizer.param_groups:
+                    group["weight_decay"] = 0.1 * index
+            engine.step(batch)
+        engine.flush()
+        return {part.name: part.values.clone() for part in engine.local_parameters()}
+
+    counted = threaded(2, train, Decaying, False, plan=plan)
+    written = threaded(2, train, torch.optim.AdamW, True, plan=plan)
+    for expected, found in zip(counted, written, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -83,7 +83,7 @@ class DelayedUpdates(UpdateTiming):
             self._first_step = index
             self._part.strategy.begin_step()
         self._step = index + 1
-        self._settings[index] = self._update.settings()
+        self._settings[index] = self._update.ask_later()
         oldest = first - self._stages.size - num_new
         kept = {number: micro for number, micro in self._micro_batches.items() if number >= oldest}
         new = {first + number: micro for number, micro in step.micro_batches.items()}
