@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from plait.cli.answer import Json
 from plait.cli.block_choices import with_numbers, with_words
 from plait.cli.parser import UsageError
+from plait.cli.unused_keys import tell_unused
 from plait.errors import WRITE_ELSEWHERE, ClusterError, ConfigError, PlanError
 from plait.launcher import joined_world
-from plait.launcher.main_process import say
 from plait.plan import (
     Plan,
     check_batch,
@@ -30,9 +30,8 @@ from plait.plan import (
     check_shares,
     check_world,
     is_runnable,
-    shares_text,
 )
-from plait.plan.fit import check_config, check_fixed_order, check_messages, rounds_messages
+from plait.plan.fit import check_config, check_fixed_order, check_messages
 from plait.run.plan_keys import check_plan_keys
 from plait.run.preflight import check_code
 
@@ -230,7 +229,7 @@ def planned(config: Config, text: str | None, num_ranks: int | None = None) -> t
     check_kept(plan, config.plan.keep_gathered)
     check_config(plan, sizes(config))
     check_makeable(plan)
-    _tell_unused(config, plan)
+    tell_unused(config, plan)
     check_code(config, plan)
     check_plan_keys(config, plan)
     check_messages(plan, config.train.messages)
@@ -239,32 +238,6 @@ def planned(config: Config, text: str | None, num_ranks: int | None = None) -> t
     if config.train.restarts:
         check_restarts(plan, config.train.num_servers)
     return config, plan
-
-
-def _tell_unused(config: Config, plan: Plan) -> None:
-    """Say which settings do nothing here: each is right for other ranks or machines."""
-    shares = config.plan.shares
-    if len(shares or ()) > 1 and plan.dp.size == 1:
-        say(
-            f"plait: plan '{plan}' has one data rank, so plan.shares {shares_text(shares or ())} "
-            "does nothing"
-        )
-    messages = config.train.messages
-    if messages != "whole" and not rounds_messages(plan, messages):
-        say(
-            f"plait: plan '{plan}' sends no activations of more than two bytes a number between "
-            f"stages or tensor ranks, so train.messages '{messages}' does nothing"
-        )
-    interface = config.cluster.interface
-    if interface is not None and joined_world() is None:
-        from plait.comm.network import interfaces
-
-        if interface not in interfaces():
-            say(
-                f"plait: this machine has no network interface '{interface}' (cluster.interface), "
-                f"which has {', '.join(interfaces())}; ranks of one machine listen on loopback "
-                "and do without"
-            )
 
 
 def check_makeable(plan: Plan) -> None:

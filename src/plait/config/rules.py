@@ -142,7 +142,8 @@ def optimizer_keys_go_together(config: Sections) -> Iterator[str]:
     """Momentum is SGD's; Nesterov's needs some; a floor lies below."""
     train = config.train
     if train.optimizer == "adamw" and (train.momentum or train.nesterov):
-        yield f"train.momentum {train.momentum:g} belongs to optimizer 'sgd'; adamw has betas"
+        found = f"momentum {train.momentum:g}" if train.momentum else "nesterov"
+        yield f"train.{found} belongs to optimizer 'sgd'; adamw has betas"
     elif train.nesterov and not train.momentum:
         yield "train.nesterov needs momentum above 0"
     for number, group in enumerate(train.groups):

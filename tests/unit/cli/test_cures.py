@@ -96,6 +96,52 @@ def test_settings_that_do_nothing_here_are_said(capsys: pytest.CaptureFixture[st
     assert "plan.shares" not in capsys.readouterr().err
 
 
+UNUSED = {
+    "train.outer_momentum=0.9": ("dp2", "dp2:local,every2", "has no dp:local axis"),
+    "train.compress=int8": ("dp2", "dp2:local,every2", "has no dp:local axis"),
+    "train.staleness_rate=inverse": (
+        "dp2",
+        "dp2:async-server,stale1",
+        "has no dp:async-server axis",
+    ),
+    "train.num_servers=1": ("dp2", "dp2:server", "has no parameter servers"),
+    "train.place_experts_every=2": ("dp2", "", "has no expert axis"),
+    "plan.counts=[1]": ("dp2", "", "has no pipeline axis"),
+    "plan.weight_grad_group=2": ("dp2", "", "has no schedule with a split backward"),
+    "plan.remat=['full']": ("dp2", "dp2 remat:auto", "has no remat:auto"),
+    "train.min_lr=1e-5": ("dp2", "", "train.schedule is 'constant'"),
+}
+
+
+@pytest.mark.parametrize("key", UNUSED)
+def test_a_key_that_the_plan_does_not_read_is_said(
+    key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, reads, why = UNUSED[key]
+    config = load(TABLES, [key])
+    common.plan_of(config, plan)
+    said = capsys.readouterr().err
+    assert why in said and key.partition("=")[0] in said and "does nothing" in said
+    if reads:
+        common.plan_of(config, reads)
+        assert "does nothing" not in capsys.readouterr().err
+
+
+def test_settings_of_adamw_under_sgd_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    common.plan_of(load(TABLES, ["train.optimizer=sgd", "train.betas=[0.8, 0.9]"]), "dp2")
+    assert "'sgd', so train.betas (0.8, 0.9) does nothing" in capsys.readouterr().err
+
+
+def test_a_config_of_defaults_has_nothing_to_say(capsys: pytest.CaptureFixture[str]) -> None:
+    common.plan_of(load(TABLES), "dp2")
+    assert "does nothing" not in capsys.readouterr().err
+
+
+def test_nesterov_without_sgd_is_named_itself() -> None:
+    with pytest.raises(ConfigError, match=r"train\.nesterov belongs to optimizer 'sgd'"):
+        load(TABLES, ["train.nesterov=true"])
+
+
 @pytest.mark.parametrize(
     ("nodes", "ranks", "shape"),
     [
