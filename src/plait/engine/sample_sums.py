@@ -17,13 +17,16 @@ from plait.engine.norms import is_square, order_of_norm
 from plait.engine.notes import Notes
 from plait.values import PyTree
 
-AVERAGES = (
-    *("mean", "nanmean", "div", "divide", "truediv", "itruediv", "true_divide", "rtruediv"),
-)
+MEANS = ("mean", "nanmean")
+
+AVERAGES = (*(*MEANS, "div", "divide", "truediv", "itruediv", "true_divide", "rtruediv"),)
 """Names of functions after which a sum may be a mean over samples."""
 
 PRODUCTS = ("mul", "multiply", "rmul", "imul")
 """Names of products. A mask is no weight that adds up to one."""
+
+SUMS_OF_PRODUCTS = ("dot", "vdot", "inner", "matmul", "rmatmul", "einsum", "tensordot")
+"""Names of functions that multiply numbers side by side and add up, where one number is left."""
 
 CLOSE = 1e-3
 """How far weights may be from adding up to one."""
@@ -34,8 +37,8 @@ SCALES = (*PRODUCTS, "div", "divide", "truediv", "itruediv", "true_divide")
 CONVERSIONS = ("float", "double", "half", "bfloat16", "int", "long", "to", "type", "type_as")
 """Names of functions that leave a mask of whole numbers a mask."""
 
-ENTRIES = ("unbind", "getitem", "select", "chunk", "split", "tensor_split")
-"""Names of functions that give samples one by one, which a list then counts."""
+PLACE_OF_DIM = {"unbind": 1, "select": 1, "chunk": 2, "split": 2, "tensor_split": 2}
+"""Functions that give parts along a dim, and the place of that dim among their arguments."""
 
 DIMS = ("dim", "ndim", "ndimension")
 
@@ -87,20 +90,27 @@ class SampleSums(TorchFunctionMode):
         is_sum = any(leaf in self._sums for leaf in given_tensors)
         result = function(*args, **named)
         name = getattr(function, "__name__", "").strip("_")
-        self._knows_sizes = self._knows_sizes or name in ENTRIES or _reads_a_size(name, result)
+        if _gives_entries(name, args, named) or _reads_a_size(name, result):
+            self._knows_sizes = True
         scales = name in SCALES and not self._knows_sizes and _has_one_tensor(args)
         keeps_sums = name in KEEP_SUMS or scales
         if is_sum and not keeps_sums and isinstance(result, Tensor):
             self._sums.discard(result)  # divided in place
         if is_output:
-            averages = name in AVERAGES or self._weighs(name, given_tensors, result)
+            is_dot = name in SUMS_OF_PRODUCTS and _is_one_number(result, given_tensors)
+            with torch._C.DisableTorchFunction():
+                if name in AVERAGES:
+                    averages = self._averages(name, args, named, result)
+                else:
+                    is_product = is_dot or name in PRODUCTS
+                    averages = is_product and self._weighs(given_tensors, result)
             is_averaged = is_averaged or (averages and not scales)
             with torch._C.DisableTorchFunction():
                 order = 0 if is_averaged else order_of_norm(name, args, named)
             adds_up = named.get("reduction") == "sum" or (
                 name in ("sum", "nansum") and not is_averaged
             )
-            adds_up = adds_up or order == 1
+            adds_up = adds_up or order == 1 or (is_dot and not is_averaged)
             if order == 2 and isinstance(result, Tensor):
                 self._roots.add(result, True)
             self._note(result, is_averaged=is_averaged, adds_up=adds_up)
@@ -160,13 +170,33 @@ class SampleSums(TorchFunctionMode):
         if is_averaged:
             self._averaged.add(entry, True)
 
-    def _weighs(self, name: str, given_tensors: Sequence[Tensor], result: PyTree) -> bool:
+    def _averages(
+        self, name: str, args: Sequence[Any], named: Mapping[str, Any], result: PyTree
+    ) -> bool:
+        """Whether a mean or a quotient may be over samples; a mean of each sample is not.
+
+        Neither is a quotient by a number for each sample, as a variance, unless these weigh as a
+        mean does.
+        """
+        source: Any = args[0] if args else named.get("input")
+        by: Any = args[1] if len(args) > 1 else named.get("dim", named.get("other"))
+        if name in MEANS:
+            return not self._is_of_samples(source) or _has_first(by, source)
+        if self._knows_sizes or name == "rtruediv" or not self._is_of_samples(by):
+            return True
+        return by not in self._outputs and self._weighs((source, by.reciprocal()), result)
+
+    def _is_of_samples(self, numbers: Any) -> bool:
+        """Whether numbers [B, ...] have a row for each of several samples."""
+        if not isinstance(numbers, Tensor) or not numbers.dim():
+            return False
+        return numbers.size(0) in self._sizes and numbers.size(0) > 1
+
+    def _weighs(self, given_tensors: Sequence[Tensor], result: PyTree) -> bool:
         """Whether a product of outputs may be by weights that add up to one; masks never do.
 
         It may where weights are outputs too, or may have been divided by the samples.
         """
-        if name not in PRODUCTS:
-            return False
         factors = [leaf for leaf in given_tensors if leaf not in self._outputs]
         if not factors or self._knows_sizes or not isinstance(result, Tensor):
             return True
@@ -177,7 +207,8 @@ class SampleSums(TorchFunctionMode):
             for leaf in given_tensors:
                 earlier = self._weights.get(leaf)
                 weights = weights if earlier is None else weights * earlier
-            total = float(weights.expand_as(result).sum(dtype=torch.float64))
+            like = result if result.dim() else weights
+            total = float(weights.expand_as(like).sum(dtype=torch.float64))
         self._weights.add(result, weights)
         return abs(total - 1.0) < CLOSE
 
@@ -201,10 +232,38 @@ class SampleSums(TorchFunctionMode):
                 self._sums.add(leaf, True)
 
 
+def _has_first(dims: Any, source: Tensor) -> bool:
+    """Whether the dims of a mean, None for all, have the first of a tensor [B, ...]."""
+    if dims is None:
+        return True
+    chosen = (dims,) if isinstance(dims, int) else tuple(dims)
+    return any(one % source.dim() == 0 for one in chosen) or not chosen
+
+
+def _is_one_number(result: PyTree, factors: Sequence[Tensor]) -> bool:
+    """Whether a result of factors of one shape is one number."""
+    if not isinstance(result, Tensor) or torch.Tensor.dim(result):
+        return False
+    return len({one.shape for one in factors}) == 1
+
+
 def _has_one_tensor(args: Sequence[Any]) -> bool:
     """Whether a product or a quotient is of a tensor and a number other than zero."""
     numbers = [one for one in args if isinstance(one, int | float)]
     return len(args) == 2 and len(numbers) == 1 and numbers[0] != 0
+
+
+def _gives_entries(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Whether a function gives samples one by one, which a list then counts."""
+    if name == "getitem":
+        first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
+        is_whole = isinstance(first, slice) and first == slice(None)
+        return first is not Ellipsis and not is_whole
+    place = PLACE_OF_DIM.get(name)
+    if place is None:
+        return False
+    dim = args[place] if len(args) > place else named.get("dim", 0)
+    return bool(dim == 0)
 
 
 def _has_lists(given: PyTree) -> bool:

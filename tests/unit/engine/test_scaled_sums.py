@@ -85,6 +85,59 @@ def of_sums(output: Tensor, targets: Tensor) -> Tensor:
     return 0.5 * (0.5 * squares(output, targets).sum(1)).mean()
 
 
+def products(output: Tensor, targets: Tensor) -> Tensor:
+    return torch.dot(output.flatten(), targets.flatten())
+
+
+def half_of_products(output: Tensor, targets: Tensor) -> Tensor:
+    """An agreement with a target by Einstein's sum."""
+    return 0.5 * torch.einsum("bd,bd->", output, targets)
+
+
+def weighed_rows(output: Tensor, targets: Tensor) -> Tensor:
+    return squares(output, targets).mean(1) @ targets.exp().mean(1)
+
+
+def means_of_rows(output: Tensor, targets: Tensor) -> Tensor:
+    return squares(output, targets).mean(dim=-1).sum()
+
+
+def by_variances(output: Tensor, targets: Tensor) -> Tensor:
+    """The likelihood of a Gaussian whose variance is a result of the model."""
+    mean, log_variance = output[:, :1], output[:, 1:2]
+    return (squares(mean, targets) / log_variance.exp() + log_variance).sum()
+
+
+def by_known_deviations(output: Tensor, targets: Tensor) -> Tensor:
+    return torch.div((output - targets).abs(), targets.exp()).sum()
+
+
+def mean_of_variances(output: Tensor, targets: Tensor) -> Tensor:
+    return (squares(output, targets) / targets.exp()).mean()
+
+
+def rows_by_divisors_of_one(output: Tensor, targets: Tensor) -> Tensor:
+    return (squares(output, targets).mean(1) / (1 / targets.mean(1).softmax(0))).sum()
+
+
+def means_of_rows_over_a_weight(output: Tensor, targets: Tensor) -> Tensor:
+    weights = targets.exp().mean(1)
+    return (weights * squares(output, targets).mean(1)).sum() / weights.sum()
+
+
+def rows_by_weights_of_one(output: Tensor, targets: Tensor) -> Tensor:
+    return squares(output, targets).mean(1) @ targets.mean(1).softmax(0)
+
+
+def products_over_samples(output: Tensor, targets: Tensor) -> Tensor:
+    return torch.dot(output.flatten(), targets.flatten()) / len(output)
+
+
+def norm_of_means(output: Tensor, targets: Tensor) -> Tensor:
+    means = (output - targets).mean(0)
+    return means @ means
+
+
 def nothing(output: Tensor, targets: Tensor) -> Tensor:
     return F.mse_loss(output, targets) + 0.0 * output.sum()
 
@@ -97,7 +150,14 @@ def said(loss: Loss, targets: PyTree) -> list[str]:
     return [str(one.message) for one in caught]
 
 
-@pytest.mark.parametrize("loss", [half, halves, in_place, divergence, weighed, weighed_twice])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *(half, halves, in_place, divergence, weighed, weighed_twice),
+        *(products, half_of_products, weighed_rows),
+        *(means_of_rows, by_variances, by_known_deviations),
+    ],
+)
 def test_a_sum_by_a_constant_is_told(loss: Loss) -> None:
     (text,) = said(loss, torch.randn(4, 3))
     assert "it is a sum over them" in text
@@ -107,14 +167,24 @@ def test_a_sum_by_a_constant_is_told(loss: Loss) -> None:
     "loss",
     [
         *(over_samples, by_a_share, over_a_read_count, over_a_list, of_sums, nothing),
-        by_divided_weights,
+        *(by_divided_weights, products_over_samples, mean_of_variances),
     ],
 )
 def test_a_sum_by_a_number_of_the_batch_says_nothing(loss: Loss) -> None:
     assert said(loss, torch.randn(4, 3)) == []
 
 
-@pytest.mark.parametrize("loss", [by_weights_of_one, by_two_weights_of_one])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        by_weights_of_one,
+        by_two_weights_of_one,
+        rows_by_weights_of_one,
+        norm_of_means,
+        rows_by_divisors_of_one,
+        means_of_rows_over_a_weight,
+    ],
+)
 def test_weights_that_add_up_to_one_make_no_sum(loss: Loss) -> None:
     assert not any("it is a sum" in text for text in said(loss, torch.randn(4, 3)))
 
