@@ -10,9 +10,15 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Final
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from plait.engine.chosen_samples import (
+    classes_are_samples,
+    einsum_mixes,
+    selects_by_a_mask,
+    takes_a_statistic,
+)
 from plait.engine.loss_follower import CURVED, LIMITS, LossFollower, TorchCall
 from plait.engine.norms import is_root, is_square, order_of_norm
 from plait.values import PyTree
@@ -126,6 +132,7 @@ class MixedSamples(LossFollower[_Kind]):
         super().__init__()
         self._subtracts = False
         given = [one for one in tree_leaves((output, targets)) if isinstance(one, Tensor)]
+        given = [one for one in given if not isinstance(one, nn.Parameter)]
         shaped = [one for one in given if one.dim() and not one.is_nested]
         rows = next((one.shape[0] for one in shaped if one.is_floating_point()), 0)
         for leaf in shaped:
@@ -146,8 +153,9 @@ class MixedSamples(LossFollower[_Kind]):
         if call.name in DIFFERENCES and call.of(_Kind.EXTREME):
             self._subtracts = True
         adds_again = self._subtracts and _is_added_to_a_logarithm(call)
-        if call.made and not adds_again and _mixes(call, call.made[0]):
-            self.note_mixed(call.made, call.name)
+        results = call.args[:1] if call.name == "setitem" else call.made
+        if results and not adds_again and _mixes(call, results[0]):
+            self.note_mixed(results, call.name)
             return
         for leaf in call.made:
             kind = _kind_of(call, leaf)
@@ -161,7 +169,7 @@ def _kind_of(call: TorchCall[_Kind], made: Tensor) -> _Kind | None:
     of_all = _kind_of_one_number(call, made)
     if of_all is not None:
         return of_all
-    if _is_statistic(call, made):
+    if _is_statistic(call, made) or (call.name == "bincount" and samples):
         return _Kind.STATISTIC
     if call.name in EXTREMES and samples and _is_along_samples(call, samples[0]):
         return _Kind.EXTREME
@@ -190,7 +198,8 @@ def _kind_of_rows(call: TorchCall[_Kind], made: Tensor) -> _Kind | None:
         return None
     if len(samples) == 1 and _moves_first(call, samples[0], made):
         return _Kind.TURNED
-    if samples and len(made) and len(made) % len(samples[0]) == 0:
+    is_whole = bool(samples) and len(made) > 0 and len(made) % len(samples[0]) == 0
+    if is_whole or selects_by_a_mask(call, samples):
         return _Kind.SAMPLES
     if call.name in TURNS and turned:
         return _Kind.SAMPLES if made.dim() == 2 else None
@@ -209,7 +218,11 @@ def _mixes(call: TorchCall[_Kind], made: Tensor) -> bool:
     """Whether a result has numbers that depend on several samples, beside those of one."""
     if call.of(_Kind.ROOT) and made.requires_grad:
         return not (_scales(call) or is_square(call.name, call.args))
-    if call.name in BETWEEN_ALL or (call.name == "batch_norm" and call.argument("training", 5)):
+    if (
+        _compares_what_is_chosen(call)
+        or call.name in BETWEEN_ALL
+        or (call.name == "batch_norm" and call.argument("training", 5))
+    ):
         return True
     if call.name in COMPARISONS and any(one.requires_grad for one in call.of(*OF_ALL)):
         return True
@@ -217,6 +230,15 @@ def _mixes(call: TorchCall[_Kind], made: Tensor) -> bool:
         return made.requires_grad
     is_sum = not made.dim() and order_of_norm(call.name, call.args, call.named) == 1
     return not (is_sum or _is_root(call, made)) and _mixes_samples(call, made)
+
+
+def _compares_what_is_chosen(call: TorchCall[_Kind]) -> bool:
+    """Whether samples get a statistic of all, as the number of each one's class, or are classes."""
+    samples, statistics = call.of(_Kind.SAMPLES), call.of(_Kind.STATISTIC)
+    if call.kind in (_Kind.SAMPLES, _Kind.TURNED) and classes_are_samples(call, samples):
+        return True
+    is_looked_up = call.name == "getitem" and call.kind is _Kind.STATISTIC
+    return bool(samples) and (is_looked_up or takes_a_statistic(call, statistics))
 
 
 def _scales(call: TorchCall[_Kind]) -> bool:
@@ -244,7 +266,7 @@ def _mixes_samples(call: TorchCall[_Kind], made: Tensor) -> bool:
         are_matrices = all(one.dim() == 2 for one in pair)
         return are_matrices and set(both) == {_Kind.SAMPLES, other}
     if name == "einsum":
-        return set(both) == {_Kind.SAMPLES} and _einsum_mixes(call)
+        return set(both) == {_Kind.SAMPLES} and einsum_mixes(call)
     return name in BETWEEN and _meets(name, pair, both)
 
 
@@ -371,14 +393,3 @@ def _is_statistic(call: TorchCall[_Kind], made: Tensor) -> bool:
         return call.first.dim() == 2 and _is_along(call, call.first, 1)
     samples = call.of(_Kind.SAMPLES)
     return bool(samples) and (not made.dim() or _is_along_samples(call, samples[0]))
-
-
-def _einsum_mixes(call: TorchCall[_Kind]) -> bool:
-    """Whether the samples of several factors meet, or are summed into a matrix."""
-    equation = call.args[0]
-    if not isinstance(equation, str) or "->" not in equation or "." in equation:
-        return False
-    factors, _, made = equation.replace(" ", "").partition("->")
-    pairs = zip(factors.split(","), tree_leaves(call.args[1:]), strict=False)
-    firsts = {factor[:1] for factor, given in pairs if any(given is one for one, _ in call.kinds)}
-    return bool(made) and (len(firsts) > 1 or not firsts <= set(made))

@@ -82,6 +82,9 @@ class UnevenMeans(TorchFunctionMode):
                 self._look_at_places(name, args, named, result)
             elif name in READS or is_shape:
                 self._look_at_numbers(name, args[0], result)
+            elif any(leaf in self._of_batch for leaf in tensors_of((args, named))):
+                for leaf in tensors_of(result):  # such as values and places of a maximum
+                    self._of_batch.add(leaf, True)
         return result
 
     def _look_at_classes(self, function: Callable[..., Any], named: Mapping[str, Any]) -> None:
