@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -40,6 +40,12 @@ CONVERSIONS = ("float", "double", "half", "bfloat16", "int", "long", "to", "type
 PLACE_OF_DIM = {"unbind": 1, "select": 1, "chunk": 2, "split": 2, "tensor_split": 2}
 """Functions that give parts along a dim, and the place of that dim among their arguments."""
 
+VIEWS = (
+    *("getitem", "gather", "squeeze", "unsqueeze", "view", "reshape", "flatten", "detach"),
+    *("add", "radd", "sub", "rsub", "neg"),
+)
+"""Names of functions that divide by no number of samples."""
+
 DIMS = ("dim", "ndim", "ndimension")
 
 KEEP_SUMS = ("add", "radd", "iadd", "sub", "rsub", "isub", "neg")
@@ -59,11 +65,16 @@ class SampleSums(TorchFunctionMode):
         self._sums = Notes[bool]()
         self._roots = Notes[bool]()
         self._weights = Notes[Tensor]()
+        self._undivided = Notes[bool]()
         self._mask_versions = Notes[int]()
         self._sizes: set[int] = set()
         self._knows_sizes = _has_lists((output, targets))
+        for leaf in given:
+            self._undivided.add(leaf, True)
         for leaf in tree_leaves(output):
-            if isinstance(leaf, Tensor) and leaf.dim():
+            if isinstance(leaf, Tensor) and leaf.dim() and not isinstance(leaf, nn.Parameter):
+                if leaf.requires_grad:
+                    self._undivided.add(leaf, True)
                 self._outputs.add(leaf, True)
                 self._sizes.add(leaf.size(0))
 
@@ -92,6 +103,7 @@ class SampleSums(TorchFunctionMode):
         name = getattr(function, "__name__", "").strip("_")
         if _gives_entries(name, args, named) or _reads_a_size(name, result):
             self._knows_sizes = True
+        self._follow_undivided(name, given_tensors, result)
         scales = name in SCALES and not self._knows_sizes and _has_one_tensor(args)
         keeps_sums = name in KEEP_SUMS or scales
         if is_sum and not keeps_sums and isinstance(result, Tensor):
@@ -197,8 +209,10 @@ class SampleSums(TorchFunctionMode):
 
         It may where weights are outputs too, or may have been divided by the samples.
         """
-        factors = [leaf for leaf in given_tensors if leaf not in self._outputs]
-        if not factors or self._knows_sizes or not isinstance(result, Tensor):
+        factors = [leaf for leaf in given_tensors if self._is_factor(leaf)]
+        if not factors or not isinstance(result, Tensor):
+            return True
+        if self._knows_sizes and not all(leaf in self._undivided for leaf in factors):
             return True
         if all(map(self._is_mask, factors)):
             return False
@@ -211,6 +225,18 @@ class SampleSums(TorchFunctionMode):
             total = float(weights.expand_as(like).sum(dtype=torch.float64))
         self._weights.add(result, weights)
         return abs(total - 1.0) < CLOSE
+
+    def _is_factor(self, tensor: Tensor) -> bool:
+        """Whether a tensor [...] has weights; of those that outputs made, the ones surely known."""
+        is_constant = tensor in self._undivided and not tensor.requires_grad
+        return is_constant or tensor not in self._outputs
+
+    def _follow_undivided(self, name: str, given_tensors: Sequence[Tensor], result: PyTree) -> None:
+        """Note numbers of outputs and targets which surely nothing divided by the samples."""
+        if not isinstance(result, Tensor) or not (name in VIEWS or name in CONVERSIONS):
+            return
+        if all(one in self._undivided for one in given_tensors):
+            self._undivided.add(result, True)
 
     def _is_mask(self, tensor: Tensor) -> bool:
         """Whether a tensor [B, ...] has truths or whole numbers, or the same ones as floats."""
