@@ -273,7 +273,8 @@ class Engine:
     ) -> list[Path]:
         """Save safetensors files that others load; no rank holds the whole model. Collective.
 
-        Adapters are saved as PEFT's files, or with `merge` in the weights. Returns the files.
+        Adapters are saved as PEFT's files, also those of a model that PEFT has wrapped, or with
+        `merge` in the weights. Returns the files.
         """
         from plait.engine.state.pretrained import save_pretrained
 

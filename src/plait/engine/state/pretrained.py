@@ -31,6 +31,7 @@ from plait.models.adapter_files import form_of, peft_names
 from plait.models.adapter_parts import PARTS
 from plait.models.adapters import adapted, merged
 from plait.models.hf import HuggingFace, files_of
+from plait.models.wrapped_by_peft import form_of_wrapped, is_wrapped_by_peft
 from plait.values import JsonMapping
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -48,16 +49,24 @@ def save_pretrained(
     """Write `model.safetensors`, or shards with their index, and the `config.json` of a Hugging
     Face model. Collective.
 
-    A model with adapters is written as PEFT's two files. With `merge` it is the whole model, each
-    adapter added to its weight. `tables` (file name -> content) say which model of the library
-    plait's own GPT or Llama is, whose names are written then.
+    A model with adapters is written as PEFT's two files, also one that PEFT has wrapped. With
+    `merge` it is the whole model, each adapter added to its weight. `tables` (file name -> content)
+    say which model of the library plait's own GPT or Llama is, whose names are written then.
 
     Values are those of the masters, converted to `dtype` if given. A tied parameter is written
     once, under the name that it has first, as transformers does.
 
     Raises:
-        CheckpointError: on every rank alike, where a rank could not write.
+        CheckpointError: on every rank alike, where a rank could not write. Or `merge` of a model
+            that PEFT has wrapped.
     """
+    form = form_of_wrapped(state.model, state.holding.shapes)
+    if merge and is_wrapped_by_peft(state.model):
+        raise CheckpointError(
+            "merge adds the adapters of [adapter] to weights, and this model was wrapped by PEFT; "
+            "leave merge out, and merge what is saved by PEFT: "
+            "PeftModel.from_pretrained(base, path).merge_and_unload()"
+        )
     state.driver.synchronize()
     state.show_evaluated_weights()
     average_buffers(state)
@@ -66,14 +75,17 @@ def save_pretrained(
     slices = path / ".slices"
     alone = bool(adapted(state.model)) and not merge
     shards = [*saving.saved_parameters(state, frozen=not alone)]
-    shards += [] if alone else saving.saved_buffers(state)
+    if form is not None:
+        shards = [shard for shard in shards if shard.name in form.names]
+    elif not alone:
+        shards += saving.saved_buffers(state)
     failure: str | None = None
     written: list[Path] = []
     save_shards(slices, shards, {}, rank=rank, world_size=state.world.size, gather=gather)
     if rank == 0:
         try:
-            if alone:
-                form = form_of(state.model)
+            if form is not None or alone:
+                form = form or form_of(state.model)
                 written = write_adapter(slices, path, form.config, form.names, dtype)
             else:
                 layout = FileLayout(path, dtype, max_shard_bytes, tables)
