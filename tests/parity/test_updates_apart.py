@@ -67,6 +67,37 @@ def test_an_owner_of_whole_tensors_has_some_too(plan: str) -> None:
         build(plait.WholeTensors(clipping), plan)
 
 
+class OwnRate(torch.optim.SGD):
+    """Finds its rate by the way that all parameters have gone, as D-Adaptation and Prodigy do.
+
+    The first steps have the first rate, so that they are those of other optimizers.
+    """
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=1.0)
+        self.rate = 1e-6
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        own = [one for one in self.param_groups[0]["params"] if one.grad is not None]
+        along = moved = 0.0
+        for param in own:
+            past = self.state[param].setdefault("past", torch.zeros_like(param))
+            along += self.rate * float((param.grad.sign() * past).sum())
+            past.add_(param.grad.sign(), alpha=self.rate)
+            moved += float(past.abs().sum())
+            param.sub_(param.grad.sign(), alpha=self.rate)
+        self.state[own[0]]["along"] = along = self.state[own[0]].get("along", 0.0) + along
+        self.rate = max(self.rate, along / moved)
+
+
+@pytest.mark.parametrize("plan", ["pp2:1f1b mb2", "dp2:server", "dp2:zero1", "tp2"])
+def test_a_rate_that_grows_by_all_parameters_is_refused(plan: str) -> None:
+    """It does so after some steps in one direction."""
+    with pytest.raises(OptimizerError, match="OwnRate updates a parameter by the gradients"):
+        build(OwnRate, plan)
+
+
 def test_ranks_that_have_all_take_it() -> None:
     build(clipping, "dp2")
     build(clipping, "dp2:ring")

@@ -184,10 +184,10 @@ def _checked_optimizer(
         optimizer = like(optimizer, model)
     needs_whole = getattr(optimizer, "needs_whole", False)
     is_flat = plan.dp.strategy in data.ELEMENTWISE_ONLY
-    if (is_flat or plan.tp.size > 1) and not needs_whole:
-        check_elementwise(optimizer, model, str(plan), keep_dims=not is_flat)
     if has_parts(plan):
         check_apart(optimizer, model, str(plan))
+    if (is_flat or plan.tp.size > 1) and not needs_whole:
+        check_elementwise(optimizer, model, str(plan), keep_dims=not is_flat)
     check_state_whole(optimizer, plan)
     return optimizer
 

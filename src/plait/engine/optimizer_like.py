@@ -68,13 +68,16 @@ def check_elementwise(
 
     `keep_dims`: its parts are blocks of matrices, as those of a tensor axis.
 
-    An optimizer made again has one parameter in the trial for each group.
+    An optimizer made again has one parameter in the trial for each group and shape.
     """
     names = _trained(model)
+    known = {name: tuple(param.shape) for name, param in model.named_parameters()}
     if isinstance(make_optimizer, Remade):
-        names = list({make_optimizer.group(name): name for name in names}.values())
+        kinds = {(make_optimizer.group(name), known.get(name)): name for name in names}
+        names = list(kinds.values())
     make = _on_trial(make_optimizer, model, names)
-    require_elementwise(make, plan_text, len(names), keep_dims=keep_dims)
+    shapes = [known.get(name, ()) for name in names]
+    require_elementwise(make, plan_text, shapes, keep_dims=keep_dims)
 
 
 def check_apart(

@@ -172,7 +172,7 @@ def test_every_group_of_an_optimizer_is_tried(plan: str, is_given: bool) -> None
         plait.build(model, plan, loss=F.mse_loss, optimizer=optimizer)
 
 
-def test_a_length_of_all_parameters_is_not_elementwise() -> None:
+def test_a_length_of_all_parameters_is_refused() -> None:
     """Each rank had the length of its parts."""
 
     class Together(torch.optim.SGD):
@@ -182,5 +182,7 @@ def test_a_length_of_all_parameters_is_not_elementwise() -> None:
             for param in params:
                 param.data.sub_(param.grad / length, alpha=0.1)
 
-    with pytest.raises(OptimizerError, match="Together is not elementwise"):
+    with pytest.raises(
+        OptimizerError, match="Together updates a parameter by the gradients of others"
+    ):
         plait.build(nn.Linear(4, 4), "dp2:zero1", loss=F.mse_loss, optimizer=Together)

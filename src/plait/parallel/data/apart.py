@@ -12,41 +12,67 @@ from torch import Tensor, nn
 from plait import torch_internals
 from plait.errors import OptimizerError
 from plait.parallel.data.elementwise import MakeOptimizer, begin_training, without_graphs
+from plait.parallel.data.trial import (
+    PRECISIONS,
+    TINY,
+    begun,
+    gradients,
+    group_of,
+    raise_rates,
+    two_of_each,
+)
 from plait.random_state import drawn_alone
 
-_SHAPE = (4, 6)
-_STEPS = 3
 _FACTOR = 1e3
 
 
 def require_apart(make_optimizer: MakeOptimizer, plan_text: str, count: int = 1) -> None:
     """Raise `OptimizerError` where the update of a parameter depends on other parameters.
 
-    `make_optimizer` is tried for three steps on the CPU, on `count` parameters (4, 6). Then some of
-    these get larger gradients. One that does not take them, or draws other numbers in each trial,
-    is not looked at.
+    `make_optimizer` is tried on the CPU, on `count` parameters (4, 6). Then some of these get
+    larger gradients, of no steady direction. All have gradients for three steps. In another trial
+    two of each group have some for more steps. One that does not take them, or draws other numbers
+    in each trial, is not looked at.
     """
-    try:
-        name, first = _tried(make_optimizer, count, 1.0)
-        _, again = _tried(make_optimizer, count, 1.0)
-        _, others = _tried(make_optimizer, count, _FACTOR)
-    except Exception:  # a real step says what it is
-        return
-    if _are_equal(first, again) and not _are_equal(first, others):
-        raise OptimizerError(
-            f"{name} updates a parameter by the gradients of others, as by a norm over all of "
-            f"them, and a rank under {plan_text} updates its own alone. Use dpN:allreduce or ring "
-            "without tpN, ppN and epN, or an optimizer without it; to clip by the norm of all "
-            "gradients is options=plait.Options(clip_grad_norm=...)"
-        )
+    for few in (False, True):
+        name = _name_if_others_count(make_optimizer, count, few=few)
+        if name is not None:
+            raise OptimizerError(
+                f"{name} updates a parameter by the gradients of others, as by a norm over all of "
+                f"them, and a rank under {plan_text} updates its own alone. Use dpN:allreduce or "
+                "ring without tpN, ppN and epN, or an optimizer without it; to clip by the norm of "
+                "all gradients is options=plait.Options(clip_grad_norm=...)"
+            )
 
 
-def _tried(make_optimizer: MakeOptimizer, count: int, factor: float) -> tuple[str, list[Tensor]]:
+def _name_if_others_count(make_optimizer: MakeOptimizer, count: int, *, few: bool) -> str | None:
+    """The name of an optimizer whose updates depend on other parameters; None for another one."""
+    for dtype in PRECISIONS:
+        try:
+            name, first = _tried(make_optimizer, count, dtype, few=few)
+            _, again = _tried(make_optimizer, count, dtype, few=few)
+            _, others = _tried(make_optimizer, count, dtype, few=few, factor=_FACTOR)
+        except Exception:  # a real step says what it is
+            continue
+        depends = _are_equal(first, again) and not _are_equal(first, others)
+        return name if depends else None
+    return None
+
+
+def _tried(
+    make_optimizer: MakeOptimizer,
+    count: int,
+    dtype: torch.dtype,
+    *,
+    few: bool,
+    factor: float | None = None,
+) -> tuple[str, list[Tensor]]:
     """The optimizer's name, and what comes of every other parameter of each group, where the rest
-    have gradients times `factor`.
+    may have other gradients.
     """
-    generator = torch.Generator().manual_seed(0)
-    params = [nn.Parameter(torch.randn(_SHAPE, generator=generator)) for _ in range(count)]
+    shapes = [TINY] * count
+    params = [nn.Parameter(start) for start in begun(shapes, dtype)]
+    noise = torch.Generator().manual_seed(2)
     with drawn_alone(0):
         optimizer = make_optimizer(params)
         begin_training(optimizer)
@@ -57,10 +83,15 @@ def _tried(make_optimizer: MakeOptimizer, count: int, factor: float) -> tuple[st
             for index, param in enumerate(group["params"])
             if (number + index) % 2 == 0
         }
-        for _ in range(_STEPS):
-            for param in params:
-                grad = torch.randn(_SHAPE, generator=generator)
-                param.grad = grad if id(param) in watched else factor * grad
+        moved = two_of_each(group_of(optimizer, params)) if few else set(range(count))
+        if few:
+            raise_rates(optimizer)
+        for grads in gradients(shapes, dtype, steady=few):
+            for index in moved:
+                param = params[index]
+                param.grad = grads[index]
+                if factor is not None and id(param) not in watched:
+                    param.grad = factor * torch.randn(*TINY, generator=noise, dtype=dtype)
             torch_internals.step(optimizer)
     name = type(getattr(optimizer, "inner", optimizer)).__name__
     return name, [one.detach() for one in params if id(one) in watched]

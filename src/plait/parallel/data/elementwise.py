@@ -9,13 +9,21 @@ silently compute something else. So it is refused before it does.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from plait import torch_internals
 from plait.errors import OptimizerError
+from plait.parallel.data.trial import (
+    PRECISIONS,
+    TINY,
+    begun,
+    gradients,
+    group_of,
+    raise_rates,
+)
 from plait.values import JsonObject
 
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
@@ -34,10 +42,7 @@ CURE_OF_GROUPS = (
 SHARPNESS_STEPS = ("first_step", "second_step")
 """The halves of a step of SAM (Foret et al. 2021), whose closure is None by default."""
 
-_ROWS = 4
-_COLUMNS = 6
-_CUT = 10
-_STEPS = 3
+_LARGEST = 192
 
 
 def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
@@ -53,52 +58,109 @@ def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
 
 
 def require_elementwise(
-    make_optimizer: MakeOptimizer, plan_text: str, count: int = 1, *, keep_dims: bool = False
+    make_optimizer: MakeOptimizer,
+    plan_text: str,
+    shapes: Sequence[Sequence[int]] = (TINY,),
+    *,
+    keep_dims: bool = False,
 ) -> None:
-    """Raise `OptimizerError` unless the optimizer updates matrices and their parts alike.
+    """Raise `OptimizerError` unless the optimizer updates tensors and their parts alike.
 
     Each part has an optimizer of its own. `keep_dims`: parts are blocks of matrices.
 
-    `make_optimizer` is tried for three steps on the CPU, on `count` parameters (4, 6). Their parts
-    are (10,) and (14,), or four blocks (2, 3).
+    `make_optimizer` is tried on the CPU, on as many parameters as `shapes` has. All are (4, 6)
+    first, for three steps. Then one of each group and shape has its own shape, of at most 192 a
+    dim. For some optimizers treat small matrices, vectors or kernels otherwise than large matrices.
     """
-    generator = torch.Generator().manual_seed(0)
-    cut = _blocks if keep_dims else _halves
-    shards = "blocks of matrices" if keep_dims else "one-dimensional ranges of elements"
-    starts = [torch.randn(_ROWS, _COLUMNS, generator=generator) for _ in range(count)]
-    whole = [nn.Parameter(start.clone()) for start in starts]
-    pieces = [[nn.Parameter(one.clone()) for one in cut(start)] for start in starts]
-    parts = [list(part) for part in zip(*pieces, strict=True)]
-    name = "the optimizer"
-    try:
-        optimizers = [make_optimizer(params) for params in (whole, *parts)]
-        name = type(optimizers[0]).__name__
+    trial = _PartsTrial(make_optimizer, plan_text, keep_dims=keep_dims)
+    groups = trial.run([TINY] * len(shapes), range(len(shapes)), steady=False)
+    clipped = [tuple(min(size, _LARGEST) for size in shape) for shape in shapes]
+    first: dict[tuple[int, tuple[int, ...]], int] = {}
+    for index, kind in enumerate(zip(groups, clipped, strict=True)):
+        if trial.can_cut(kind[1]):
+            first.setdefault(kind, index)
+    moved = set(first.values())
+    own = [one if at in moved else TINY for at, one in enumerate(clipped)]
+    trial.run(own, moved, steady=True)
+
+
+class _PartsTrial:
+    """Steps of an optimizer of whole parameters, and of one for each of their parts."""
+
+    def __init__(self, make_optimizer: MakeOptimizer, plan_text: str, *, keep_dims: bool) -> None:
+        shards = "blocks of matrices" if keep_dims else "one-dimensional ranges of elements"
+        self._make = make_optimizer
+        self._what = f"{plan_text} updates shards, which are {shards}"
+        self._cut = _blocks if keep_dims else _ranges
+        self._name = "the optimizer"
+
+    def can_cut(self, shape: Sequence[int]) -> bool:
+        """Whether each part of a tensor of this shape has elements."""
+        return len(shape) > 0 and all(part.numel() for part in self._cut(torch.empty(*shape)))
+
+    def run(
+        self, shapes: Sequence[Sequence[int]], moved: Collection[int], *, steady: bool
+    ) -> list[int]:
+        """The number of each parameter's group, of parameters of which those `moved` have
+        gradients.
+
+        Raises `OptimizerError` where whole parameters and their parts are updated otherwise.
+        """
+        for dtype in PRECISIONS:
+            try:
+                return self._run(shapes, moved, dtype, steady=steady)
+            except OptimizerError:
+                raise
+            except Exception as error:
+                failure = error
+        raise OptimizerError(
+            f"{self._what}, and {self._name} does not take them: {failure}. {CURE}"
+        ) from failure
+
+    def _run(
+        self,
+        shapes: Sequence[Sequence[int]],
+        moved: Collection[int],
+        dtype: torch.dtype,
+        *,
+        steady: bool,
+    ) -> list[int]:
+        starts = begun(shapes, dtype)
+        whole = [nn.Parameter(start.clone()) for start in starts]
+        pieces = [[nn.Parameter(one.clone()) for one in self._cut(start)] for start in starts]
+        params = (whole, *(list(part) for part in zip(*pieces, strict=True)))
+        optimizers = [self._make(own) for own in params]
+        self._name = type(optimizers[0]).__name__
         refuse_closures(optimizers[0])
-        _refuse_groups_by_size(optimizers, (whole, *parts), f"{plan_text} updates {shards}")
+        _refuse_groups_by_size(optimizers, params, self._what)
         for optimizer in optimizers:
             begin_training(optimizer)
             without_graphs(optimizer)
-        for _ in range(_STEPS):
-            for param, own in zip(whole, pieces, strict=True):
-                param.grad = torch.randn(_ROWS, _COLUMNS, generator=generator)
-                for piece, grad in zip(own, cut(param.grad), strict=True):
+            if steady:
+                raise_rates(optimizer)
+        for grads in gradients(shapes, dtype, steady=steady):
+            for index in moved:
+                whole[index].grad = grads[index].clone()
+                for piece, grad in zip(pieces[index], self._cut(grads[index]), strict=True):
                     piece.grad = grad.clone()
             for optimizer in optimizers:
                 torch_internals.step(optimizer)
-    except OptimizerError:
-        raise
-    except Exception as error:
-        raise OptimizerError(
-            f"{plan_text} updates shards, which are {shards}, and {name} does not take them: "
-            f"{error}. {CURE}"
-        ) from error
-    updated = torch.cat([one.reshape(-1) for param in whole for one in cut(param.detach())])
-    joined = torch.cat([piece.detach().reshape(-1) for own in pieces for piece in own])
-    if not torch.allclose(updated, joined, rtol=1e-5, atol=1e-7):
-        raise OptimizerError(
-            f"{plan_text} updates shards, which are {shards}, and {name} is not elementwise: it "
-            f"updates a matrix otherwise than the parts of its elements. {CURE}"
-        )
+        if not all(self._are_alike(*one) for one in zip(starts, whole, pieces, strict=True)):
+            raise OptimizerError(
+                f"{self._what}, and {self._name} is not elementwise: it updates a matrix otherwise "
+                f"than the parts of its elements. {CURE}"
+            )
+        return group_of(optimizers[0], whole)
+
+    def _are_alike(self, start: Tensor, whole: Tensor, pieces: Sequence[Tensor]) -> bool:
+        """Whether a parameter and its parts have moved alike, but for rounding."""
+        begun_at = torch.cat([one.reshape(-1) for one in self._cut(start)])
+        updated = torch.cat([one.reshape(-1) for one in self._cut(whole.detach())])
+        joined = torch.cat([one.detach().reshape(-1) for one in pieces])
+        if start.dtype == torch.float32:  # small updates are lost there
+            return torch.allclose(updated, joined, rtol=1e-5, atol=1e-7)
+        largest = (updated - begun_at).abs().max()
+        return bool((updated - joined).abs().max() <= 1e-5 * largest)
 
 
 def group_settings(
@@ -146,12 +208,15 @@ def without_graphs(optimizer: torch.optim.Optimizer) -> None:
             group["capturable"] = False
 
 
-def _halves(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    flat = matrix.reshape(-1)
-    return flat[:_CUT], flat[_CUT:]
+def _ranges(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Two ranges of elements, of which one begins within a row."""
+    flat = tensor.reshape(-1)
+    start = flat.numel() * 5 // 12
+    return flat[:start], flat[start:]
 
 
-def _blocks(matrix: Tensor) -> tuple[Tensor, ...]:
-    return tuple(
-        block for rows in matrix.split(_ROWS // 2) for block in rows.split(_COLUMNS // 2, 1)
-    )
+def _blocks(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Four blocks, by the first two dims; by the first one where the second has one place."""
+    if tensor.dim() < 2 or tensor.shape[1] == 1:
+        return tensor.tensor_split(4)
+    return tuple(block for rows in tensor.tensor_split(2) for block in rows.tensor_split(2, 1))

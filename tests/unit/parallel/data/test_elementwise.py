@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from plait.errors import OptimizerError
 from plait.parallel.data import require_elementwise
@@ -43,6 +45,106 @@ class NormScaled(torch.optim.SGD):
         for group in self.param_groups:
             for param in group["params"]:
                 param.data.sub_(param.grad / param.grad.norm(), alpha=group["lr"])
+
+
+class Seldom(torch.optim.SGD):
+    """Divides by the norm of a tensor, where a subclass says so."""
+
+    seen = 0
+    largest = 0.0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.seen += 1
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                self.largest = max(self.largest, float(param.grad.norm()))
+                size = param.grad.norm() if self.looks(param) else 1.0
+                param.sub_(param.grad / size, alpha=group["lr"])
+
+    def looks(self, param: Tensor) -> bool:
+        raise NotImplementedError
+
+
+class ForLarge(Seldom):
+    """As AdafactorBigVision factors dims of 16 and more."""
+
+    def looks(self, param: Tensor) -> bool:
+        return param.dim() > 1 and min(param.shape) >= 16
+
+
+class ForKernels(Seldom):
+    """As gradients are centralised for convolutions alone."""
+
+    def looks(self, param: Tensor) -> bool:
+        return param.dim() > 3
+
+
+class Late(Seldom):
+    """As AdaShift begins after ten steps."""
+
+    def looks(self, param: Tensor) -> bool:
+        return self.seen > 10
+
+
+class WhereSmaller(Seldom):
+    """As AdaNorm acts where the norm of gradients falls."""
+
+    def looks(self, param: Tensor) -> bool:
+        assert param.grad is not None
+        return float(param.grad.norm()) < 0.3 * self.largest
+
+
+MATRIX = (32, 24)
+KERNEL = (8, 4, 3, 3)
+SELDOM: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "large matrices": (ForLarge, MATRIX),
+    "kernels": (ForKernels, KERNEL),
+    "late": (Late, MATRIX),
+    "smaller gradients": (WhereSmaller, MATRIX),
+    "a small rate": (NormScaled, MATRIX),
+}
+
+
+@pytest.mark.parametrize("keep_dims", [False, True])
+@pytest.mark.parametrize("name", SELDOM)
+def test_refuses_what_looks_at_whole_tensors_seldom(name: str, keep_dims: bool) -> None:
+    kind, shape = SELDOM[name]
+    lr = 1e-9 if name == "a small rate" else 0.1
+    with pytest.raises(OptimizerError, match="is not elementwise"):
+        require_elementwise(partial(kind, lr=lr), "dp2:zero1", [(3,), shape], keep_dims=keep_dims)
+
+
+@pytest.mark.parametrize("keep_dims", [False, True])
+def test_shapes_that_a_model_has_not_do_not_matter(keep_dims: bool) -> None:
+    small = [(), (1,), (7,), (2, 2), (8, 1, 3, 3), (12, 8), (600, 1)]
+    pairs: list[tuple[Any, list[tuple[int, ...]]]] = [
+        (ForLarge, small),
+        (ForKernels, [(3,), MATRIX]),
+    ]
+    for kind, shapes in pairs:
+        require_elementwise(partial(kind, lr=0.1), "dp2:zero1", shapes, keep_dims=keep_dims)
+
+
+def test_an_optimizer_of_single_precision_is_tried_in_it() -> None:
+    class Single(torch.optim.SGD):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, lr=0.1)
+            if self.param_groups[0]["params"][0].dtype != torch.float32:
+                raise TypeError("float32 alone")
+
+    require_elementwise(Single, "dp2:zero1", [MATRIX])
+
+
+def test_an_optimizer_that_takes_none_is_named() -> None:
+    class Half(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            raise TypeError("float16 alone")
+
+    with pytest.raises(OptimizerError, match="Half does not take them: float16 alone"):
+        require_elementwise(partial(Half, lr=0.1), "dp2:zero1", [MATRIX])
 
 
 def lbfgs(params: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
