@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from plait import torch_internals
+from plait.errors import OptimizerError
 
 Number: TypeAlias = bool | int | float
 
@@ -131,6 +132,30 @@ class GroupCounts:
 def numbers_of(group: Mapping[str, object]) -> dict[str, Number]:
     """The numbers of a group, which a step may change."""
     return {name: value for name, value in group.items() if isinstance(value, (int, float))}
+
+
+def rates_of(optimizer: torch.optim.Optimizer) -> list[float | None]:
+    """The learning rate of each group; None of one that has none, as A2Grad's."""
+    rates = (group.get(RATE) for group in optimizer.param_groups)
+    return [None if rate is None else float(rate) for rate in rates]
+
+
+def set_rates(
+    optimizer: torch.optim.Optimizer, rates: Sequence[float | None], factor: float
+) -> None:
+    """Set the learning rate of each group to `factor` times the one given.
+
+    Raises `OptimizerError` where a group has none, and the factor is not 1.
+    """
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if rate is not None:
+            group[RATE] = rate * factor
+        elif factor != 1.0:
+            raise OptimizerError(
+                f"{type(optimizer).__name__} has no learning rate in its groups, so that no "
+                f"schedule moves it, and one asks for {factor:g} times as much; leave the schedule "
+                "out, or give the optimizer a learning rate"
+            )
 
 
 def _has_elements(group: Mapping[str, Any]) -> bool:

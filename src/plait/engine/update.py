@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from plait.comm import Axis
 from plait.engine.by_hand import StepByHand
 from plait.engine.draws_of_updates import DrawsOfUpdates
-from plait.engine.group_counts import GroupCounts
+from plait.engine.group_counts import RATE, GroupCounts, rates_of, set_rates
 from plait.engine.loss import LossSum, LossTotals
 from plait.engine.one_pass import OnePass
 from plait.engine.sums import (
@@ -42,7 +42,7 @@ from plait.torch_internals import numbers_on, takes_gradient_scale, tell_schedul
 # As torch.nn.utils.clip_grad_norm_ has it, so that the reference may use that.
 CLIP_EPSILON = 1e-6
 
-SCHEDULED = ("lr", "momentum", "betas", "weight_decay")
+SCHEDULED = (RATE, "momentum", "betas", "weight_decay")
 """The settings of a group that torch's schedulers change."""
 
 LearningRate = Callable[[int], float]
@@ -86,7 +86,7 @@ class Update:
         self.clip_grad_norm = clip_grad_norm
         self._learning_rate = learning_rate
         self._sent: tuple[list[float], Tensor] | None = None
-        self._base = [float(group["lr"]) for group in optimizer.param_groups]
+        self._base = rates_of(optimizer)
         self._one_pass = OnePass.of(optimizer, strategy)
         self._takes_scale = takes_gradient_scale(optimizer) and all(
             piece.value.dtype == torch.float32 for piece in strategy.pieces
@@ -192,8 +192,7 @@ class Update:
             return
         self.counts.note_schedule()
         scheduled = self.rate(change.step)
-        for group, base in zip(self.optimizer.param_groups, self._base, strict=True):
-            group["lr"] = base * scheduled * change.rate
+        set_rates(self.optimizer, self._base, scheduled * change.rate)
         self._step(change)
 
     def ask_later(self) -> list[dict[str, Any]]:
@@ -216,7 +215,9 @@ class Update:
         groups = self.optimizer.param_groups
         before = [{key: group[key] for key in SCHEDULED if key in group} for group in groups]
         for group, settings in zip(groups, change.settings or before, strict=True):
-            group.update(settings, lr=settings["lr"] * change.rate)
+            group.update(settings)
+            if group.get(RATE) is not None:
+                group[RATE] = group[RATE] * change.rate
         try:
             yield
         finally:

@@ -72,10 +72,17 @@ class WeightModes:
 
 def _names_of_mode(optimizer: Any) -> set[str]:
     """The numbers of a new optimizer's groups that say which set of weights is in place."""
-    optimizer.train()
-    in_training = numbers_of(optimizer.param_groups[0])
-    optimizer.eval()
-    evaluated = numbers_of(optimizer.param_groups[0])
+    try:
+        optimizer.train()
+        in_training = numbers_of(optimizer.param_groups[0])
+        optimizer.eval()
+        evaluated = numbers_of(optimizer.param_groups[0])
+    except Exception as error:
+        raise OptimizerError(
+            f"{type(optimizer).__name__} has train() and eval(), and one of them fails before the "
+            f"first step: {type(error).__name__}: {error}. The engine calls both then; let them do "
+            "nothing where there is no state yet"
+        ) from error
     names = {name for name, value in evaluated.items() if in_training.get(name) != value}
     if not names:
         raise OptimizerError(

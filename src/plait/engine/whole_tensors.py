@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from plait.engine.group_counts import GroupCounts
+from plait.engine.group_counts import GroupCounts, rates_of, set_rates
 from plait.engine.state.trees import flat, grown
 from plait.engine.whole import SharedUnits, WholeMatrices
 from plait.errors import OptimizerError
@@ -116,7 +116,7 @@ class WholeOptimizer(torch.optim.Optimizer):
         }
         named = list(self._computed.items()) or [("nothing", nn.Parameter(torch.zeros(0)))]
         self.inner = _checked(make(Parameters(named)), named)
-        self._rates = [float(group["lr"]) for group in self.inner.param_groups]
+        self._rates = rates_of(self.inner)
         self._counts = GroupCounts(self.inner, has_schedule=True)  # the outer group's rate is kept
         self._units_of: dict[int, list[tuple[str, UnitPart]]] = {}
         for name, part in self._units.parts.items():
@@ -129,8 +129,7 @@ class WholeOptimizer(torch.optim.Optimizer):
         """Update every tensor. Collective where ranks hold parts; a closure is not called."""
         if not self.state:  # the caller has cleared it
             self.inner.state.clear()
-        for group, rate in zip(self.inner.param_groups, self._rates, strict=True):
-            group["lr"] = rate * self.param_groups[0]["lr"]
+        set_rates(self.inner, self._rates, self.param_groups[0]["lr"])
         sent = {name: both for name, both in self._parts() if self._units.is_split(name)}
         travel = self._units.travel
         wholes = {} if travel is None else travel.gathered(sent, rows=2)

@@ -83,6 +83,14 @@ class InParts(torch.optim.Optimizer):
             self.state.update(part.state)
 
 
+class Counting(torch.optim.SGD):
+    """Keeps a count beside the state of parameters, as MADGRAD does."""
+
+    def __init__(self, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(params, lr=0.1)
+        self.state["k"] = torch.zeros(1)  # type: ignore[index]  # no parameter's
+
+
 def _adamw(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params)
 
@@ -91,6 +99,7 @@ TOLD: dict[str, tuple[Callable[..., Any], str]] = {
     "slow weights": (SlowWeights, "2 tensors of its parameters' shapes in its attribute 'slow'"),
     "another": (lambda params: AroundAnother(_adamw(params)), "a AdamW in its attribute 'inner'"),
     "several": (lambda params: Several(_adamw(params)), "a AdamW in its attribute 'parts'"),
+    "a count": (Counting, "'k' in its state, which is no parameter's"),
     "an average of slow weights": (plait.AveragedWeights(SlowWeights), "attribute 'slow'"),
 }
 SILENT: dict[str, Callable[..., Any]] = {

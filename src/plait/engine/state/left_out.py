@@ -1,8 +1,8 @@
 """A warning of what an optimizer keeps beside its state, which no checkpoint holds.
 
-Checkpoints and recovery hold `optimizer.state` and the numbers of `param_groups`. An optimizer may
-keep more in attributes: slow weights, or another optimizer that has a state of its own. A run that
-goes on would begin those again.
+Checkpoints and recovery hold `optimizer.state[param]` and the numbers of `param_groups`. An
+optimizer may keep more: a count as `state["k"]`, slow weights, or another optimizer that has a
+state of its own. A run that goes on would begin those again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def warn_of_what_is_left_out(optimizer: torch.optim.Optimizer) -> None:
     if left_out is not None:
         warnings.warn(
             f"{type(optimizer).__name__} keeps {left_out}, and checkpoints and recovery hold "
-            "optimizer.state alone: a run that goes on begins it again, and its losses differ; "
-            "keep what a step needs in optimizer.state[param]",
+            "optimizer.state[param] alone: a run that goes on begins it again, and its losses "
+            "differ; keep what a step needs in optimizer.state[param]",
             stacklevel=2,
         )
 
@@ -42,6 +42,10 @@ def _left_out(optimizer: torch.optim.Optimizer, around: Sequence[object] = ()) -
         return _left_out(optimizer.inner)
     around = (*around, optimizer)
     params = [param for group in optimizer.param_groups for param in group["params"]]
+    own = {id(param) for param in params}
+    for key in optimizer.state:
+        if id(key) not in own:
+            return f"'{key}' in its state, which is no parameter's"
     shapes = {param.shape for param in params if param.numel() > 1}
     grads = [param.grad for param in params if param.grad is not None]
     held = {_memory(leaf) for leaf in (*params, *grads, *_leaves(optimizer.state))}

@@ -21,6 +21,7 @@ from plait.engine.state.saving import (
 )
 from plait.engine.state.shards import buffer_shards
 from plait.engine.state.training import TrainingState
+from plait.engine.state.trees import flat
 from plait.mesh import Shard
 from plait.values import JsonObject
 
@@ -82,7 +83,7 @@ def _held(state: TrainingState) -> list[object]:
     held: list[object] = []
     for piece in state.strategy.pieces:
         held.append(piece.value)
-        held.extend(kept.get(piece.value, {}).values())
+        held.extend(flat(kept.get(piece.value, {})).values())
         held.extend(state.update.counts.of(piece.value).values())
         held.extend(state.driver.extra_state(piece).values())
     held.extend(one for one in state.holding.params.values() if not one.requires_grad)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -26,7 +28,7 @@ def live_bytes(state: TrainingState, timing: UpdateTiming) -> dict[str, int]:
     moments = [
         tensor
         for values in state.update.optimizer.state.values()
-        for tensor in values.values()
+        for tensor in (values.values() if isinstance(values, Mapping) else [values])
         if isinstance(tensor, Tensor) and id(tensor) not in owned
     ]
     frozen = [param for param in state.holding.params.values() if not param.requires_grad]

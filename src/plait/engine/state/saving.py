@@ -34,7 +34,7 @@ from plait.engine.state.shards import (
     with_decoded,
 )
 from plait.engine.state.training import TrainingState
-from plait.engine.state.trees import require_saveable
+from plait.engine.state.trees import TREE, flat, grown, is_tree, require_saveable
 from plait.engine.whole_tensors import STATE as WHOLE_STATE
 from plait.engine.whole_tensors import WholeOptimizer
 from plait.errors import CheckpointError
@@ -272,7 +272,12 @@ def _saved_optimizer(state: TrainingState) -> Iterator[Shard]:
 
 def _kept_by_optimizer(state: TrainingState, piece: OptimizerShard) -> Iterator[tuple[str, Tensor]]:
     """The optimizer's state of a parameter and counts of its group, by name; numbers as tensors."""
-    for key, value in state.update.optimizer.state.get(piece.value, {}).items():
+    kept = state.update.optimizer.state.get(piece.value, {})
+    trees = {key: one for key, one in kept.items() if is_tree(one)}
+    leaves = {f"{TREE}{way}": leaf for way, leaf in flat(trees).items()}
+    for key, value in {**kept, **leaves}.items():
+        if key in trees:
+            continue
         require_saveable(key, value)
         is_tensor = isinstance(value, Tensor)
         yield key, value if is_tensor else torch.tensor(float(value), dtype=torch.float64)
@@ -315,11 +320,15 @@ def _load_optimizer_state(
             checkpoint.global_shape(name) == state.holding.shapes[piece.name]
             and piece.value.dim() > 0
         ):
-            moments[key] = torch.zeros_like(piece.value, requires_grad=False)
+            saved = checkpoint.dtype(name)  # a mask stays one
+            dtype = piece.value.dtype if saved.is_floating_point else saved
+            moments[key] = torch.zeros_like(piece.value, dtype=dtype, requires_grad=False)
             _fill(checkpoint, shard.like(name, moments[key]))
         else:
             moments[key] = place_state(checkpoint.tensor(name), piece.value, state.update.optimizer)
     state.update.counts.take(piece.value, counts)
+    leaves = {key: moments.pop(key) for key in list(moments) if key.startswith(TREE)}
+    moments |= grown({key.removeprefix(TREE): leaf for key, leaf in leaves.items()})
     optimizer = state.update.optimizer
     if isinstance(optimizer, WholeOptimizer):
         optimizer.take(piece.value, lambda key: checkpoint.tensor(whole[key]), whole)

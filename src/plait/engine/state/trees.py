@@ -16,6 +16,8 @@ from torch import Tensor
 from plait.errors import CheckpointError
 from plait.values import JsonObject
 
+TREE = "tree."
+"""How the names of leaves begin in the state of a parameter, beside its tensors and numbers."""
 EMPTY: dict[str, Callable[[], object]] = {
     "none": lambda: None,
     "list": list,
@@ -23,6 +25,7 @@ EMPTY: dict[str, Callable[[], object]] = {
     "dict": dict,
 }
 """Kinds of a leaf without a value."""
+_MARKS = frozenset(".:#/")
 NUMBERS: dict[str, Callable[[Any], object]] = {"bool": bool, "int": int, "float": float}
 
 
@@ -52,12 +55,28 @@ def grown(named: Mapping[str, Tensor]) -> JsonObject:
     return made
 
 
+def is_tree(value: object) -> bool:
+    """Whether `flat` takes a value apart or writes down that there is none, and `grown` makes it
+    again.
+    """
+    if isinstance(value, Mapping):
+        named = all(isinstance(key, str) and not _MARKS & set(key) for key in value)
+        return named and all(_is_part(one) for one in value.values())
+    if isinstance(value, (list, tuple)):
+        return all(_is_part(one) for one in value)
+    return value is None
+
+
+def _is_part(value: object) -> bool:
+    return isinstance(value, (Tensor, bool, int, float)) or is_tree(value)
+
+
 def require_saveable(key: str, value: object) -> None:
     """Errors: `CheckpointError` for what is neither a tensor nor a number."""
     if not isinstance(value, (Tensor, int, float)):
         raise CheckpointError(
             f"the optimizer keeps '{key}' as a {type(value).__name__}; a checkpoint holds tensors, "
-            "numbers, and lists and dicts of them"
+            "numbers, and lists of them or dicts with words as keys"
         )
 
 
