@@ -82,5 +82,6 @@ def check_objects(flow: Flow, stage_of: Sequence[int]) -> None:
                     "list that it got, by a hook, in a buffer that it writes into or in an "
                     "attribute with values that are no tensors, and a later stage of the pipeline "
                     "reads it there; return the tensor, keep it in an attribute of the module that "
-                    "holds tensors alone, or cut elsewhere (counts, splits)"
+                    "holds tensors alone, give each block a cache of its own or none, or cut "
+                    "elsewhere (counts, splits)"
                 )
