@@ -6,6 +6,8 @@ over all of them, by which an optimizer clips or finds its rate, would be anothe
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +20,7 @@ from plait.parallel.data.trial import (
     begun,
     gradients,
     group_of,
+    is_elementwise_of_torch,
     raise_rates,
     two_of_each,
 )
@@ -32,31 +35,42 @@ def require_apart(make_optimizer: MakeOptimizer, plan_text: str, count: int = 1)
     `make_optimizer` is tried on the CPU, on `count` parameters (4, 6). Then some of these get
     larger gradients, of no steady direction. All have gradients for three steps. In another trial
     two of each group have some for more steps. One that does not take them, or draws other numbers
-    in each trial, is not looked at.
+    in each trial, is not looked at. torch's own elementwise optimizers have the first trial alone.
     """
     for few in (False, True):
-        name = _name_if_others_count(make_optimizer, count, few=few)
-        if name is not None:
+        found = _compared(make_optimizer, count, few=few)
+        if found.depends:
             raise OptimizerError(
-                f"{name} updates a parameter by the gradients of others, as by a norm over all of "
-                f"them, and a rank under {plan_text} updates its own alone. Use dpN:allreduce or "
-                "ring without tpN, ppN and epN, or an optimizer without it; to clip by the norm of "
-                "all gradients is options=plait.Options(clip_grad_norm=...)"
+                f"{found.name} updates a parameter by the gradients of others, as by a norm over "
+                f"all of them, and a rank under {plan_text} updates its own alone. Use "
+                "dpN:allreduce or ring without tpN, ppN and epN, or an optimizer without it; to "
+                "clip by the norm of all gradients is options=plait.Options(clip_grad_norm=...)"
             )
+        if found.is_of_torch:
+            return
 
 
-def _name_if_others_count(make_optimizer: MakeOptimizer, count: int, *, few: bool) -> str | None:
-    """The name of an optimizer whose updates depend on other parameters; None for another one."""
+class _Compared(NamedTuple):
+    """An optimizer's name, whether others count for a parameter, and whether torch made it so."""
+
+    name: str
+    depends: bool
+    is_of_torch: bool
+
+
+def _compared(make_optimizer: MakeOptimizer, count: int, *, few: bool) -> _Compared:
+    """Three trials, of which the last has other gradients."""
     for dtype in PRECISIONS:
         try:
-            name, first = _tried(make_optimizer, count, dtype, few=few)
+            optimizer, first = _tried(make_optimizer, count, dtype, few=few)
             _, again = _tried(make_optimizer, count, dtype, few=few)
             _, others = _tried(make_optimizer, count, dtype, few=few, factor=_FACTOR)
         except Exception:  # a real step says what it is
             continue
+        name = type(getattr(optimizer, "inner", optimizer)).__name__
         depends = _are_equal(first, again) and not _are_equal(first, others)
-        return name if depends else None
-    return None
+        return _Compared(name, depends, is_elementwise_of_torch(optimizer))
+    return _Compared("", depends=False, is_of_torch=False)
 
 
 def _tried(
@@ -66,8 +80,8 @@ def _tried(
     *,
     few: bool,
     factor: float | None = None,
-) -> tuple[str, list[Tensor]]:
-    """The optimizer's name, and what comes of every other parameter of each group, where the rest
+) -> tuple[torch.optim.Optimizer, list[Tensor]]:
+    """The optimizer, and what comes of every other parameter of each group, where the rest
     may have other gradients.
     """
     shapes = [TINY] * count
@@ -93,8 +107,7 @@ def _tried(
                 if factor is not None and id(param) not in watched:
                     param.grad = factor * torch.randn(*TINY, generator=noise, dtype=dtype)
             torch_internals.step(optimizer)
-    name = type(getattr(optimizer, "inner", optimizer)).__name__
-    return name, [one.detach() for one in params if id(one) in watched]
+    return optimizer, [one.detach() for one in params if id(one) in watched]
 
 
 def _are_equal(some: list[Tensor], others: list[Tensor]) -> bool:

@@ -22,6 +22,7 @@ from plait.parallel.data.trial import (
     begun,
     gradients,
     group_of,
+    is_elementwise_of_torch,
     raise_rates,
 )
 from plait.values import JsonObject
@@ -71,9 +72,12 @@ def require_elementwise(
     `make_optimizer` is tried on the CPU, on as many parameters as `shapes` has. All are (4, 6)
     first, for three steps. Then one of each group and shape has its own shape, of at most 192 a
     dim. For some optimizers treat small matrices, vectors or kernels otherwise than large matrices.
+    torch's own elementwise optimizers have the first trial alone.
     """
     trial = _PartsTrial(make_optimizer, plan_text, keep_dims=keep_dims)
     groups = trial.run([TINY] * len(shapes), range(len(shapes)), steady=False)
+    if trial.is_of_torch:
+        return
     clipped = [tuple(min(size, _LARGEST) for size in shape) for shape in shapes]
     first: dict[tuple[int, tuple[int, ...]], int] = {}
     for index, kind in enumerate(zip(groups, clipped, strict=True)):
@@ -85,7 +89,11 @@ def require_elementwise(
 
 
 class _PartsTrial:
-    """Steps of an optimizer of whole parameters, and of one for each of their parts."""
+    """Steps of an optimizer of whole parameters, and of one for each of their parts.
+
+    Attributes:
+        is_of_torch: whether the optimizer of the last run is one of torch's elementwise ones.
+    """
 
     def __init__(self, make_optimizer: MakeOptimizer, plan_text: str, *, keep_dims: bool) -> None:
         shards = "blocks of matrices" if keep_dims else "one-dimensional ranges of elements"
@@ -93,6 +101,7 @@ class _PartsTrial:
         self._what = f"{plan_text} updates shards, which are {shards}"
         self._cut = _blocks if keep_dims else _ranges
         self._name = "the optimizer"
+        self.is_of_torch = False
 
     def can_cut(self, shape: Sequence[int]) -> bool:
         """Whether each part of a tensor of this shape has elements."""
@@ -131,6 +140,7 @@ class _PartsTrial:
         params = (whole, *(list(part) for part in zip(*pieces, strict=True)))
         optimizers = [self._make(own) for own in params]
         self._name = type(optimizers[0]).__name__
+        self.is_of_torch = all(map(is_elementwise_of_torch, optimizers))
         refuse_closures(optimizers[0])
         _refuse_groups_by_size(optimizers, params, self._what)
         for optimizer in optimizers:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
+
+from plait.torch_internals import has_own_step
 
 TINY = (4, 6)
 STEPS_OF_ALL = 3
@@ -14,6 +17,14 @@ STEPS_OF_FEW = 14
 
 PRECISIONS = (torch.float64, torch.float32)
 """Precisions of trials: a small rate shows in the first; some optimizers know the second alone."""
+
+ELEMENTWISE: Final = frozenset(
+    {
+        *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.ASGD),
+        *(optim.Adagrad, optim.Adadelta, optim.RMSprop, optim.Rprop),
+    }
+)
+"""torch's own optimizers whose formulas have one element of one parameter each."""
 
 _NOISE = 0.3
 _SMALL = 0.1
@@ -69,3 +80,11 @@ def two_of_each(groups: Sequence[int]) -> set[int]:
     for at, group in enumerate(groups):
         places.setdefault(group, []).append(at)
     return {at for own in places.values() for at in own[:2]}
+
+
+def is_elementwise_of_torch(optimizer: optim.Optimizer) -> bool:
+    """Whether an optimizer is one of `ELEMENTWISE`, without a hook or another step.
+
+    A short trial is enough for it, so that a build takes no longer.
+    """
+    return type(optimizer) in ELEMENTWISE and has_own_step(optimizer)

@@ -172,3 +172,35 @@ def test_an_optimizer_that_needs_a_closure_has_another_cure() -> None:
     """No plan takes it, so that none is named."""
     with pytest.raises(OptimizerError, match=r"LBFGS.step\(closure\) .* such as AdamW$"):
         require_elementwise(lbfgs, "dp2:zero1")
+
+
+def hooked(params: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """torch's SGD with a hook that divides by the norm of a tensor, from the fifth step on."""
+    optimizer = torch.optim.SGD(params, lr=0.1)
+    seen = 0
+
+    def divide(stepped: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        nonlocal seen
+        seen += 1
+        for param in params:
+            if param.grad is not None and seen > 4:
+                param.grad /= param.grad.norm()
+
+    optimizer.register_step_pre_hook(divide)
+    return optimizer
+
+
+def test_torchs_own_optimizers_have_one_trial() -> None:
+    made: list[torch.optim.Optimizer] = []
+
+    def counted(params: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        made.append(torch.optim.AdamW(params, lr=0.1))
+        return made[-1]
+
+    require_elementwise(counted, "dp2:zero1")
+    assert len(made) == 3  # of a whole tensor, and of its two parts
+
+
+def test_a_hook_makes_an_optimizer_another_one() -> None:
+    with pytest.raises(OptimizerError, match="SGD is not elementwise"):
+        require_elementwise(hooked, "dp2:zero1")
