@@ -91,6 +91,14 @@ class Counting(torch.optim.SGD):
         self.state["k"] = torch.zeros(1)  # type: ignore[index]  # no parameter's
 
 
+class WithWhole(torch.optim.SGD):
+    """Keeps the state of a whole matrix, of which its groups have parts, as Muon does."""
+
+    def __init__(self, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(params, lr=0.1)
+        self.state[nn.Parameter(torch.zeros(2, 7))] = {"momentum": torch.zeros(2, 7)}
+
+
 def _adamw(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params)
 
@@ -107,6 +115,7 @@ SILENT: dict[str, Callable[..., Any]] = {
     "a table": WithTable,
     "views of parameters, and itself": WithViews,
     "parts whose state it has": InParts,
+    "a whole matrix": WithWhole,
     "muon": lambda params: Muon(params, Train()),
     "an average": plait.AveragedWeights(_adamw),
     "whole tensors": plait.WholeTensors(_adamw),

@@ -108,6 +108,17 @@ def test_masks_and_lists_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert [second.step(batch(seed)).loss for seed in (2, 3)] == losses[2:]
 
 
+def test_nothing_is_added_to_a_state_of_tensors(tmp_path: Path) -> None:
+    """A load gave each parameter an entry without a name."""
+    engine = built(torch.optim.AdamW)
+    engine.step(batch(0))
+    engine.save(tmp_path / "one")
+    other = built(torch.optim.AdamW)
+    other.load(tmp_path / "one")
+    for state in other.update.optimizer.state.values():
+        assert set(state) == {"step", "exp_avg", "exp_avg_sq"}
+
+
 def test_a_dict_by_numbers_is_refused(tmp_path: Path) -> None:
     engine = built(ByNumber)
     engine.step(batch(0))

@@ -42,9 +42,8 @@ def _left_out(optimizer: torch.optim.Optimizer, around: Sequence[object] = ()) -
         return _left_out(optimizer.inner)
     around = (*around, optimizer)
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    own = {id(param) for param in params}
     for key in optimizer.state:
-        if id(key) not in own:
+        if not isinstance(key, Tensor):
             return f"'{key}' in its state, which is no parameter's"
     shapes = {param.shape for param in params if param.numel() > 1}
     grads = [param.grad for param in params if param.grad is not None]

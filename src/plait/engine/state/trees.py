@@ -31,6 +31,8 @@ NUMBERS: dict[str, Callable[[Any], object]] = {"bool": bool, "int": int, "float"
 
 def flat(tree: Mapping[str, object]) -> dict[str, object]:
     """Tensors and numbers by name; 0 for a leaf without a value. Other objects stay as they are."""
+    if not tree:
+        return {}
     leaves = ((".".join(way), kind, leaf) for way, kind, leaf in _leaves(tree))
     return {f"{name}:{kind}" if kind else name: leaf for name, kind, leaf in leaves}
 
