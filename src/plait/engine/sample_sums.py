@@ -5,7 +5,7 @@ One number counts as the mean over the samples. A sum is then divided by the par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,11 +68,14 @@ class SampleSums(TorchFunctionMode):
         self._undivided = Notes[bool]()
         self._mask_versions = Notes[int]()
         self._sizes: set[int] = set()
+        self._is_turned = False
         self._knows_sizes = _has_lists((output, targets))
         for leaf in given:
             self._undivided.add(leaf, True)
-        for leaf in tree_leaves(output):
-            if isinstance(leaf, Tensor) and leaf.dim() and not isinstance(leaf, nn.Parameter):
+        made = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.dim()]
+        rows = {leaf.size(0) for leaf in made[:1]} | self._rows
+        for leaf in made:
+            if not isinstance(leaf, nn.Parameter) and _has_rows(leaf, rows):
                 if leaf.requires_grad:
                     self._undivided.add(leaf, True)
                 self._outputs.add(leaf, True)
@@ -109,6 +112,7 @@ class SampleSums(TorchFunctionMode):
         if is_sum and not keeps_sums and isinstance(result, Tensor):
             self._sums.discard(result)  # divided in place
         if is_output:
+            self._is_turned = self._is_turned or _turns(given_tensors[0], result)
             is_dot = name in SUMS_OF_PRODUCTS and _is_one_number(result, given_tensors)
             with torch._C.DisableTorchFunction():
                 if name in AVERAGES:
@@ -193,7 +197,8 @@ class SampleSums(TorchFunctionMode):
         source: Any = args[0] if args else named.get("input")
         by: Any = args[1] if len(args) > 1 else named.get("dim", named.get("other"))
         if name in MEANS:
-            return not self._is_of_samples(source) or _has_first(by, source)
+            has_rows = self._is_of_samples(source) and not self._is_turned
+            return not has_rows or _has_first(by, source)
         if self._knows_sizes or name == "rtruediv" or not self._is_of_samples(by):
             return True
         return by not in self._outputs and self._weighs((source, by.reciprocal()), result)
@@ -256,6 +261,21 @@ class SampleSums(TorchFunctionMode):
                     self._averaged.add(leaf, True)
             elif adds_up:
                 self._sums.add(leaf, True)
+
+
+def _has_rows(output: Tensor, rows: Collection[int]) -> bool:
+    """Whether an output [...] has a row for each sample, or several, as a codebook has not."""
+    return any(number and output.size(0) % number == 0 for number in rows)
+
+
+def _turns(source: Tensor, result: PyTree) -> bool:
+    """Whether a function may have put another dim first, so that rows are no samples."""
+    if not isinstance(result, Tensor) or not torch.Tensor.dim(result):
+        return False
+    with torch._C.DisableTorchFunction():
+        are_alike = source.dim() == result.dim() and source.numel() == result.numel()
+        are_strided = source.layout == result.layout == torch.strided
+        return are_alike and are_strided and source.stride(0) != result.stride(0)
 
 
 def _has_first(dims: Any, source: Tensor) -> bool:

@@ -194,3 +194,35 @@ def test_targets_with_a_list_may_tell_the_number_of_samples() -> None:
         return output.square().sum() / len(targets["texts"])
 
     assert said(loss, {"texts": ["a", "b", "c", "d"]}) == []  # type: ignore[arg-type]
+
+
+def turned(output: Tensor, targets: Tensor) -> Tensor:
+    return squares(output, targets).T.mean(1).sum()
+
+
+def turned_by_dims(output: Tensor, targets: Tensor) -> Tensor:
+    return squares(output, targets).transpose(0, 1).exp().mean(dim=-1).sum()
+
+
+@pytest.mark.parametrize("loss", [turned, turned_by_dims])
+def test_a_mean_over_samples_that_are_columns_says_nothing(loss: Loss) -> None:
+    """A square matrix has as many features as samples."""
+    check = MaskedMeanCheck(loss, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(torch.randn(4, 4, requires_grad=True), torch.randn(4, 4))
+
+
+def test_outputs_of_other_rows_are_no_samples() -> None:
+    """A codebook and the losses of layers are the same for each part of a batch."""
+
+    def loss(output: dict[str, Tensor], targets: Tensor) -> Tensor:
+        of_layers = output["layers"].sum() + output["layers"] @ torch.tensor([0.1, 0.2, 0.3])
+        codes = output["codebook"].square().mean(1).sum()
+        return F.mse_loss(output["made"], targets) + of_layers + codes
+
+    rows = {"made": (4, 3), "codebook": (7, 3), "layers": (3,)}
+    output = {name: torch.randn(shape, requires_grad=True) for name, shape in rows.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MaskedMeanCheck(loss, 2)(output, torch.randn(4, 3))

@@ -15,9 +15,10 @@ from plait import torch_internals
 from plait.errors import OptimizerError
 from plait.parallel.data.elementwise import MakeOptimizer, begin_training, without_graphs
 from plait.parallel.data.trial import (
-    PRECISIONS,
     TINY,
+    TRIES,
     begun,
+    fill,
     gradients,
     group_of,
     is_elementwise_of_torch,
@@ -60,11 +61,12 @@ class _Compared(NamedTuple):
 
 def _compared(make_optimizer: MakeOptimizer, count: int, *, few: bool) -> _Compared:
     """Three trials, of which the last has other gradients."""
-    for dtype in PRECISIONS:
+    for way in TRIES:
         try:
-            optimizer, first = _tried(make_optimizer, count, dtype, few=few)
-            _, again = _tried(make_optimizer, count, dtype, few=few)
-            _, others = _tried(make_optimizer, count, dtype, few=few, factor=_FACTOR)
+            with torch_internals.without_compiling():
+                optimizer, first = _tried(make_optimizer, count, way, few=few)
+                _, again = _tried(make_optimizer, count, way, few=few)
+                _, others = _tried(make_optimizer, count, way, few=few, factor=_FACTOR)
         except Exception:  # a real step says what it is
             continue
         name = type(getattr(optimizer, "inner", optimizer)).__name__
@@ -76,7 +78,7 @@ def _compared(make_optimizer: MakeOptimizer, count: int, *, few: bool) -> _Compa
 def _tried(
     make_optimizer: MakeOptimizer,
     count: int,
-    dtype: torch.dtype,
+    way: tuple[torch.dtype, bool],
     *,
     few: bool,
     factor: float | None = None,
@@ -84,6 +86,7 @@ def _tried(
     """The optimizer, and what comes of every other parameter of each group, where the rest
     may have other gradients.
     """
+    dtype, fills = way
     shapes = [TINY] * count
     params = [nn.Parameter(start) for start in begun(shapes, dtype)]
     noise = torch.Generator().manual_seed(2)
@@ -100,6 +103,8 @@ def _tried(
         moved = two_of_each(group_of(optimizer, params)) if few else set(range(count))
         if few:
             raise_rates(optimizer)
+        if fills:
+            fill(params, moved)
         for grads in gradients(shapes, dtype, steady=few):
             for index in moved:
                 param = params[index]

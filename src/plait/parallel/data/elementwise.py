@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from plait import torch_internals
 from plait.errors import OptimizerError
 from plait.parallel.data.trial import (
-    PRECISIONS,
     TINY,
+    TRIES,
     begun,
+    fill,
     gradients,
     group_of,
     is_elementwise_of_torch,
@@ -115,9 +116,10 @@ class _PartsTrial:
 
         Raises `OptimizerError` where whole parameters and their parts are updated otherwise.
         """
-        for dtype in PRECISIONS:
+        for dtype, fills in TRIES:
             try:
-                return self._run(shapes, moved, dtype, steady=steady)
+                with torch_internals.without_compiling():
+                    return self._run(shapes, moved, (dtype, fills), steady=steady)
             except OptimizerError:
                 raise
             except Exception as error:
@@ -130,10 +132,11 @@ class _PartsTrial:
         self,
         shapes: Sequence[Sequence[int]],
         moved: Collection[int],
-        dtype: torch.dtype,
+        way: tuple[torch.dtype, bool],
         *,
         steady: bool,
     ) -> list[int]:
+        dtype, fills = way
         starts = begun(shapes, dtype)
         whole = [nn.Parameter(start.clone()) for start in starts]
         pieces = [[nn.Parameter(one.clone()) for one in self._cut(start)] for start in starts]
@@ -148,6 +151,8 @@ class _PartsTrial:
             without_graphs(optimizer)
             if steady:
                 raise_rates(optimizer)
+        for own in params if fills else ():
+            fill(own, moved)
         for grads in gradients(shapes, dtype, steady=steady):
             for index in moved:
                 whole[index].grad = grads[index].clone()
@@ -168,9 +173,10 @@ class _PartsTrial:
         updated = torch.cat([one.reshape(-1) for one in self._cut(whole.detach())])
         joined = torch.cat([one.detach().reshape(-1) for one in pieces])
         if start.dtype == torch.float32:  # small updates are lost there
-            return torch.allclose(updated, joined, rtol=1e-5, atol=1e-7)
-        largest = (updated - begun_at).abs().max()
-        return bool((updated - joined).abs().max() <= 1e-5 * largest)
+            return torch.allclose(updated, joined, rtol=1e-5, atol=1e-7, equal_nan=True)
+        differ = (updated != joined) & ~(updated.isnan() & joined.isnan())
+        largest = (updated - begun_at).nan_to_num(0.0, 0.0, 0.0).abs().max()
+        return bool(((updated - joined)[differ].abs() <= 1e-5 * largest).all())
 
 
 def group_settings(

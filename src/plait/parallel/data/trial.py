@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 import torch
@@ -25,6 +25,10 @@ ELEMENTWISE: Final = frozenset(
     }
 )
 """torch's own optimizers whose formulas have one element of one parameter each."""
+
+TRIES = tuple((dtype, fills) for fills in (False, True) for dtype in PRECISIONS)
+"""The trials until an optimizer takes one: the precision, and whether all parameters have
+gradients. Some optimizers read the gradient of each parameter without asking for one."""
 
 _NOISE = 0.3
 _SMALL = 0.1
@@ -54,6 +58,13 @@ def gradients(
             continue
         size = 1.0 if step < STEPS_OF_FEW - _SMALL_STEPS else _SMALL
         yield [size * (mean + _NOISE * one) for mean, one in zip(means, noise, strict=True)]
+
+
+def fill(params: Sequence[nn.Parameter], moved: Collection[int]) -> None:
+    """Give zeros as gradients to parameters other than those `moved`."""
+    for index, param in enumerate(params):
+        if index not in moved:
+            param.grad = torch.zeros_like(param)
 
 
 def raise_rates(optimizer: torch.optim.Optimizer) -> None:

@@ -204,3 +204,56 @@ def test_torchs_own_optimizers_have_one_trial() -> None:
 def test_a_hook_makes_an_optimizer_another_one() -> None:
     with pytest.raises(OptimizerError, match="SGD is not elementwise"):
         require_elementwise(hooked, "dp2:zero1")
+
+
+class WithoutAsking(torch.optim.SGD):
+    """A user's optimizer that takes each parameter's gradient for granted."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.sub_(param.grad, alpha=group["lr"])
+
+
+@pytest.mark.parametrize("keep_dims", [False, True])
+def test_gradients_may_be_taken_for_granted(keep_dims: bool) -> None:
+    shapes = [(), MATRIX, MATRIX, (3,)]
+    require_elementwise(partial(WithoutAsking, lr=0.1), "dp2:zero1", shapes, keep_dims=keep_dims)
+
+
+def test_a_compiled_step_is_not_compiled_for_the_trial() -> None:
+    compiled: list[object] = []
+
+    def backend(graph: Any, inputs: object) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend, dynamic=False)
+    def update(param: Tensor, grad: Tensor) -> Tensor:
+        return param - 0.1 * grad
+
+    class Compiled(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for param in self.param_groups[0]["params"]:
+                if param.grad is not None:
+                    param.copy_(update(param, param.grad))
+
+    require_elementwise(partial(Compiled, lr=0.1), "dp2:zero1", [MATRIX, KERNEL])
+    assert not compiled
+
+
+class BreaksDown(torch.optim.SGD):
+    """Divides by what its rate leaves, which is nothing at a rate of one."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    param.sub_(group["lr"] * param.grad.clamp(min=0) / (1.0 - group["lr"]))
+
+
+def test_an_optimizer_that_breaks_down_everywhere_alike_is_taken() -> None:
+    require_elementwise(lambda params: BreaksDown(params, lr=0.1), "dp2:zero1")
