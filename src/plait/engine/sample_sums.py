@@ -19,7 +19,9 @@ from plait.values import PyTree
 
 MEANS = ("mean", "nanmean")
 
-AVERAGES = (*(*MEANS, "div", "divide", "truediv", "itruediv", "true_divide", "rtruediv"),)
+DIVISIONS = ("div", "divide", "truediv", "itruediv", "true_divide")
+
+AVERAGES = (*MEANS, *DIVISIONS, "rtruediv")
 """Names of functions after which a sum may be a mean over samples."""
 
 PRODUCTS = ("mul", "multiply", "rmul", "imul")
@@ -31,7 +33,7 @@ SUMS_OF_PRODUCTS = ("dot", "vdot", "inner", "matmul", "rmatmul", "einsum", "tens
 CLOSE = 1e-3
 """How far weights may be from adding up to one."""
 
-SCALES = (*PRODUCTS, "div", "divide", "truediv", "itruediv", "true_divide")
+SCALES = (*PRODUCTS, *DIVISIONS)
 """Names of functions by which a sum stays one, if the number knows nothing of the batch's size."""
 
 CONVERSIONS = ("float", "double", "half", "bfloat16", "int", "long", "to", "type", "type_as")
@@ -40,7 +42,7 @@ CONVERSIONS = ("float", "double", "half", "bfloat16", "int", "long", "to", "type
 PLACE_OF_DIM = {"unbind": 1, "select": 1, "chunk": 2, "split": 2, "tensor_split": 2}
 """Functions that give parts along a dim, and the place of that dim among their arguments."""
 
-VIEWS = (
+NO_DIVISIONS = (
     *("getitem", "gather", "squeeze", "unsqueeze", "view", "reshape", "flatten", "detach"),
     *("add", "radd", "sub", "rsub", "neg"),
 )
@@ -238,7 +240,7 @@ class SampleSums(TorchFunctionMode):
 
     def _follow_undivided(self, name: str, given_tensors: Sequence[Tensor], result: PyTree) -> None:
         """Note numbers of outputs and targets which surely nothing divided by the samples."""
-        if not isinstance(result, Tensor) or not (name in VIEWS or name in CONVERSIONS):
+        if not isinstance(result, Tensor) or not (name in NO_DIVISIONS or name in CONVERSIONS):
             return
         if all(one in self._undivided for one in given_tensors):
             self._undivided.add(result, True)

@@ -70,10 +70,10 @@ def require_elementwise(
 
     Each part has an optimizer of its own. `keep_dims`: parts are blocks of matrices.
 
-    `make_optimizer` is tried on the CPU, on as many parameters as `shapes` has. All are (4, 6)
-    first, for three steps. Then one of each group and shape has its own shape, of at most 192 a
-    dim. For some optimizers treat small matrices, vectors or kernels otherwise than large matrices.
-    torch's own elementwise optimizers have the first trial alone.
+    `make_optimizer` is tried on the CPU, on as many parameters as `shapes` has. In a first trial of
+    three steps all have the shape (4, 6). In a second one, one of each group and shape keeps its
+    shape, each dim cut to 192. Some optimizers treat large matrices otherwise than small ones and
+    vectors. torch's own elementwise optimizers have the first trial alone.
     """
     trial = _PartsTrial(make_optimizer, plan_text, keep_dims=keep_dims)
     groups = trial.run([TINY] * len(shapes), range(len(shapes)), steady=False)
