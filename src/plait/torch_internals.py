@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import checkpoint as _checkpoint
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -332,6 +332,14 @@ def whole_or_none() -> Iterator[None]:
             dist.destroy_process_group()
         distributed_c10d._world.group_count = 0
         raise
+
+
+def has_hooks_that_always_run(module: nn.Module) -> bool:
+    """Whether a module, or one in it, has hooks that run even after a forward that raised.
+
+    Torch calls them after an `Exception`, and after no other `BaseException`.
+    """
+    return any(one._forward_hooks_always_called for one in module.modules())
 
 
 class _RecomputedError(BaseException):

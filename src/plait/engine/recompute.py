@@ -29,7 +29,7 @@ from plait.parallel.tensor import TensorSplit
 from plait.plan import Plan
 from plait.plan.axes import REMATS, BlockRemat
 from plait.random_state import FirstDraws, RepeatedDraws
-from plait.torch_internals import stop_past_exceptions
+from plait.torch_internals import has_hooks_that_always_run, stop_past_exceptions
 from plait.values import PyTree
 
 Contexts = Callable[[], tuple[Context, Context]]
@@ -120,6 +120,12 @@ def _checkpointed(
 ) -> Callable[..., PyTree]:
     """A graph of torch.compile gets `contexts` alone: it makes the buffers' changes once."""
     forward, buffers = block.forward, Buffers(block)
+    checkpointed = functools.partial(
+        checkpoint,
+        forward,
+        use_reentrant=False,
+        early_stop=not has_hooks_that_always_run(block),  # an early stop would pass them by
+    )
 
     def repeating() -> tuple[Context, Context]:
         inner, inner_again = contexts()
@@ -135,6 +141,6 @@ def _checkpointed(
     def recomputing(*args: PyTree, **kwargs: PyTree) -> PyTree:
         is_eager = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         context_fn = repeating if is_eager else contexts
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=context_fn, **kwargs)
+        return checkpointed(*args, context_fn=context_fn, **kwargs)
 
     return recomputing

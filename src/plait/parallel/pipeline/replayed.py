@@ -22,6 +22,7 @@ from plait.errors import ModelError
 from plait.parallel.pipeline.dataflow import Flow
 from plait.parallel.pipeline.elsewhere import leave_out
 from plait.parallel.pipeline.kept_parameters import is_in_parameter
+from plait.parallel.pipeline.leaving import StageDone, way_out
 from plait.parallel.pipeline.payload import Nesting, Payload, TensorForm, check_sendable, get_state
 from plait.parallel.pipeline.side_effects import Attribute, Place, number_of, value_at
 from plait.parallel.pipeline.stage import StageModule
@@ -32,10 +33,6 @@ from plait.values import PyTree
 
 _ABSENT = object()
 """The value of an attribute that a module does not have."""
-
-
-class _StageDone(BaseException):
-    """No error, and past `except Exception`: the way out of a forward whose part is done."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +176,7 @@ class ReplayedStage(StageModule):
         self._stage = stage
         self._swaps = list(swaps)
         self._device = device
+        self._way_out = way_out(replay.model)
         stage_of = replay.stage_of
         flow = replay.flow
         own = [call for call, holder in enumerate(stage_of) if holder == stage]
@@ -214,7 +212,7 @@ class ReplayedStage(StageModule):
         try:
             with regions.dissolved():
                 output = self._model(inputs)
-        except (_StageDone, Exception):
+        except (StageDone, Exception):
             if now.call <= self._last_call + 1:
                 raise
         finally:
@@ -258,7 +256,7 @@ class ReplayedStage(StageModule):
             )
         now.call += 1
         if number > self._last_call:
-            raise _StageDone
+            raise self._way_out
         if replay.stage_of[number] < self._stage:
             # Glue before draws what it drew there; from here on the stage before has drawn too.
             if number == self._first_call - 1:
