@@ -28,6 +28,7 @@ FLOOR = {
     "random_state",
     "regions",
     "stateless",
+    "systems",
 }
 ENGINE = {*FLOOR, "cache_folder", "comm", *STRATEGIES, "models", "datasets", "outer"}
 RUN = {*ENGINE, "engine", "launcher"}
@@ -58,6 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "random_state": set(),  # who draws, one thread after another
     "regions": {"torch_internals"},  # what a forward recomputes by its own code
     "stateless": set(),  # a module with other tensors than its own
+    "systems": {"errors"},  # where ranks can run
     "torch_internals": {"imports"},  # private functions of torch
     "imports": set(),  # what to do once a module is loaded
     "reference": {"errors"},  # "module:function" of a config
@@ -92,6 +94,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "comm",
         "doctor",
         "imports",
+        "systems",
     },  # of comm, the rendezvous of ranks that come and go
     "outer": {*LOWER, "comm", "parallel.data"},
     "engine": ENGINE,

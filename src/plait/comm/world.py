@@ -39,6 +39,7 @@ from plait.errors import PlanError, RankFailed, WorldSizeError, nearest
 from plait.mesh import AxisName, Mesh
 from plait.mesh.groups import Groups
 from plait.paths import Paths
+from plait.systems import check_system
 from plait.torch_internals import on_compile, whole_or_none
 from plait.trace import Timeline
 
@@ -68,6 +69,7 @@ class World:
         is_simulated: bool = False,
         membership: Membership | None = None,
     ) -> None:
+        check_system()
         self.mesh = mesh
         self.rank = rank
         self.device = device

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -339,7 +338,9 @@ def _alone(kept: Path) -> Iterator[None]:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("w")
     with file:
-        with contextlib.suppress(OSError):  # file systems without locks make them twice
+        with contextlib.suppress(OSError, ImportError):  # without locks they are made twice
+            import fcntl  # Unix alone has it
+
             fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import resource
 import socket
 import struct
 import time
@@ -175,8 +174,7 @@ class FlightRecorder(Uncopied):
         now = self._phase_since
         seconds = now - self._last_done
         self._last_done = now
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        faults = (usage.ru_minflt, usage.ru_majflt)
+        faults = _page_faults()
         loaded = self._spent[Phase.LOADING] + self._spent[Phase.OUTSIDE]
         STEP.pack_into(
             self._map,
@@ -332,3 +330,11 @@ def names_path(folder: Path, rank: int) -> Path:
 def stack_path(folder: Path, rank: int) -> Path:
     """Where a rank writes the lines that its threads are at, when it is asked by a signal."""
     return folder / f"rank-{rank}.stack"
+
+
+def _page_faults() -> tuple[int, int]:
+    """The pages that this process got from memory, and those from a disk."""
+    import resource  # Unix alone has it
+
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_minflt, usage.ru_majflt

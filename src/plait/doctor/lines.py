@@ -22,7 +22,14 @@ from typing import IO, Final
 from plait.doctor.flight import stack_path
 from plait.doctor.record import RankSnapshot
 
-SIGNAL: Final = getattr(signal, "SIGRTMIN", signal.SIGUSR1) + 7
+
+def _spare_signal() -> int:
+    """A signal that nothing else uses: one for real time, which macOS lacks; 0 on Windows."""
+    first = getattr(signal, "SIGRTMIN", None)
+    return getattr(signal, "SIGUSR2", 0) if first is None else first + 7
+
+
+SIGNAL: Final = _spare_signal()
 ANSWER_SECONDS: Final = 1.0
 _HEADING: Final = "Stack (most recent call first)"
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')

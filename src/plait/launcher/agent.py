@@ -15,6 +15,7 @@ import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
 import signal
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from plait.launcher.interrupts import interrupts_held
 from plait.launcher.leftovers import leftovers
 from plait.launcher.limits import check_limits
 from plait.launcher.rank import RankSettings, run_rank
+from plait.systems import check_system, own_cores
 from plait.values import JsonObject
 
 T = TypeVar("T")
@@ -51,7 +53,11 @@ _AGENT_VARIABLES = (
 )
 _AGENT_ENDINGS = ("WORLD_SIZE",)
 _AGENT_BEGINNINGS = ("TORCHELASTIC_",)
-_AGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_AGENT_SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    if hasattr(signal, name)  # Windows lacks two
+)
 
 
 def run_ranks(
@@ -121,10 +127,7 @@ def num_threads(nproc: int) -> int:
     chosen = os.environ.get("OMP_NUM_THREADS", "")
     if chosen.isdigit() and int(chosen) > 0:
         return int(chosen)
-    num_cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    return max(1, num_cores // nproc)
+    return max(1, len(own_cores()) // nproc)
 
 
 def _first_error(error: Any, failures: Path) -> BaseException:
@@ -159,11 +162,17 @@ def free_environment() -> dict[str, str]:
 def start_server(*more: str) -> str:
     """Set the fork server to loading torch, and more modules, and say which start method to use.
 
-    The first call of a process starts it, so that later ones add nothing.
+    The first call of a process starts it, so that later ones add nothing. On macOS every rank loads
+    torch itself, as Python's own processes do there: system libraries may fail after a fork.
+
+    Raises:
+        RunError: on Windows, and where no more files can be opened.
     """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return "spawn"
+    check_system()
     check_limits()
+    has_server = "forkserver" in multiprocessing.get_all_start_methods()
+    if sys.platform == "darwin" or not has_server:
+        return "spawn"
     multiprocessing.set_forkserver_preload([*_PRELOADED, *more])
     multiprocessing.resource_tracker.ensure_running()  # which would end the hold below
     with no_small_lists(), interrupts_held():

@@ -17,7 +17,13 @@ from contextlib import contextmanager
 
 from plait.imports import while_loading
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+ASKING = ("SIGTERM", "SIGUSR1")
+"""Names of signals by which others than a terminal ask a run to end."""
+
+SIGNALS = (
+    signal.SIGINT,
+    *(getattr(signal, name) for name in ASKING if hasattr(signal, name)),
+)
 ECHO_SECONDS = 0.1
 """Equal signals to one process within this time are one. A person takes longer to ask again."""
 
@@ -54,11 +60,7 @@ class Beginning:
             yield
             return
         self.is_over = False
-        numbers = [
-            number
-            for number in (signal.SIGTERM, signal.SIGUSR1)
-            if signal.getsignal(number) is signal.SIG_DFL
-        ]
+        numbers = [number for number in SIGNALS[1:] if signal.getsignal(number) is signal.SIG_DFL]
         for number in numbers:
             signal.signal(number, self._arrive)
         try:
@@ -124,8 +126,9 @@ def load_torch_uninterrupted() -> None:
 
 
 def outlives_terminal() -> bool:
-    """Whether this process was started to ignore the end of its terminal, as by `nohup`."""
-    return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    """Whether this process ignores the end of its terminal, as by `nohup`, or hears of none."""
+    hangup = getattr(signal, "SIGHUP", None)
+    return hangup is None or signal.getsignal(hangup) is signal.SIG_IGN
 
 
 @contextmanager

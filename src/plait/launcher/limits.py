@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import multiprocessing.util
@@ -12,6 +11,11 @@ import tempfile
 from typing import Final
 
 from plait.errors import ConfigError, RunError
+
+try:
+    import resource  # now, as no module can be loaded where no more files can be opened
+except ImportError:  # Unix alone has it
+    resource = None  # type: ignore[assignment]
 
 _SPARE_FILES: Final = 24
 """Files that a launcher and a rank of a small run open beside those that are open already."""
@@ -53,9 +57,7 @@ def check_limits() -> None:
 def too_many_files() -> RunError:
     """The error of a process that may open no more files: its limit, and how to raise it."""
     limit = ""
-    with contextlib.suppress(ImportError):
-        import resource  # Unix alone has it
-
+    if resource is not None:
         limit = f" of {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
     return RunError(
         f"no more files can be opened, as the limit{limit} for this process (ulimit -n) or that "

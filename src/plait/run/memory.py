@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import resource
+import mmap
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,6 +20,8 @@ def peak_memory_bytes() -> int:
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.max_memory_reserved()
+    import resource  # Unix alone has it
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )
@@ -38,7 +40,7 @@ def held_memory_bytes(device: torch.device) -> int | None:
         resident = _PAGES.read_text().split()[1]
     except OSError:
         return None
-    return int(resident) * resource.getpagesize()
+    return int(resident) * mmap.PAGESIZE
 
 
 def free_memory_bytes() -> int | None:

@@ -20,6 +20,7 @@ from plait.launcher import joined_world, launch
 from plait.launcher.main_process import is_main_process, say
 from plait.predict.probe.keeping import keeping
 from plait.predict.probe.quiet import quietest
+from plait.systems import own_cores
 from plait.values import JsonObject
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def num_devices() -> int:
     """The GPUs of this machine, or the cores that this process may use."""
     import torch
 
-    return torch.cuda.device_count() or len(os.sched_getaffinity(0))
+    return torch.cuda.device_count() or len(own_cores())
 
 
 def summary(measured: JsonObject) -> JsonObject:

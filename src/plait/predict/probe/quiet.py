@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from plait.systems import own_cores
+
 BUSY: Final = 0.1
 """The part of the cores from which other processes count."""
 ATTEMPTS: Final = 2
@@ -42,7 +44,7 @@ class Moment:
 
 def now() -> Moment | None:
     """The counts of this moment; None where the system has none."""
-    cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    cores = {f"cpu{number}" for number in own_cores()}
     try:
         lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     except OSError:
