@@ -21,6 +21,7 @@ from plait.engine.draws_of_updates import DrawsOfUpdates
 from plait.engine.group_counts import RATE, GroupCounts, rates_of, set_rates
 from plait.engine.loss import LossSum, LossTotals
 from plait.engine.one_pass import OnePass
+from plait.engine.state.own_counts import OwnCounts
 from plait.engine.sums import (
     LOSS_DIVISOR,
     NUM_TOTALS,
@@ -55,6 +56,7 @@ class Update:
     Attributes:
         optimizer: the optimizer of this rank's pieces.
         counts: the numbers that the optimizer changes in its groups.
+        own_counts: the counts that it keeps in attributes of its own.
         clip_grad_norm: the largest norm of the gradient; None does not clip.
         loss_copies: ranks of the tensor axis that compute each sample's loss.
     """
@@ -81,6 +83,7 @@ class Update:
         self._weight = None if split is None else split.weight
         self.optimizer = optimizer
         self.counts = GroupCounts(optimizer, has_schedule=learning_rate is not None)
+        self.own_counts = OwnCounts(optimizer)
         self._by_hand = StepByHand(optimizer)
         self._draws = DrawsOfUpdates(seed, self.device, strategy.pieces)
         self.clip_grad_norm = clip_grad_norm

@@ -91,6 +91,41 @@ class Counting(torch.optim.SGD):
         self.state["k"] = torch.zeros(1)  # type: ignore[index]  # no parameter's
 
 
+class WarmedUp(torch.optim.SGD):
+    """Counts its steps in an attribute, as StableSPAM does, and warms up by them."""
+
+    def __init__(self, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(params, lr=0.1)
+        self.total_step = 0
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # no closure here
+        """One step with a rate of its number."""
+        self.total_step += 1
+        for group in self.param_groups:
+            group["lr"] = 0.1 * min(1.0, self.total_step / 10)
+        super().step()
+
+
+class Computing(torch.optim.SGD):
+    """Has numbers in attributes that each step computes again."""
+
+    def __init__(self, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(params, lr=0.1)
+        self.rate, self.limit, self.is_first = 0.0, 10, True
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # no closure here
+        """One step with a rate that its group's count says."""
+        group = self.param_groups[0]
+        group["step"] = group.get("step", 0) + 1
+        self.rate = min(group["step"], self.limit) / 10
+        group["lr"] = 0.1 * self.rate
+        if self.is_first:
+            self.is_first = False
+        super().step()
+
+
 class WithWhole(torch.optim.SGD):
     """Keeps the state of a whole matrix, of which its groups have parts, as Muon does."""
 
@@ -108,6 +143,8 @@ TOLD: dict[str, tuple[Callable[..., Any], str]] = {
     "another": (lambda params: AroundAnother(_adamw(params)), "a AdamW in its attribute 'inner'"),
     "several": (lambda params: Several(_adamw(params)), "a AdamW in its attribute 'parts'"),
     "a count": (Counting, "'k' in its state, which is no parameter's"),
+    "a count of steps": (WarmedUp, "a count in its attribute 'total_step'"),
+    "a count in whole tensors": (plait.WholeTensors(WarmedUp), "in its attribute 'total_step'"),
     "an average of slow weights": (plait.AveragedWeights(SlowWeights), "attribute 'slow'"),
 }
 SILENT: dict[str, Callable[..., Any]] = {
@@ -116,6 +153,7 @@ SILENT: dict[str, Callable[..., Any]] = {
     "views of parameters, and itself": WithViews,
     "parts whose state it has": InParts,
     "a whole matrix": WithWhole,
+    "numbers computed again": Computing,
     "muon": lambda params: Muon(params, Train()),
     "an average": plait.AveragedWeights(_adamw),
     "whole tensors": plait.WholeTensors(_adamw),

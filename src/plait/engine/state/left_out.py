@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from plait.engine.state.own_counts import OwnCounts
 from plait.engine.whole_tensors import WholeOptimizer
 from plait.torch_internals import storage_key
 
@@ -21,14 +22,17 @@ HELD = ("state", "param_groups", "defaults")
 """Attributes of every optimizer, of which a checkpoint holds the first two."""
 
 
-def warn_of_what_is_left_out(optimizer: torch.optim.Optimizer) -> None:
+def warn_of_what_is_left_out(optimizer: torch.optim.Optimizer, counts: OwnCounts) -> None:
     """Tell which attribute of an optimizer holds what checkpoints leave out."""
     left_out = _left_out(optimizer)
+    if left_out is None and (name := counts.changed()) is not None:
+        left_out = f"a count in its attribute '{name}', which its steps change"
     if left_out is not None:
         warnings.warn(
             f"{type(optimizer).__name__} keeps {left_out}, and checkpoints and recovery hold "
-            "optimizer.state[param] alone: a run that goes on begins it again, and its losses "
-            "differ; keep what a step needs in optimizer.state[param]",
+            "optimizer.state[param] and the numbers of its groups alone: a run that goes on begins "
+            "it again, and its losses may differ; keep what a step needs in "
+            "optimizer.state[param], or a count in its group, as group['step']",
             stacklevel=2,
         )
 

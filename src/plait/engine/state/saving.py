@@ -247,7 +247,7 @@ def saved_buffers(state: TrainingState) -> Iterator[Shard]:
 
 
 def _saved_optimizer(state: TrainingState) -> Iterator[Shard]:
-    warn_of_what_is_left_out(state.update.optimizer)
+    warn_of_what_is_left_out(state.update.optimizer, state.update.own_counts)
     for piece, shard in _counted(state):
         replicas = piece.replicas
         for key, tensor in _kept_by_optimizer(state, piece):
