@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Final, Generic, TypeVar
 
 import torch
@@ -98,6 +99,9 @@ class LossFollower(TorchFunctionMode, Generic[Kind]):
     def look(self, call: TorchCall[Kind]) -> None:
         """Note what a function of torch made of tensors [B, ...] of some kinds."""
 
+    def look_at_all(self, call: TorchCall[Kind]) -> None:
+        """Note what a function of torch made of any tensors that are not mixed, or of none."""
+
     def look_at_mixed(self, mixed: str, call: TorchCall[Kind]) -> str:
         """The function that results of mixed tensors are mixed by: the same, or a surer one."""
         return mixed
@@ -132,14 +136,16 @@ class LossFollower(TorchFunctionMode, Generic[Kind]):
             mixed = self._mixed_by((args, named))
             kinds = [] if mixed else self._kinds((args, named))
         result = function(*args, **named)
-        if (mixed or kinds) and not isinstance(function, type):
+        if not isinstance(function, type):
             with torch._C.DisableTorchFunction():
                 call = TorchCall(_name(function), args, named, kinds, _tensors_of(result))
                 if mixed:
                     mixed = self.look_at_mixed(mixed, call)
                     self.note_mixed(args[0] if call.name == "setitem" else result, mixed)
-                else:
+                    return result
+                if kinds:
                     self.look(call)
+                self.look_at_all(call)
         return result
 
     def _mixed_by(self, given: PyTree) -> str:
@@ -162,6 +168,14 @@ class LossFollower(TorchFunctionMode, Generic[Kind]):
         """The tensors among the arguments that are of a kind, in their order."""
         kinds = ((leaf, self.known.get(leaf)) for leaf in _tensors_of(given))
         return [(leaf, kind) for leaf, kind in kinds if kind is not None]
+
+
+def is_of_a_distribution(frame: FrameType | None) -> bool:
+    """Whether code of torch.distributions made a call, behind the modes that see it."""
+    while frame is not None and frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back
+    module = "" if frame is None else str(frame.f_globals.get("__name__", ""))
+    return module.startswith("torch.distributions.")
 
 
 def _tensors_of(given: PyTree) -> list[Tensor]:

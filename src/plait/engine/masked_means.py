@@ -23,6 +23,7 @@ from plait.batch_trees import leaves_of
 from plait.engine.loss import LossFunction
 from plait.engine.mixed_losses import MixedSamples
 from plait.engine.mixed_positions import MixedPositions
+from plait.engine.neighbours import Neighbours
 from plait.engine.sample_sums import SampleSums
 from plait.engine.target_means import TargetMeans
 from plait.engine.uneven_means import UnevenMeans
@@ -74,18 +75,19 @@ class MaskedMeanCheck:
         if not self._looks or is_recorded():
             return self._noted(self._function(output, targets))
         mixed = MixedSamples(output, targets)
+        beside = Neighbours(output, targets)
         sums = SampleSums(output, targets)
         over_targets = TargetMeans(output, targets, sums)
         uneven = UnevenMeans(output, targets, cuts_sequences=self.sequences > 1)
         along = MixedPositions(output, targets) if self.sequences > 1 else nullcontext()
-        with without_compiling(), uneven as means, over_targets, sums, mixed, along:
+        with without_compiling(), uneven as means, over_targets, sums, mixed, beside, along:
             loss = self._function(output, targets)
         self._looks -= 1
         self._looked_at(loss)
         self._ignored |= {mean.ignored for mean in over_targets.means}
         if not over_targets.reads_targets and _has_minus_ones(targets):
             self._ignored.add(MINUS_ONE)
-        if self._cuts_samples and (found := mixed.found(loss)):
+        if self._cuts_samples and (found := mixed.found(loss) or beside.found(loss)):
             self._end()
             self._warn_of_mixed_samples(found)
         elif isinstance(along, MixedPositions) and (found := along.found(loss)):

@@ -14,10 +14,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from plait.engine.chosen_samples import (
-    classes_are_samples,
+    OwnPlaces,
     einsum_mixes,
     selects_by_a_mask,
+    stacks_first,
     takes_a_statistic,
+    takes_one,
+    takes_several,
 )
 from plait.engine.loss_follower import CURVED, LIMITS, LossFollower, TorchCall
 from plait.engine.norms import is_root, is_square, order_of_norm
@@ -80,6 +83,9 @@ LOGARITHMS: Final = ("LogBackward", "LogsumexpBackward")
 ENTRIES: Final = frozenset({"getitem", "select", "unbind"})
 """Functions whose numbers are entries, such as the label of one sample."""
 
+GUARDS: Final = frozenset({"isfinite", "isnan", "isinf"})
+"""Functions that ask for a fault, which no loss should have."""
+
 COMPARISONS: Final = frozenset({"lt", "le", "gt", "ge", "less", "greater"})
 
 DIVISIONS: Final = frozenset({"div", "divide", "truediv", "true_divide", "itruediv", "idiv"})
@@ -131,6 +137,7 @@ class MixedSamples(LossFollower[_Kind]):
     def __init__(self, output: PyTree, targets: PyTree) -> None:
         super().__init__()
         self._subtracts = False
+        self._places = OwnPlaces()
         given = [one for one in tree_leaves((output, targets)) if isinstance(one, Tensor)]
         given = [one for one in given if not isinstance(one, nn.Parameter)]
         shaped = [one for one in given if one.dim() and not one.is_nested]
@@ -147,6 +154,11 @@ class MixedSamples(LossFollower[_Kind]):
         if any(self.known.get(one) is _Kind.ROOT and one.requires_grad for one in tensors):
             return "root or norm"
         return super().found(loss)
+
+    def look_at_all(self, call: TorchCall[_Kind]) -> None:
+        """Note places in the batch that the loss makes, and samples that are told by theirs."""
+        if self._places.tell(call, call.of(_Kind.SAMPLES, _Kind.TURNED)):
+            self.note_mixed(call.made, call.name)
 
     def look(self, call: TorchCall[_Kind]) -> None:
         """Note what a function makes of samples [B, ...], which it may mix."""
@@ -173,8 +185,8 @@ def _kind_of(call: TorchCall[_Kind], made: Tensor) -> _Kind | None:
         return _Kind.STATISTIC
     if call.name in EXTREMES and samples and _is_along_samples(call, samples[0]):
         return _Kind.EXTREME
-    if not call.of(_Kind.SAMPLES, _Kind.TURNED):
-        return call.kind
+    if call.name in GUARDS or not call.of(_Kind.SAMPLES, _Kind.TURNED):
+        return None if call.name in GUARDS else call.kind
     if not made.dim():
         return None if call.name in ENTRIES else _Kind.LOSS
     return _kind_of_rows(call, made)
@@ -194,12 +206,12 @@ def _kind_of_one_number(call: TorchCall[_Kind], made: Tensor) -> _Kind | None:
 def _kind_of_rows(call: TorchCall[_Kind], made: Tensor) -> _Kind | None:
     """Which dim of a result [...] is that of samples, if any."""
     samples, turned = call.of(_Kind.SAMPLES), call.of(_Kind.TURNED)
-    if samples and (_takes_one(call) or _stacks_first(call)):
+    if samples and (takes_one(call) or stacks_first(call)):
         return None
     if len(samples) == 1 and _moves_first(call, samples[0], made):
         return _Kind.TURNED
     is_whole = bool(samples) and len(made) > 0 and len(made) % len(samples[0]) == 0
-    if is_whole or selects_by_a_mask(call, samples):
+    if is_whole or selects_by_a_mask(call, samples) or (samples and takes_several(call, made)):
         return _Kind.SAMPLES
     if call.name in TURNS and turned:
         return _Kind.SAMPLES if made.dim() == 2 else None
@@ -226,17 +238,15 @@ def _mixes(call: TorchCall[_Kind], made: Tensor) -> bool:
         return True
     if call.name in COMPARISONS and any(one.requires_grad for one in call.of(*OF_ALL)):
         return True
-    if call.kind in OF_ALL and call.first.dim() and _bends(call):
+    if call.kind in OF_ALL and call.first.dim() and (_bends(call) or call.name in DEVIATIONS):
         return made.requires_grad
     is_sum = not made.dim() and order_of_norm(call.name, call.args, call.named) == 1
     return not (is_sum or _is_root(call, made)) and _mixes_samples(call, made)
 
 
 def _compares_what_is_chosen(call: TorchCall[_Kind]) -> bool:
-    """Whether samples get a statistic of all, as the number of each one's class, or are classes."""
+    """Whether samples get a statistic of all, as the number of each one's class."""
     samples, statistics = call.of(_Kind.SAMPLES), call.of(_Kind.STATISTIC)
-    if call.kind in (_Kind.SAMPLES, _Kind.TURNED) and classes_are_samples(call, samples):
-        return True
     is_looked_up = call.name == "getitem" and call.kind is _Kind.STATISTIC
     return bool(samples) and (is_looked_up or takes_a_statistic(call, statistics))
 
@@ -350,20 +360,6 @@ def _moves_first(call: TorchCall[_Kind], source: Tensor, made: Tensor) -> bool:
         index = call.args[1]
         return (index[0] if isinstance(index, tuple) and index else index) is None
     return call.name == "unsqueeze" and made.shape[0] == 1 < source.shape[0]
-
-
-def _takes_one(call: TorchCall[_Kind]) -> bool:
-    """Whether a function gives samples one by one, or one of them."""
-    dim = call.args[1] if len(call.args) > 1 else 0
-    if call.name in ("unbind", "select"):
-        return dim == 0
-    first = dim[0] if isinstance(dim, tuple) and dim else dim
-    return call.name == "getitem" and isinstance(first, int) and not isinstance(first, bool)
-
-
-def _stacks_first(call: TorchCall[_Kind]) -> bool:
-    """Whether a function puts a dim of its tensors, as of several heads, before the samples."""
-    return call.name == "stack" and call.argument("dim") in (None, 0)
 
 
 def _is_along_samples(call: TorchCall[_Kind], source: Tensor) -> bool:

@@ -5,6 +5,7 @@ One number counts as the mean over the samples. A sum is then divided by the par
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from plait.engine.loss_follower import is_of_a_distribution
 from plait.engine.norms import is_square, order_of_norm
 from plait.engine.notes import Notes
 from plait.values import PyTree
@@ -71,6 +73,7 @@ class SampleSums(TorchFunctionMode):
         self._mask_versions = Notes[int]()
         self._sizes: set[int] = set()
         self._is_turned = False
+        self._has_shapes = False  # of a distribution, which tells them
         self._knows_sizes = _has_lists((output, targets))
         for leaf in given:
             self._undivided.add(leaf, True)
@@ -106,10 +109,11 @@ class SampleSums(TorchFunctionMode):
         is_sum = any(leaf in self._sums for leaf in given_tensors)
         result = function(*args, **named)
         name = getattr(function, "__name__", "").strip("_")
-        if _gives_entries(name, args, named) or _reads_a_size(name, result):
-            self._knows_sizes = True
+        is_inside = is_of_a_distribution(sys._getframe(1))
+        self._note_sizes(name, args, named, result, is_inside)
         self._follow_undivided(name, given_tensors, result)
         scales = name in SCALES and not self._knows_sizes and _has_one_tensor(args)
+        scales = scales and not (self._has_shapes and self._is_by_samples(args))
         keeps_sums = name in KEEP_SUMS or scales
         if is_sum and not keeps_sums and isinstance(result, Tensor):
             self._sums.discard(result)  # divided in place
@@ -118,7 +122,8 @@ class SampleSums(TorchFunctionMode):
             is_dot = name in SUMS_OF_PRODUCTS and _is_one_number(result, given_tensors)
             with torch._C.DisableTorchFunction():
                 if name in AVERAGES:
-                    averages = self._averages(name, args, named, result)
+                    is_by_its_scale = is_inside and name in DIVISIONS
+                    averages = not is_by_its_scale and self._averages(name, args, named, result)
                 else:
                     is_product = is_dot or name in PRODUCTS
                     averages = is_product and self._weighs(given_tensors, result)
@@ -146,6 +151,24 @@ class SampleSums(TorchFunctionMode):
                     given_tensors[0]
                 )  # what changes the data counts no version
         return result
+
+    def _note_sizes(
+        self, name: str, args: Sequence[Any], named: Mapping[str, Any], result: PyTree, inside: bool
+    ) -> None:
+        """Note that a function gives entries or a size; `inside` of a distribution it does not."""
+        reads = _reads_a_size(name, result)
+        self._has_shapes = self._has_shapes or (reads and inside)
+        if _gives_entries(name, args, named) or (reads and not inside):
+            self._knows_sizes = True
+
+    def _is_by_samples(self, args: Sequence[Any]) -> bool:
+        """Whether a number of a product or quotient is a multiple of the samples, or its inverse.
+
+        A distribution's `batch_shape` has their number.
+        """
+        (number,) = (abs(one) for one in args if isinstance(one, int | float))
+        times = max(number, 1 / number)
+        return any(round(times) % size == 0 for size in self._sizes)
 
     def _note_entries(
         self, name: str, args: Sequence[Any], given_tensors: Sequence[Tensor], result: PyTree
@@ -217,8 +240,11 @@ class SampleSums(TorchFunctionMode):
         It may where weights are outputs too, or may have been divided by the samples.
         """
         factors = [leaf for leaf in given_tensors if self._is_factor(leaf)]
-        if not factors or not isinstance(result, Tensor):
+        if not isinstance(result, Tensor):
             return True
+        if not factors:
+            is_by_a_number = len(given_tensors) < 2
+            return is_by_a_number or self._knows_sizes or any(map(_adds_up_to_one, given_tensors))
         if self._knows_sizes and not all(leaf in self._undivided for leaf in factors):
             return True
         if all(map(self._is_mask, factors)):
@@ -263,6 +289,14 @@ class SampleSums(TorchFunctionMode):
                     self._averaged.add(leaf, True)
             elif adds_up:
                 self._sums.add(leaf, True)
+
+
+def _adds_up_to_one(numbers: Tensor) -> bool:
+    """Whether numbers [B, ...] may weigh samples: in all or in a column they add up to one."""
+    with torch.no_grad():
+        of_columns = numbers.sum(0, dtype=torch.float64) if numbers.dim() else numbers
+        are_one = (of_columns - 1).abs() < CLOSE
+        return bool(are_one.any()) or abs(float(of_columns.sum()) - 1) < CLOSE
 
 
 def _has_rows(output: Tensor, rows: Collection[int]) -> bool:
