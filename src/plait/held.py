@@ -1,16 +1,63 @@
-"""Tensors that values hold: in lists, in dictionaries, and inside objects of any kind."""
+"""Tensors and tables that values hold: in lists, in dictionaries, inside objects of any kind."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from plait.values import PyTree
+
+Table = list[Any] | dict[Any, Any]
+_HOLD_NONE = (Tensor, str, int, float, type(None), type, ModuleType, nn.Module)
+
+
+class TableEntries:
+    """The entries that some lists and dictionaries hold now, to be put back later."""
+
+    def __init__(self, tables: Iterable[Table]) -> None:
+        self._held = [(one, [*one] if isinstance(one, list) else dict(one)) for one in tables]
+
+    def now(self) -> TableEntries:
+        """The entries of the same lists and dictionaries by now."""
+        return TableEntries(table for table, _ in self._held)
+
+    def put_back(self) -> None:
+        """Let each hold that alone. What it holds already is not written."""
+        for table, held in self._held:
+            if isinstance(table, list):
+                if list(map(id, table)) != list(map(id, held)):
+                    table[:] = held
+            elif isinstance(held, dict):
+                for name in [name for name in table if name not in held]:
+                    del table[name]
+                for name, one in held.items():
+                    if name not in table or table[name] is not one:
+                        table[name] = one
+
+
+def tables_of(values: Iterable[object]) -> Iterator[Table]:
+    """The lists, dictionaries and tables of attributes in values, and in objects among them.
+
+    Modules and what they hold are left out.
+    """
+    seen: dict[int, object] = {}
+    left = [*values]
+    while left:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, _HOLD_NONE):
+            continue
+        seen[id(one)] = one
+        if isinstance(one, (list, dict)):
+            yield one
+        if hasattr(one, "__dict__"):
+            yield vars(one)
+        left.extend(held_by(one))
 
 
 def held_tensors(values: PyTree) -> Iterator[Tensor]:

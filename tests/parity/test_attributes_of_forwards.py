@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -79,12 +81,58 @@ class Warming(nn.Module):
         return self.head(x) * len(self.seen) / (1 + self.calls)
 
 
+class Collecting(nn.Module):
+    """Logits of what the first layer gave, which a hook notes; the first forward registers it, as
+    those of `transformers` do.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.head = nn.Linear(WIDTH, 32)
+        self.has_hooks = False
+        self.tables: dict[str, int] = {}
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if not self.has_hooks:
+            for layer in self.layers:
+                layer.register_forward_hook(_collect)
+            self.has_hooks = True
+        self.tables["forwards"] = self.tables.get("forwards", 0) + 1
+        x = self.embed(ids)
+        given: list[Tensor] = []
+        with collected(given):
+            for layer in self.layers:
+                x = layer(x).tanh()
+        return self.head(x + given[1]) * self.tables["forwards"]
+
+
+COLLECTED: ContextVar[list[Tensor] | None] = ContextVar("COLLECTED", default=None)
+
+
+@contextmanager
+def collected(given: list[Tensor]) -> Iterator[None]:
+    """Hooks add what layers give to this list."""
+    token = COLLECTED.set(given)
+    try:
+        yield
+    finally:
+        COLLECTED.reset(token)
+
+
+def _collect(module: nn.Module, inputs: object, given: Tensor) -> None:
+    noted = COLLECTED.get()
+    if noted is not None:
+        noted.append(given)
+
+
 def batch() -> tuple[Tensor, Tensor]:
     ids = torch.randint(0, 32, (4, LENGTH + 1), generator=torch.Generator().manual_seed(1))
     return ids[:, :-1], ids[:, 1:]
 
 
-def on_rank(world: World, plan: str, model: Warming) -> tuple[list[float], int, Tensor]:
+def on_rank(world: World, plan: str, model: nn.Module) -> tuple[list[float], dict[str, Any]]:
     engine = build(
         copy.deepcopy(model),
         f"{plan} precision:float64",
@@ -95,10 +143,11 @@ def on_rank(world: World, plan: str, model: Warming) -> tuple[list[float], int, 
     axis = world.axis("dp")
     share = [part.tensor_split(axis.size)[axis.rank] for part in batch()]
     losses_of_steps = [engine.step((share[0], share[1]), trace=False).loss for _ in range(3)]
-    return losses_of_steps, engine.model.calls, engine.model.turns
+    names = ("calls", "turns")
+    return losses_of_steps, {name: getattr(engine.model, name, None) for name in names}
 
 
-def one_device(model: Warming) -> list[float]:
+def one_device(model: nn.Module) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, targets = batch()
     found = []
@@ -116,7 +165,16 @@ def test_forwards_of_the_build_leave_attributes_as_they_were(ranks: Run, plan: s
     torch.manual_seed(0)
     model = Warming().double()
     expected = one_device(copy.deepcopy(model))
-    for found, calls, turns in ranks(Plan.parse(plan).world_size, on_rank, plan, model, plan=plan):
+    for found, left in ranks(Plan.parse(plan).world_size, on_rank, plan, model, plan=plan):
         assert found == pytest.approx(expected, rel=TOLERANCE)
-        assert calls == 3
-        torch.testing.assert_close(turns, model.turns)
+        assert left["calls"] == 3
+        torch.testing.assert_close(left["turns"], model.turns)
+
+
+@pytest.mark.parametrize("plan", ["dp2:zero3", "tp2", "tp4:2d", "pp3 mb1"])
+def test_hooks_that_the_first_forward_registers_are_there_once(ranks: Run, plan: str) -> None:
+    torch.manual_seed(0)
+    model = Collecting().double()
+    expected = one_device(copy.deepcopy(model))
+    for found, _ in ranks(Plan.parse(plan).world_size, on_rank, plan, model, plan=plan):
+        assert found == pytest.approx(expected, rel=TOLERANCE)

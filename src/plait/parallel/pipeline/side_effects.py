@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from plait.held import TableEntries
 from plait.values import PyTree
 
 _OF_MODULES = frozenset({"_parameters", "_buffers", "_modules"})
@@ -133,19 +134,18 @@ def changed_values(
 
 @contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Leave the attributes of all modules as they were, whatever a forward puts there."""
+    """Leave the attributes of all modules as they were, whatever a forward puts there.
+
+    Lists and dictionaries get their entries back. Hooks are such entries: a forward may register
+    them once and note that in an attribute.
+    """
     tables = [table for module in model.modules() for table in (vars(module), module._buffers)]
-    before = [dict(table) for table in tables]
-    lists = [(one, [*one]) for table in before for one in table.values() if type(one) is list]
+    inside = [one for table in tables for one in table.values() if isinstance(one, (list, dict))]
+    kept = TableEntries([*tables, *inside])
     try:
         yield
     finally:
-        for table, values in zip(tables, before, strict=True):
-            for name in [name for name in table if name not in values]:
-                del table[name]
-            table.update(values)
-        for one, items in lists:
-            one[:] = items
+        kept.put_back()
 
 
 def is_real_number(tensor: Tensor) -> bool:
