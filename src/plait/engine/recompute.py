@@ -23,6 +23,7 @@ from torch.utils.checkpoint import (
 from plait import products
 from plait.engine.state.buffers import Again, Buffers, Context, First
 from plait.engine.state.counters import FirstCounts, RepeatedCounts
+from plait.engine.state.given import AsGiven
 from plait.errors import ModelError, PlanError, nearest
 from plait.forwards import give_forward
 from plait.parallel.tensor import TensorSplit
@@ -127,7 +128,7 @@ def _checkpointed(
         early_stop=not has_hooks_that_always_run(block),  # an early stop would pass them by
     )
 
-    def repeating() -> tuple[Context, Context]:
+    def repeating(*given: PyTree) -> tuple[Context, Context]:
         inner, inner_again = contexts()
         if layers is not None:
             inner_again = layers.repeated(inner_again)
@@ -136,11 +137,12 @@ def _checkpointed(
             inner, inner_again = first, Again(buffers, first, inner_again)
         counts = FirstCounts(inner, block)
         draws = FirstDraws(counts, block)
-        return draws, RepeatedDraws(draws, RepeatedCounts(counts, inner_again))
+        again = RepeatedDraws(draws, RepeatedCounts(counts, inner_again))
+        return draws, AsGiven(given, again)
 
     def recomputing(*args: PyTree, **kwargs: PyTree) -> PyTree:
         is_eager = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        context_fn = repeating if is_eager else contexts
+        context_fn = functools.partial(repeating, *args, *kwargs.values()) if is_eager else contexts
         return checkpointed(*args, context_fn=context_fn, **kwargs)
 
     return recomputing
