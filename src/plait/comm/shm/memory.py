@@ -153,14 +153,18 @@ class MappedMemory(Uncopied):
         base = torch.frombuffer(mapping, dtype=torch.uint8).data_ptr()
         segment = Segment(self._next_number, descriptor, num_bytes, weakref.ref(mapping), base)
         self._next_number += 1
+        if base not in self._segments:
+            bisect.insort(self._bases, base)
         self._segments[base] = segment
-        bisect.insort(self._bases, base)
         weakref.finalize(mapping, self._unmap, base, descriptor)
         return mapping, segment
 
     def _unmap(self, base: int, descriptor: int) -> None:
-        del self._segments[base]
-        self._bases.remove(base)
+        """Forget a segment, unless another thread got one at its address before this was told."""
+        segment = self._segments.get(base)
+        if segment is not None and segment.descriptor == descriptor:
+            del self._segments[base]
+            self._bases.remove(base)
         os.close(descriptor)
 
 

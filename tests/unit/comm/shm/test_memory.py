@@ -89,3 +89,11 @@ def test_staging_lends_the_last_returned_block_first():
     assert staging.borrow(4000, torch.uint8).tensor.data_ptr() == address
     assert memory.place(staging.borrow(100_000, torch.float64).tensor) is not None
     assert staging.borrow(0, torch.float32).tensor.numel() == 0
+
+
+def test_a_segment_stays_where_another_one_ended_at_its_address() -> None:
+    """The system may give an address to one thread before another is told of its end."""
+    memory = MappedMemory()
+    tensor = memory.empty(4, torch.float32)
+    memory._unmap(memory._bases[0], os.open(os.devnull, os.O_RDONLY))
+    assert memory.place(tensor) is not None
