@@ -5,6 +5,7 @@ Where one is gone, this file and its test are where to look.
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
@@ -73,11 +74,15 @@ _WITHOUT: list[int] = []  # the threads within `without_compiling`
 def without_compiling() -> Iterator[None]:
     """A context in which compiled functions run as they were written.
 
-    A process that has not loaded the compiler does not load it for this. The stance of torch is one
-    for the process: the last of several threads restores it.
+    A process that has not loaded the compiler does not load it for this. One that loads it inside
+    runs functions as they were written, too. The stance of torch is one for the process: the last
+    of several threads restores it.
     """
     with _STANCE_LOCK:
-        if not _WITHOUT and _COMPILER in sys.modules:
+        compiler = sys.modules.get(_COMPILER)
+        if compiler is None or getattr(compiler.__spec__, "_initializing", False):
+            _await_compiler()
+        elif not _WITHOUT:
             _STANCE.enter_context(torch.compiler.set_stance("force_eager"))
         _WITHOUT.append(threading.get_ident())
     try:
@@ -87,6 +92,18 @@ def without_compiling() -> Iterator[None]:
             _WITHOUT.remove(threading.get_ident())
             if not _WITHOUT:
                 _STANCE.close()
+
+
+@functools.cache
+def _await_compiler() -> None:
+    """Have a compiler that is loaded inside of `without_compiling` keep out, too."""
+
+    def keep_out() -> None:
+        with _STANCE_LOCK:
+            if _WITHOUT:
+                _STANCE.enter_context(torch.compiler.set_stance("force_eager"))
+
+    when_loaded(_COMPILER, keep_out)
 
 
 _COMPILER = "torch._dynamo"

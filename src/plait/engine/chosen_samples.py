@@ -38,23 +38,30 @@ class OwnPlaces:
     def __init__(self) -> None:
         self._made = Notes[bool]()
 
-    def tell(self, call: TorchCall[Any], samples: list[Tensor]) -> bool:
+    def tell(self, call: TorchCall[Any], samples: list[Tensor], turned: list[Tensor]) -> bool:
         """Whether samples [B, ...] are told by their places: as classes, or by a weight of each.
 
-        The results of a call that makes such numbers are noted.
+        Another dim may be that of samples in `turned`; classes alone are looked at there. The
+        results of a call that makes such numbers are noted.
         """
         if has_function_transforms():  # numbers are not read inside torch.func.vmap
             return False
         given = call.tensors()
         of_places = [one for one in given if one in self._made]
-        if call.name in FACTORIES or (given and len(of_places) == len(given) and _derives(call)):
+        if _counts_places(call) or (given and len(of_places) == len(given) and _derives(call)):
             for made in call.made:
                 self._made.add(made, True)
-        if call.name in OF_CLASSES and any(given[0] is one for one in samples):
+        if call.name in OF_CLASSES and any(given[0] is one for one in (*samples, *turned)):
             classes = call.argument("target")
             return any(classes is one and _are_classes(given[0], one) for one in of_places)
         pairs = ((place, one) for place in of_places for one in samples)
         return call.name in PRODUCTS and any(_weighs(*pair) for pair in pairs)
+
+
+def _counts_places(call: TorchCall[Any]) -> bool:
+    """Whether a function makes numbers that go up from place to place."""
+    is_list = call.name in ("tensor", "as_tensor") and isinstance(call.argument("data", 0), range)
+    return is_list or call.name in FACTORIES
 
 
 def _derives(call: TorchCall[Any]) -> bool:
@@ -70,10 +77,15 @@ def _are_classes(logits: Tensor, classes: Tensor) -> bool:
 
 
 def _weighs(places: Tensor, samples: Tensor) -> bool:
-    """Whether numbers [B] or [B, 1, ...] are another weight for each place of samples [B, ...]."""
-    if places.dim() != samples.dim() or not places.dim() or len(places) != len(samples):
+    """Whether numbers [B] or [B, 1, ...] are another weight for each place of samples [B, ...].
+
+    Weights that repeat themselves, as the signs of pairs, are those of places in a block.
+    """
+    rows = len(places) if places.dim() else 0
+    if places.dim() != samples.dim() or rows != len(samples) or places.numel() != rows or rows < 3:
         return False
-    return len(places) > 1 and places.numel() == len(places) and bool((places != places[:1]).any())
+    steps = (step for step in range(1, rows // 2 + 1) if rows % step == 0)
+    return not any(torch.equal(places[:-step], places[step:]) for step in steps)
 
 
 def takes_several(call: TorchCall[Any], made: Tensor) -> bool:

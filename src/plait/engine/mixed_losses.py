@@ -157,7 +157,7 @@ class MixedSamples(LossFollower[_Kind]):
 
     def look_at_all(self, call: TorchCall[_Kind]) -> None:
         """Note places in the batch that the loss makes, and samples that are told by theirs."""
-        if self._places.tell(call, call.of(_Kind.SAMPLES, _Kind.TURNED)):
+        if self._places.tell(call, call.of(_Kind.SAMPLES), call.of(_Kind.TURNED)):
             self.note_mixed(call.made, call.name)
 
     def look(self, call: TorchCall[_Kind]) -> None:

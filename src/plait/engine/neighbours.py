@@ -7,10 +7,11 @@ of: they may stay whole in each part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -46,18 +47,53 @@ KEEPING: Final = frozenset(
 
 PARTS: Final = frozenset({"chunk", "split", "tensor_split", "unbind"})
 
+COPIES: Final = frozenset({"detach", "clone", "contiguous", "to", "float", "double"})
+"""Functions whose results are the numbers that they got."""
+
+Places = np.ndarray[Any, np.dtype[np.int64]]
+
 
 @dataclass(frozen=True)
 class Rows:
     """The samples that the rows of a tensor [...] are of.
 
     Attributes:
-        samples: the places in the batch of the samples that each row was computed of.
+        first: the first place in the batch of the samples that each row was computed of, [rows].
+        last: the last one, [rows].
         is_one: whether the tensor is a row itself, and has no dim of rows.
     """
 
-    samples: tuple[frozenset[int], ...]
+    first: Places
+    last: Places
     is_one: bool = False
+
+    @property
+    def are_mixed(self) -> bool:
+        """Whether a row was computed of several samples."""
+        return self.first is not self.last and bool((self.first != self.last).any())
+
+    def at(self, places: Any) -> Rows:
+        """The samples of some rows, or of rows in another order."""
+        first = np.atleast_1d(self.first[places])
+        last = first if self.last is self.first else np.atleast_1d(self.last[places])
+        return Rows(first, last, is_one=np.ndim(self.first[places]) == 0)
+
+    def equals(self, other: Rows) -> bool:
+        """Whether each row is of the same samples as that of others, or as their only one."""
+        if self.first is other.first and self.last is other.last:
+            return True
+        return bool((self.first == other.first).all() and (self.last == other.last).all())
+
+
+def together(sides: list[Rows]) -> Rows:
+    """The rows of what is computed of tensors side by side; those with one row meet each other."""
+    most = max(sides, key=lambda rows: len(rows.first))
+    if all(rows.equals(most) for rows in sides):
+        return most
+    first, last = most.first, most.last
+    for rows in sides:
+        first, last = np.minimum(first, rows.first), np.maximum(last, rows.last)
+    return Rows(first, last)
 
 
 class Neighbours(LossFollower[Rows]):
@@ -65,12 +101,12 @@ class Neighbours(LossFollower[Rows]):
 
     def __init__(self, output: PyTree, targets: PyTree) -> None:
         super().__init__()
-        rows = next((len(one) for one in _with_rows(targets)), 0)
-        whole = Rows(tuple(frozenset({place}) for place in range(rows)))
-        self._size = rows
-        for leaf in _with_rows((output, targets)) if 2 < rows <= MOST else ():
-            has_heads = leaf.dim() > 1 and leaf.is_floating_point() and leaf.shape[1] == rows
-            if len(leaf) == rows and not has_heads:
+        self._size = next((len(one) for one in _with_rows(targets)), 0)
+        places = np.arange(self._size)
+        whole = Rows(places, places)
+        for leaf in _with_rows((output, targets)) if self._size > 2 else ():
+            has_heads = leaf.dim() > 1 and leaf.is_floating_point() and leaf.shape[1] == len(places)
+            if len(leaf) == len(places) and not has_heads:
                 self.known.add(leaf, whole)
 
     def look(self, call: TorchCall[Rows]) -> None:
@@ -85,54 +121,51 @@ class Neighbours(LossFollower[Rows]):
             self._look_at_several(call)
 
     def _look_at_one(self, call: TorchCall[Rows]) -> None:
-        rows = call.kind
         for made, places in _moved(call):
-            moved = Rows(tuple(rows.samples[place] for place in places), is_one=_takes_one(call))
-            self.known.add(made, moved)
+            self.known.add(made, call.kind.at(places))
         if call.name not in KEEPING or _is_along(call) or not call.made:
             return
-        made = call.made[0]
-        if call.name in CURVED and any(len(one) > 1 for one in rows.samples):
-            self._meet(call, rows.samples)
-        elif made in self.known or rows.is_one or _chooses(call):
+        rows, made = _class_of(call) or call.kind, call.made[0]
+        if call.name in CURVED and rows.are_mixed:
+            self._meet(call, rows)
+        elif made in self.known or _chooses(call) or (rows.is_one and call.name not in COPIES):
             return
-        elif made.dim() and len(made) == len(rows.samples):
+        elif rows.is_one or (made.dim() and len(made) == len(rows.first)):
             self.known.add(made, rows)
 
     def _join(self, call: TorchCall[Rows]) -> None:
         """Note of which samples the rows of several tensors behind each other are."""
-        joined = [one for _, rows in call.kinds for one in rows.samples]
-        if call.made and len(call.made[0]) == len(joined):
-            self.known.add(call.made[0], Rows(tuple(joined)))
+        first = np.concatenate([rows.first for _, rows in call.kinds])
+        last = np.concatenate([rows.last for _, rows in call.kinds])
+        if call.made and len(call.made[0]) == len(first):
+            self.known.add(call.made[0], Rows(first, last))
 
     def _look_at_several(self, call: TorchCall[Rows]) -> None:
         """Look at a function of numbers side by side."""
-        tensors = [tensor for tensor, _ in call.kinds]
-        kinds = [rows for _, rows in call.kinds]
-        are_one = all(rows.is_one for rows in kinds)
-        if are_one and (not tensors[0].dim() or call.name in ("add", "radd")):
+        sides = [rows for _, rows in call.kinds]
+        are_one = all(rows.is_one for rows in sides)
+        if are_one and (not call.first.dim() or call.name in ("add", "radd")):
             return  # a sum of the losses of samples
-        lengths = {len(rows.samples) for rows in kinds if not rows.is_one}
-        if len(lengths) > 1 or not call.made:
+        if not call.made or len({len(rows.first) for rows in sides} - {1}) > 1:
             return
-        number = lengths.pop() if lengths else 1
-        sides = [rows.samples * number if rows.is_one else rows.samples for rows in kinds]
-        samples = tuple(frozenset().union(*each) for each in zip(*sides, strict=True))
-        made = call.made[0]
+        rows, made = together(sides), call.made[0]
         if call.name not in LINEAR:
-            is_equal = all(side == sides[0] for side in sides)
-            if not is_equal or any(len(one) > 1 for one in samples):
-                self._meet(call, samples)
+            is_equal = all(side.equals(sides[0]) for side in sides)
+            if not is_equal or rows.are_mixed:
+                self._meet(call, rows)
                 return
-        if are_one or (made.dim() and len(made) == number):
-            self.known.add(made, Rows(samples, is_one=are_one))
+        if are_one or (made.dim() and len(made) == len(rows.first)):
+            self.known.add(made, rows)
 
-    def _meet(self, call: TorchCall[Rows], samples: Sequence[frozenset[int]]) -> None:
+    def _meet(self, call: TorchCall[Rows], rows: Rows) -> None:
         """Note that samples met, if no blocks of neighbours have them together."""
-        spans = [(min(one), max(one)) for one in samples if one]
-        next_ones = {low for low, high in spans if high == low + 1}
-        is_far = any(2 * (high - low) >= self._size for low, high in spans)
-        if is_far or len(next_ones) == self._size - 1:
+        if not len(rows.first):
+            return
+        order = np.argsort(rows.first, kind="stable")
+        first, last = rows.first[order], np.maximum.accumulate(rows.last[order])
+        is_far = (2 * (rows.last - rows.first) >= self._size).any()
+        is_chain = first[0] == 0 and last[-1] == self._size - 1 and (first[1:] <= last[:-1]).all()
+        if is_far or is_chain:
             self.note_mixed(call.made, call.name)
 
 
@@ -144,36 +177,54 @@ def _with_rows(given: PyTree) -> Iterator[Tensor]:
             yield leaf
 
 
-def _moved(call: TorchCall[Rows]) -> Iterator[tuple[Tensor, list[int]]]:
+def _moved(call: TorchCall[Rows]) -> Iterator[tuple[Tensor, Any]]:
     """The results whose rows stand elsewhere, with the places where they stood."""
     source, rows = call.kinds[0]
     if rows.is_one or call.args[0] is not source:
         return
-    places = torch.arange(len(rows.samples))
-    dim = call.argument("dims" if call.name in ("flip", "roll") else "dim", _place_of_dim(call))
-    dims = [one % source.dim() for one in tree_leaves(dim) if isinstance(one, int)]
-    if call.name in PARTS and dims in ([], [0]):
-        sizes = [1 if call.name == "unbind" else len(one) for one in call.made]
-        yield from zip(call.made, [one.tolist() for one in places.split(sizes)], strict=True)
+    if call.name in PARTS:
+        yield from _parts(call)
         return
-    moved: Tensor | None = None
+    places = np.arange(len(rows.first))
+    moved: Any = None
     if call.name == "getitem" and (index := _chosen(call)) is not None:
         moved = places[index]
-    elif call.name == "index_select" and dims == [0]:
-        moved = places[call.argument("index", 2).cpu()]
-    elif call.name == "flip" and 0 in dims:
-        moved = places.flip(0)
-    elif call.name == "roll" and dims == [0]:
-        moved = places.roll(next(iter(tree_leaves(call.argument("shifts")))))
-    if moved is not None and call.made and moved.dim() < 2:
+    elif call.name == "index_select" and _dims(call, "dim", slice(1, 2)) == [0]:
+        moved = places[_read(call.argument("index", 2))]
+    elif call.name == "narrow" and _dims(call, "dim", slice(1, 2)) == [0]:
+        start, length = int(call.argument("start", 2)), int(call.argument("length", 3))
+        moved = places[start % len(places) :][:length]
+    elif call.name == "flip" and 0 in _dims(call, "dims", slice(1, None)):
+        moved = places[::-1]
+    elif call.name == "roll":
+        dims = _dims(call, "dims", slice(2, 3)) or [0] * (source.dim() == 1)
+        shifts = zip(dims, tree_leaves(call.argument("shifts")), strict=False)
+        turned = [int(shift) for dim, shift in shifts if dim == 0]
+        moved = np.roll(places, turned[0]) if turned else None
+    if moved is not None and call.made and np.ndim(moved) < 2:
         made = call.made[0]
-        if not moved.dim() or (made.dim() and len(made) == len(moved)):
-            yield made, moved.reshape(-1).tolist()
+        if not np.ndim(moved) or (made.dim() and len(made) == len(moved)):
+            yield made, moved
 
 
-def _place_of_dim(call: TorchCall[Rows]) -> int:
-    """The place of the dim among the arguments."""
-    return 2 if call.name in ("chunk", "split", "tensor_split", "roll") else 1
+def _parts(call: TorchCall[Rows]) -> Iterator[tuple[Tensor, Any]]:
+    """The parts of samples behind each other, with the places where they stood."""
+    place = 1 if call.name == "unbind" else 2
+    if _dims(call, "dim", slice(place, place + 1)) not in ([], [0]):
+        return
+    if call.name == "unbind":
+        yield from zip(call.made, range(len(call.made)), strict=True)
+        return
+    start = 0
+    for made in call.made:
+        yield made, slice(start, start + len(made))
+        start += len(made)
+
+
+def _dims(call: TorchCall[Rows], name: str, places: slice) -> list[int]:
+    """The dims along which a function works, by the name of the argument or its place."""
+    given = call.named.get(name, call.args[places])
+    return [one % call.first.dim() for one in tree_leaves(given) if isinstance(one, int)]
 
 
 def _chosen(call: TorchCall[Rows]) -> Any:
@@ -181,29 +232,45 @@ def _chosen(call: TorchCall[Rows]) -> Any:
 
     Slices with steps take a sample of each block.
     """
+    index = _first_index(call)
+    if isinstance(index, slice):
+        is_whole = index == slice(None) or index.step not in (None, 1)
+        return None if is_whole else index
+    if isinstance(index, Tensor | np.ndarray):
+        return None if _class_of(call) or index.ndim != 1 else _read(index)
+    is_number = isinstance(index, int) and not isinstance(index, bool)
+    is_list = isinstance(index, list) and all(isinstance(one, int) for one in index)
+    return index if is_number or is_list else None
+
+
+def _first_index(call: TorchCall[Rows]) -> Any:
+    """The index of the first dim."""
     index = call.args[1]
-    first = index[0] if isinstance(index, tuple) and index else index
-    if isinstance(first, slice):
-        is_whole = first == slice(None) or first.step not in (None, 1)
-        return None if is_whole else first
-    if isinstance(first, Tensor):
-        is_index = first.dtype in (torch.int64, torch.int32, torch.bool) and first.dim() == 1
-        return first.detach().cpu() if is_index else None
-    is_number = isinstance(first, int) and not isinstance(first, bool)
-    return first if is_number or isinstance(first, list) else None
+    return index[0] if isinstance(index, tuple) and index else index
+
+
+def _class_of(call: TorchCall[Rows]) -> Rows | None:
+    """The rows of classes by which a table is read.
+
+    Numbers that a batch has are such: places of samples would be wrong in a part of it.
+    """
+    index = _first_index(call) if call.name == "getitem" else None
+    of_index = (rows for one, rows in call.kinds if one is index and one.dtype is not torch.bool)
+    return next(of_index, None)
+
+
+def _read(index: Tensor | np.ndarray[Any, Any]) -> Any:
+    """The numbers of an index, which may be a mask; None of others."""
+    if isinstance(index, Tensor):
+        is_index = index.dtype in (torch.int64, torch.int32, torch.bool)
+        return index.detach().cpu().numpy() if is_index else None
+    return index
 
 
 def _chooses(call: TorchCall[Rows]) -> bool:
     """Whether a function takes some samples of the tensor that is known, or their order."""
     is_source = call.name == "getitem" and call.args[0] is call.first
     return is_source and _chosen(call) is not None
-
-
-def _takes_one(call: TorchCall[Rows]) -> bool:
-    """Whether results are single samples without a dim of rows."""
-    if call.name == "unbind":
-        return True
-    return call.name == "getitem" and isinstance(_chosen(call), int)
 
 
 def _is_along(call: TorchCall[Rows]) -> bool:

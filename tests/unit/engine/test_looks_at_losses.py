@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -44,6 +46,23 @@ def test_a_compiled_loss_is_looked_at_as_it_was_written() -> None:
     (text,) = said("mb2", loss, [1, 4, 2, 2])
     assert "1 to 4 targets that are not -100" in text
     assert compiled.frame_count == 1
+
+
+def test_a_loss_that_compiles_first_inside_is_looked_at_as_it_was_written() -> None:
+    """A process that had not loaded the compiler traced the looks, and ended in a TypeError."""
+    script = """
+import sys, torch
+from plait.engine.masked_means import MaskedMeanCheck
+def square(output, targets):
+    return (output[:2] - targets[:2]).square().mean()
+def loss(output, targets):
+    return torch.compile(square, backend="eager")(output, targets)
+check = MaskedMeanCheck(loss, 2)
+assert "torch._dynamo" not in sys.modules
+for _ in range(6):
+    assert check(torch.zeros(4, 3, requires_grad=True), torch.ones(4, 3)) == 1
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_threads_that_look_at_once_leave_the_compiler_as_it_was() -> None:

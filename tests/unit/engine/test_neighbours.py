@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from plait.engine.masked_means import MaskedMeanCheck
+from plait.engine.neighbours import Neighbours
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 B = 8
@@ -69,6 +71,21 @@ COMPARING: dict[str, Loss] = {
     "decay by places": lambda output, targets: (
         0.9 ** torch.arange(B)[:, None] * (output - targets).square()
     ).mean(),
+    "an anchor without gradient": lambda output, targets: (
+        (output - output[-1].detach()).square().mean()
+    ),
+    "an anchor with a dim": lambda output, targets: (output - output[:1]).square().mean(),
+    "second differences": lambda output, targets: (
+        (output[2:] - 2 * output[1:-1] + output[:-2]).abs().mean()
+    ),
+    "an order of numpy": lambda output, targets: F.mse_loss(
+        output, targets[np.roll(np.arange(B), 3)]
+    ),
+    "narrowed": lambda output, targets: F.l1_loss(
+        output.narrow(0, 1, B - 1), output.narrow(0, 0, B - 1)
+    ),
+    "rolled numbers": lambda output, targets: F.mse_loss(output[:, 0], output[:, 0].roll(1)),
+    "rolled both ways": lambda output, targets: F.mse_loss(output, output.roll((1, 1), (0, 1))),
     **{one.__name__: one for one in (mixed_up, two_views, contrasted, from_an_anchor)},
     **{one.__name__: one for one in (of_a_list, of_environments)},
 }
@@ -94,6 +111,22 @@ def joined(output: Tensor, targets: Tensor) -> Tensor:
 def logged(output: Tensor, targets: Tensor) -> Tensor:
     assert (output[1:] - output[:-1]).abs().mean().item() >= 0
     return F.mse_loss(output, targets)
+
+
+def with_signs_of_pairs(output: Tensor, targets: Tensor) -> Tensor:
+    signs = 1 - 2 * (torch.arange(B) % 2)
+    return F.softplus((signs * output.mean(1)).view(-1, 2).sum(1)).mean()
+
+
+def time_first(output: Tensor, targets: Tensor) -> Tensor:
+    weights = torch.linspace(1, 0.1, output.shape[1])[:, None]
+    return (weights * (output.T - targets.T).abs()).mean()
+
+
+def by_a_table(output: Tensor, targets: Tensor) -> Tensor:
+    """Prototypes of classes, of which there are as many as there are samples."""
+    kinds, prototypes = targets.argmax(1), output.detach().exp()
+    return (prototypes[kinds][:, :2] - output[:, :2]).square().mean()
 
 
 def of_classes(output: Tensor, targets: Tensor) -> Tensor:
@@ -122,6 +155,7 @@ APART: dict[str, Loss] = {
     ),
     "random weights": lambda output, targets: (torch.rand(B) * losses(output, targets)).mean(),
     **{one.__name__: one for one in (in_the_same_order, in_a_loop, joined, logged, of_classes)},
+    **{one.__name__: one for one in (with_signs_of_pairs, time_first, by_a_table)},
 }
 
 
@@ -153,3 +187,25 @@ def test_halves_of_what_a_model_made_of_a_batch_are_its_samples() -> None:
         return F.softplus(false - real).mean()
 
     assert said(relative, outputs=2 * B) == []
+
+
+def test_classes_of_a_range_are_the_samples() -> None:
+    """A model that gives similarities [B, B], as CLIP of transformers."""
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(output, torch.tensor(range(len(output))))
+
+    (text,) = said(loss)
+    assert "the loss compares samples of a batch" in text
+
+
+def test_large_batches_are_followed_at_no_great_cost() -> None:
+    """A set of places for each row took seconds."""
+    rows = 1 << 20
+    output, targets = torch.zeros(rows, 1, requires_grad=True), torch.zeros(rows, 1)
+    follower = Neighbours(output, targets)
+    with follower:
+        same = sum(F.mse_loss(output * 2, targets + 1) for _ in range(20))
+        others = F.mse_loss(output[1:], targets[:-1])
+    assert not follower.found(same)
+    assert follower.found(others) == "mse_loss"
