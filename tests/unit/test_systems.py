@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import types
+from pathlib import Path
+from typing import cast
 
 import pytest
 
 from plait import systems
+from plait.comm import links, severance
 from plait.comm.simulated import simulate
 from plait.doctor import lines
 from plait.errors import RunError
 from plait.launcher.agent import start_server
 from plait.mesh import Mesh
+from plait.mesh.groups import Groups
 
 AS_ON_WINDOWS = """
 import contextlib, importlib, os, pathlib, pkgutil, signal, sys
@@ -85,3 +90,23 @@ def test_cores_are_counted_where_the_system_says_none_of_a_process(
 ) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
     assert len(systems.own_cores()) == os.cpu_count()
+
+
+def test_ranks_of_several_hosts_are_asked_for_no_files_that_linux_alone_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing() -> None:
+        raise FileNotFoundError("/proc/sys/kernel/random/boot_id")
+
+    monkeypatch.setattr(links, "available", lambda: False)
+    monkeypatch.setattr(links.Identity, "own", missing)
+    monkeypatch.setattr(links.dist, "all_gather_object", lambda hosts, known: None)
+    groups = types.SimpleNamespace(mesh=Mesh(dp=2))
+    known = links.Links(cast("Groups", groups), "auto", 1.0, spans_hosts=True)
+    assert known._ranks_a_host("dp") == 0
+
+
+def test_connections_are_found_in_the_folder_of_macos(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(severance, "DESCRIPTORS", Path("/dev/fd"))
+    with socket.socket() as one:
+        assert one.fileno() in severance._sockets()

@@ -82,9 +82,9 @@ class Links:
         0 unless every line has as many on each of several hosts.
         """
         if not self._hosts:
-            own = Identity.own()
+            own = Identity.own() if available() else None
             self._hosts = [None] * self._groups.mesh.size
-            known = (own.host, own.namespace, own.boot) if available() else None
+            known = None if own is None else (own.host, own.namespace, own.boot)
             dist.all_gather_object(self._hosts, known)
         lines = self._groups.mesh.lines(name)
         blocks = {ranks_a_node([self._hosts[rank] for rank in line]) for line in lines}

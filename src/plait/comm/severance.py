@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-DESCRIPTORS = Path("/proc/self/fd")
+DESCRIPTORS = Path("/dev/fd" if sys.platform == "darwin" else "/proc/self/fd")
 
 
 class Severance:
