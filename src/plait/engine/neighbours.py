@@ -20,9 +20,6 @@ from plait.engine.loss_follower import CURVED, LIMITS, LossFollower, TorchCall
 from plait.torch_internals import has_function_transforms
 from plait.values import PyTree
 
-MOST: Final = 256
-"""Samples of a batch above which no order is followed, as that would take seconds."""
-
 LINEAR: Final = frozenset({"add", "radd", "sub", "rsub", "subtract"})
 
 MEETINGS: Final = frozenset(
@@ -79,14 +76,14 @@ class Rows:
         return Rows(first, last, is_one=np.ndim(self.first[places]) == 0)
 
     def equals(self, other: Rows) -> bool:
-        """Whether each row is of the same samples as that of others, or as their only one."""
+        """Whether each row is of the same samples as the row beside it, or the only one there."""
         if self.first is other.first and self.last is other.last:
             return True
         return bool((self.first == other.first).all() and (self.last == other.last).all())
 
 
 def together(sides: list[Rows]) -> Rows:
-    """The rows of what is computed of tensors side by side; those with one row meet each other."""
+    """The rows of what is computed of tensors side by side. One row stands beside every other."""
     most = max(sides, key=lambda rows: len(rows.first))
     if all(rows.equals(most) for rows in sides):
         return most
