@@ -6,13 +6,15 @@ import functools
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from plait.held import own_attributes
 
 _Generator = tuple[Callable[[], Any], Callable[[Any], object]]  # reads a state, and sets it
 _OTHERS = frozenset({dict, set, list, tuple, str, int, float, bool, type(None)})
@@ -88,53 +90,27 @@ def _numpys() -> Any:
     return None if numpy is None else numpy.random
 
 
-class FirstDraws:
-    """Around code that may run again: remembers the states of Python's and numpy's generators.
+class Draws:
+    """The states of Python's and numpy's generators, and of some others, as they are now.
 
-    So too of those that are attributes of the block or its submodules. Recomputation by torch
-    repeats torch's own numbers alone.
+    Recomputation by torch repeats torch's own numbers alone.
     """
 
-    def __init__(self, inner: AbstractContextManager[object], block: nn.Module) -> None:
-        self._inner = inner
-        self._block = block
-        self.generators: list[_Generator] = []
-        self.states: list[Any] = []
+    def __init__(self, generators: Iterable[_Generator]) -> None:
+        self._held = [(read, set_state, read()) for read, set_state in generators]
 
-    def __enter__(self) -> None:
-        self.generators = list(_generators_beside_torchs(self._block))
-        self.states = [read() for read, _ in self.generators]
-        self._inner.__enter__()
+    @classmethod
+    def of(cls, block: nn.Module) -> Draws:
+        """The states of these, and of generators in attributes of the block or its submodules."""
+        return cls(_generators_beside_torchs(block))
 
-    def __exit__(self, *error: Any) -> None:
-        self._inner.__exit__(*error)
+    def now(self) -> Draws:
+        """States of the same generators as they are by now."""
+        return Draws((read, set_state) for read, set_state, _ in self._held)
 
-
-class RepeatedDraws:
-    """Around the same code run again: its draws are those of the first run.
-
-    A forward that takes a gradient of its blocks enters it more than once.
-    """
-
-    def __init__(self, first: FirstDraws, inner: AbstractContextManager[object]) -> None:
-        self._first = first
-        self._inner = inner
-        self._now: list[Any] = []
-
-    def __enter__(self) -> None:
-        self._now = [read() for read, _ in self._first.generators]
-        self._set(self._first.states)
-        self._inner.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        try:
-            self._inner.__exit__(*error)
-        finally:
-            self._set(self._now)
-            self._now = []
-
-    def _set(self, states: list[Any]) -> None:
-        for (_, set_state), state in zip(self._first.generators, states, strict=True):
+    def put_back(self) -> None:
+        """Let all draw from here on what they drew then."""
+        for _, set_state, state in self._held:
             set_state(state)
 
 
@@ -144,10 +120,9 @@ def _generators_beside_torchs(block: nn.Module) -> Iterator[_Generator]:
     numbers = _numpys()
     if numbers is not None:
         yield functools.partial(numbers.get_state, legacy=False), numbers.set_state
-    for module in block.modules():
-        for value in vars(module).values():
-            if type(value) not in _OTHERS:
-                yield from _generator(value, numbers)
+    for value in own_attributes(block).values():
+        if type(value) not in _OTHERS:
+            yield from _generator(value, numbers)
 
 
 def _generator(value: object, numbers: Any) -> Iterator[_Generator]:

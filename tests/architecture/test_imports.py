@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "toml": {"errors"},
     "paths": set(),  # limits behind which large tensors take other ways
     "patterns": set(),  # names of modules with wildcards
-    "random_state": set(),  # who draws, one thread after another
+    "random_state": {"held"},  # who draws, one thread after another
     "regions": {"torch_internals"},  # what a forward recomputes by its own code
     "stateless": set(),  # a module with other tensors than its own
     "systems": {"errors"},  # where ranks can run

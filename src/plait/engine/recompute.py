@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -21,15 +21,16 @@ from torch.utils.checkpoint import (
 )
 
 from plait import products
-from plait.engine.state.buffers import Again, Buffers, Context, First
-from plait.engine.state.counters import FirstCounts, RepeatedCounts
-from plait.engine.state.given import AsGiven
+from plait.engine.state.attributes import Attributes
+from plait.engine.state.repeats import Context, FirstForward, Remembered, RepeatedForward
+from plait.engine.state.written_tensors import WrittenTensors, kept_by
 from plait.errors import ModelError, PlanError, nearest
 from plait.forwards import give_forward
+from plait.held import TableEntries, held_tensors, tables_of
 from plait.parallel.tensor import TensorSplit
 from plait.plan import Plan
 from plait.plan.axes import REMATS, BlockRemat
-from plait.random_state import FirstDraws, RepeatedDraws
+from plait.random_state import Draws
 from plait.torch_internals import has_hooks_that_always_run, stop_past_exceptions
 from plait.values import PyTree
 
@@ -109,7 +110,7 @@ def apply(
         contexts = functools.partial(create_selective_checkpoint_contexts, _keep_products)
     for name in blocks:
         block = model.get_submodule(name)
-        give_forward(block, _checkpointed(block, contexts, layers))
+        give_forward(block, _checkpointed(name, block, contexts, layers))
 
 
 def _no_contexts() -> tuple[Context, Context]:
@@ -117,10 +118,10 @@ def _no_contexts() -> tuple[Context, Context]:
 
 
 def _checkpointed(
-    block: nn.Module, contexts: Contexts, layers: TensorSplit | None
+    name: str, block: nn.Module, contexts: Contexts, layers: TensorSplit | None
 ) -> Callable[..., PyTree]:
-    """A graph of torch.compile gets `contexts` alone: it makes the buffers' changes once."""
-    forward, buffers = block.forward, Buffers(block)
+    """A graph of torch.compile gets `contexts` alone: it makes changes of state once."""
+    forward, attributes, written = block.forward, Attributes(block), WrittenTensors()
     checkpointed = functools.partial(
         checkpoint,
         forward,
@@ -128,21 +129,40 @@ def _checkpointed(
         early_stop=not has_hooks_that_always_run(block),  # an early stop would pass them by
     )
 
-    def repeating(*given: PyTree) -> tuple[Context, Context]:
+    def repeating(args: tuple[PyTree, ...], named: dict[str, PyTree]) -> tuple[Context, Context]:
         inner, inner_again = contexts()
+        beside = [one for one in args if not isinstance(one, Tensor)]
+        held = enumerate(held_tensors([*beside, *named.values()]))
+        parts: list[AbstractContextManager[Remembered]] = [
+            nullcontext(Draws.of(block)),
+            nullcontext(TableEntries(tables_of([*args, *named.values()]))),
+            attributes.watched(),
+            written.watched({**kept_by(block), **dict(held)}),
+        ]
         if layers is not None:
-            inner_again = layers.repeated(inner_again)
-        if buffers:
-            first = First(buffers, inner)
-            inner, inner_again = first, Again(buffers, first, inner_again)
-        counts = FirstCounts(inner, block)
-        draws = FirstDraws(counts, block)
-        again = RepeatedDraws(draws, RepeatedCounts(counts, inner_again))
-        return draws, AsGiven(given, again)
+            parts.append(nullcontext(layers.layout()))
+        first = FirstForward(inner, parts)
+        return first, RepeatedForward(inner_again, first)
 
     def recomputing(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        is_eager = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        context_fn = functools.partial(repeating, *args, *kwargs.values()) if is_eager else contexts
-        return checkpointed(*args, context_fn=context_fn, **kwargs)
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return checkpointed(*args, context_fn=contexts, **kwargs)
+        tensors = [one for one in args if isinstance(one, Tensor) and not one.is_inference()]
+        versions = [one._version for one in tensors]
+        result = checkpointed(*args, context_fn=lambda: repeating(args, kwargs), **kwargs)
+        if any(one.requires_grad for one in held_tensors(result)):
+            for tensor, version in zip(tensors, versions, strict=True):
+                _check_unwritten(name, tensor, version)
+        return result
 
     return recomputing
+
+
+def _check_unwritten(name: str, tensor: Tensor, version: int) -> None:
+    """Raises `ModelError` where a block has written into an argument [...] of this version."""
+    if tensor._version != version:
+        raise ModelError(
+            f"block {name!r} writes into its argument, a tensor {list(tensor.shape)}, in place, "
+            "and remat would run the block again on what it left there; write x = x + y where it "
+            "has x += y, or take remat out of the plan"
+        )

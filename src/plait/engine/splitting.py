@@ -37,7 +37,7 @@ from plait.engine.stages.cut import (
     is_without_example,
 )
 from plait.engine.stages.parts_of_layers import guard_parts, refuse_parts
-from plait.engine.state.buffers import unmoved
+from plait.engine.state.written_tensors import unmoved
 from plait.engine.with_experts import expert_groups, placements
 from plait.errors import ModelError, NotAvailable, PlanError
 from plait.models.derived.table import Table, derive_or_leave
@@ -230,7 +230,7 @@ def followed_roles(
     def place(leaf: Tensor) -> Tensor:
         return leaf.to("cpu", floats if leaf.is_floating_point() else leaf.dtype)
 
-    with unmoved(model), attributes_kept(model):
+    with unmoved(model):
         run = lambda: call(model, map_tensors(place, example))  # noqa: E731
         return derive_or_leave(model, run, size, is_grid=is_grid)
 

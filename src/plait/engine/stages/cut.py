@@ -27,7 +27,7 @@ from plait.engine.explain import (
     inner_gradient_error,
 )
 from plait.engine.stages.chain import find_chain
-from plait.engine.state.buffers import unmoved
+from plait.engine.state.written_tensors import unmoved
 from plait.errors import ModelError, PlaitError
 from plait.origin import batch_norm_error
 from plait.parallel.pipeline.actions import Schedule

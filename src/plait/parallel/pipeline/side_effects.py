@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from plait.held import TableEntries
+from plait.held import TableEntries, is_table
 from plait.values import PyTree
 
 _OF_MODULES = frozenset({"_parameters", "_buffers", "_modules"})
@@ -136,11 +136,11 @@ def changed_values(
 def attributes_kept(model: nn.Module) -> Iterator[None]:
     """Leave the attributes of all modules as they were, whatever a forward puts there.
 
-    Lists and dictionaries get their entries back. Hooks are such entries: a forward may register
-    them once and note that in an attribute.
+    Lists, queues and dictionaries get their entries back. Hooks are such entries: a forward may
+    register them once and note that in an attribute.
     """
     tables = [table for module in model.modules() for table in (vars(module), module._buffers)]
-    inside = [one for table in tables for one in table.values() if isinstance(one, (list, dict))]
+    inside = [one for table in tables for one in table.values() if is_table(one)]
     kept = TableEntries([*tables, *inside])
     try:
         yield

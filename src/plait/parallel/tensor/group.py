@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -160,28 +159,20 @@ class ForwardContext:
         self._saved = None
 
 
-class RepeatedLayout:
-    """Around code that will run again: it begins as now, and leaves the layout that it meets.
+class RememberedLayout:
+    """The layout that the last layer left, as it is now."""
 
-    A forward that takes a gradient of its blocks enters it more than once.
-    """
-
-    def __init__(self, context: ForwardContext, inner: AbstractContextManager[object]) -> None:
+    def __init__(self, context: ForwardContext) -> None:
         self._context = context
-        self._inner = inner
-        self._first = context.layout
-        self._now = context.layout
+        self._layout = context.layout
 
-    def __enter__(self) -> None:
-        self._now = self._context.layout
-        self._context.layout = self._first
-        self._inner.__enter__()
+    def now(self) -> RememberedLayout:
+        """The layout by now."""
+        return RememberedLayout(self._context)
 
-    def __exit__(self, *error: Any) -> None:
-        try:
-            self._inner.__exit__(*error)
-        finally:
-            self._context.layout = self._now
+    def put_back(self) -> None:
+        """Let the next layer find this layout."""
+        self._context.layout = self._layout
 
 
 @dataclass(frozen=True)

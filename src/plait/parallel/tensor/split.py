@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +28,7 @@ from plait.origin import Line, line_of, module_of, named
 from plait.parallel.tensor.group import (
     ActivationLayout,
     ForwardContext,
-    RepeatedLayout,
+    RememberedLayout,
     TensorGroup,
 )
 from plait.parallel.tensor.layers import ParallelLinear
@@ -138,9 +137,9 @@ class TensorSplit:
             return self.mode.residual
         return next(iter(targets), before)
 
-    def repeated(self, inner: AbstractContextManager[object]) -> RepeatedLayout:
-        """Around what runs now and again later, within `inner`: the later run begins alike."""
-        return RepeatedLayout(self.context, inner)
+    def layout(self) -> RememberedLayout:
+        """The layout of activations as it is now, with which a later run can begin alike."""
+        return RememberedLayout(self.context)
 
     def enter(self, num_rows: int, layout: ActivationLayout | None = None) -> None:
         """A forward, or its recomputation, of a micro-batch of so many rows begins.
