@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint as _checkpoint
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from plait.imports import when_loaded
 
@@ -27,6 +28,8 @@ flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 flash = torch.ops.aten._scaled_dot_product_flash_attention
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
+
+bare_view = torch.ops.aten._unsafe_view.default  # products of three axes end in one
 
 _NOTHING: AbstractContextManager[object] = nullcontext()
 
@@ -367,3 +370,31 @@ def stop_past_exceptions() -> None:
     """Have torch end recomputations by what no `except Exception` of a model catches."""
     members: Any = _checkpoint
     members._StopRecomputationError = _RecomputedError
+
+
+def forget_written(again: object) -> None:
+    """Have a selective recomputation compute the kept tensors again that were written into.
+
+    `again` is torch's context of the second run, which refuses such a tensor itself. All that lies
+    in the memory of one is forgotten with it.
+    """
+    repeated = getattr(_checkpoint, "_RECOMPUTE", None)
+    kept = getattr(again, "storage", None)
+    if repeated is None or kept is None:
+        return
+    entries = [(calls, at, _tensors_kept(calls[at])) for calls in kept.values() for at in calls]
+    written = {
+        storage_key(one.val)
+        for *_, tensors in entries
+        for one in tensors
+        if one.val._version != one.version
+    }
+    for calls, at, tensors in entries:
+        if any(storage_key(one.val) in written for one in tensors):
+            calls[at] = repeated
+
+
+def _tensors_kept(entry: object) -> list[Any]:
+    """The tensors that a selective recomputation keeps of one call, each with its version."""
+    kept = [one for one in tree_leaves(entry) if isinstance(one, _checkpoint._VersionWrapper)]
+    return [one for one in kept if isinstance(one.val, Tensor)]

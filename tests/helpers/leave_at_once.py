@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 if __name__ == "__main__":
     runpy.run_path(sys.argv[1], run_name="__main__")
-    dist.barrier()
+    if dist.is_initialized():
+        dist.barrier()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

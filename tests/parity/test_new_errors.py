@@ -47,3 +47,9 @@ def test_gradients_of_mean_losses_on_split_tensors_are_too_large_by_the_ranks() 
 @pytest.mark.slow
 def test_the_first_step_of_a_pipeline_counts_what_is_no_sample() -> None:
     assert "5 batches were counted of 4" in said("torch_pipelining_buffers.py")
+
+
+@pytest.mark.slow
+def test_gradients_of_products_that_are_written_into_are_wrong_where_torch_selects() -> None:
+    lines = said("torch_selective_in_place.py").splitlines()
+    assert lines == ["gradient off by 0.98 of its norm"] * 2

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from plait.comm import World
 from plait.errors import ModelError
-from tests.helpers.sgd import drawn_batch, sgd_engine, three_losses
+from tests.helpers.sgd import drawn_batch, on_one_device, sgd_engine, three_losses
 from tests.helpers.threaded import threaded
 from tests.parity.harness import TOLERANCE
 
@@ -110,25 +110,13 @@ def remembering(first: Tensor | None) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 6), *(Remembering(first) for _ in range(3)))
 
 
-def one_device(model: nn.Module, batch: Any) -> list[float]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(batch[0]), batch[1])
-        loss.backward()
-        optimizer.step()
-        found.append(loss.item())
-    return found
-
-
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("step", [in_dictionary, in_list, in_object, in_cache, in_tensor])
 def test_backward_finds_arguments_as_the_forward_did(plan: str, step: Step) -> None:
     torch.manual_seed(0)
     model = Handing(step).double()
     batch = drawn_batch(8)
-    expected = one_device(copy.deepcopy(model), batch)
+    expected = on_one_device(copy.deepcopy(model), batch)
 
     def on_rank(world: World) -> list[float]:
         axis = world.axis("dp")
@@ -144,7 +132,7 @@ def test_backward_finds_arguments_as_the_forward_did(plan: str, step: Step) -> N
 def test_backward_finds_attributes_as_the_forward_did(policy: str, first: Tensor | None) -> None:
     torch.manual_seed(0)
     model = remembering(first).double()
-    expected = one_device(copy.deepcopy(model), drawn_batch(8))
+    expected = on_one_device(copy.deepcopy(model), drawn_batch(8))
 
     def on_rank(world: World) -> list[float]:
         engine = sgd_engine(world, copy.deepcopy(model), f"dp1 remat:{policy}", F.mse_loss, 0.1)
@@ -204,7 +192,7 @@ class Keeping(nn.Module):
 def test_backward_finds_lists_of_a_block_as_the_forward_did(policy: str, kept: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6), Keeping(kept), Keeping(copy.deepcopy(kept))).double()
-    expected = one_device(copy.deepcopy(model), drawn_batch(8))
+    expected = on_one_device(copy.deepcopy(model), drawn_batch(8))
 
     def on_rank(world: World) -> list[float]:
         engine = sgd_engine(world, copy.deepcopy(model), f"dp1 remat:{policy}", F.mse_loss, 0.1)
@@ -245,7 +233,7 @@ class Summing(nn.Module):
 @pytest.mark.parametrize("policy", ["selective", "full"])
 def test_backward_finds_named_tensors_as_the_forward_did(policy: str) -> None:
     model = Summing(named=True).double()
-    expected = one_device(copy.deepcopy(model), drawn_batch(8))
+    expected = on_one_device(copy.deepcopy(model), drawn_batch(8))
 
     def on_rank(world: World) -> list[float]:
         engine = sgd_engine(world, copy.deepcopy(model), f"dp1 remat:{policy}", F.mse_loss, 0.1)

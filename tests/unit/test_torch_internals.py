@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from plait import regions
 from plait import torch_internals as internals
@@ -217,3 +217,18 @@ def test_a_recomputation_stops_past_code_that_catches_exceptions() -> None:
     assert not caught
     assert x.grad is not None
     assert torch.equal(x.grad, torch.ones(2).cos())
+
+
+def test_a_selective_recomputation_forgets_what_was_written_into() -> None:
+    products = [torch.ops.aten.mm.default]
+    first, again = create_selective_checkpoint_contexts(products)
+    left, right = torch.ones(2, 2), torch.eye(2)
+    with first:
+        untouched, written = left @ right, left @ right
+        written.add_(1)
+    internals.forget_written(again)
+    with again:
+        kept, computed = left @ right, left @ right
+    assert kept.data_ptr() == untouched.data_ptr()
+    assert computed.data_ptr() != written.data_ptr()
+    assert torch.equal(computed, torch.ones(2, 2))

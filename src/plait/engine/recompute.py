@@ -11,11 +11,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
+    SelectiveCheckpointContext,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
@@ -31,7 +33,13 @@ from plait.parallel.tensor import TensorSplit
 from plait.plan import Plan
 from plait.plan.axes import REMATS, BlockRemat
 from plait.random_state import Draws
-from plait.torch_internals import has_hooks_that_always_run, stop_past_exceptions
+from plait.torch_internals import (
+    bare_view,
+    forget_written,
+    has_hooks_that_always_run,
+    stop_past_exceptions,
+    storage_key,
+)
 from plait.values import PyTree
 
 Contexts = Callable[[], tuple[Context, Context]]
@@ -51,6 +59,46 @@ def _keep_products(
     context: object, op: object, *args: object, **kwargs: object
 ) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class _KeptProducts:
+    """The policy of one block: it keeps the outputs of products, and the bare views of them.
+
+    A product without a bias ends in a view that counts versions of its own. A write into that view
+    would leave no trace in the product, whose memory it changes.
+    """
+
+    def __init__(self) -> None:
+        self._places: set[int] = set()
+
+    def __call__(
+        self, context: SelectiveCheckpointContext, op: object, *args: PyTree, **kwargs: PyTree
+    ) -> CheckpointPolicy:
+        policy = _keep_products(context, op)
+        if policy is CheckpointPolicy.MUST_SAVE:
+            self._places.update(storage_key(one) for one in held_tensors(context.op_output))
+        elif op is bare_view and storage_key(args[0]) in self._places:
+            return CheckpointPolicy.MUST_SAVE
+        return policy
+
+
+class _WithoutWritten:
+    """Around a second run within `again`: what was written into is computed again."""
+
+    def __init__(self, again: Context) -> None:
+        self._again = again
+
+    def __enter__(self) -> None:
+        forget_written(self._again)
+        self._again.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._again.__exit__(*error)
+
+
+def _selecting() -> tuple[Context, Context]:
+    first, again = create_selective_checkpoint_contexts(_KeptProducts())
+    return first, _WithoutWritten(again)
 
 
 def words_of(
@@ -105,12 +153,13 @@ def apply(
     if policy == "none":
         return
     stop_past_exceptions()
-    contexts: Contexts = _no_contexts
+    contexts: Contexts = _selecting if policy == "selective" else _no_contexts
+    in_graphs: Contexts = _no_contexts
     if policy == "selective":
-        contexts = functools.partial(create_selective_checkpoint_contexts, _keep_products)
+        in_graphs = functools.partial(create_selective_checkpoint_contexts, _keep_products)
     for name in blocks:
         block = model.get_submodule(name)
-        give_forward(block, _checkpointed(name, block, contexts, layers))
+        give_forward(block, _checkpointed(name, block, (contexts, in_graphs), layers))
 
 
 def _no_contexts() -> tuple[Context, Context]:
@@ -118,9 +167,13 @@ def _no_contexts() -> tuple[Context, Context]:
 
 
 def _checkpointed(
-    name: str, block: nn.Module, contexts: Contexts, layers: TensorSplit | None
+    name: str, block: nn.Module, around: tuple[Contexts, Contexts], layers: TensorSplit | None
 ) -> Callable[..., PyTree]:
-    """A graph of torch.compile gets `contexts` alone: it makes changes of state once."""
+    """`around` are the contexts of a run, and of one in a graph of torch.compile.
+
+    A graph makes changes of state once: they need no memory there.
+    """
+    contexts, in_graphs = around
     forward, attributes, written = block.forward, Attributes(block), WrittenTensors()
     checkpointed = functools.partial(
         checkpoint,
@@ -146,7 +199,7 @@ def _checkpointed(
 
     def recomputing(*args: PyTree, **kwargs: PyTree) -> PyTree:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return checkpointed(*args, context_fn=contexts, **kwargs)
+            return checkpointed(*args, context_fn=in_graphs, **kwargs)
         tensors = [one for one in args if isinstance(one, Tensor) and not one.is_inference()]
         versions = [one._version for one in tensors]
         result = checkpointed(*args, context_fn=lambda: repeating(args, kwargs), **kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import copy
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,6 @@ from plait.engine.engine import Engine
 from tests.helpers.threaded import threaded
 
 safetensors = pytest.importorskip("safetensors.torch")
-SEEDING = threading.Lock()
-"""Ranks as threads share torch's random numbers."""
 
 
 class WithEmptyPrompt(nn.Module):
@@ -32,12 +30,15 @@ class WithEmptyPrompt(nn.Module):
         return self.layer(torch.cat([self.prompt, x]))
 
 
-def engine_on(world: World, plan: str, seed: int) -> Engine:
-    with SEEDING:
-        torch.manual_seed(seed)
-        model = WithEmptyPrompt()
+def drawn(seed: int) -> nn.Module:
+    """A model drawn before the ranks start: as threads they share torch's random numbers."""
+    torch.manual_seed(seed)
+    return WithEmptyPrompt()
+
+
+def engine_on(world: World, plan: str, model: nn.Module) -> Engine:
     return build(
-        model,
+        copy.deepcopy(model),
         plan,
         loss=F.mse_loss,
         optimizer=lambda params: torch.optim.AdamW(params, lr=0.1),
@@ -49,14 +50,16 @@ def engine_on(world: World, plan: str, seed: int) -> Engine:
 @pytest.mark.quick
 @pytest.mark.parametrize("plan", ["dp2", "dp2:zero1", "dp2:zero3"])
 def test_an_empty_parameter_is_saved_and_loaded(plan: str, tmp_path: Path) -> None:
+    trained, other = drawn(seed=0), drawn(seed=1)
+
     def on(world: World) -> None:
-        engine = engine_on(world, plan, seed=0)
+        engine = engine_on(world, plan, trained)
         engine.step((torch.ones(2, 4), torch.zeros(2, 4)))
         engine.save(tmp_path / "saved")
         engine.save_pretrained(tmp_path / "files")
 
     def again(world: World) -> None:
-        engine = engine_on(world, "dp1", seed=1)
+        engine = engine_on(world, "dp1", other)
         engine.load(tmp_path / "saved")
         engine.save_pretrained(tmp_path / "again")
 
