@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from plait.checkpoint.agreement import Agreement, listed
 from plait.checkpoint.entry import entry_of
+from plait.checkpoint.exchange import exchange
 from plait.checkpoint.file import Declared, Do, FileWriter, call, file_order, format_name
 from plait.checkpoint.folder import (
     LATEST,
@@ -235,14 +236,19 @@ def _write_file(path: Path, shards: Sequence[Shard], token: str, do: Do) -> Json
 def _publish(temporary: Path, final: Path) -> None:
     """Give the finished folder its name, and let `latest` name it."""
     sync_directory(temporary)
-    aside = final.with_name(f"{final.name}.old-{temporary.name.rpartition('-')[2]}")
-    if (
-        final.exists()
-    ):  # a folder cannot replace a full one: `resolve` knows the name it has in between
-        final.rename(aside)
-    temporary.rename(final)
+    is_exchanged = final.exists() and exchange(temporary, final)
+    if not is_exchanged:
+        _rename(temporary, final)
     sync_directory(final.parent)
     if step_number(final) is not None:
         write_text_atomic(final.parent / LATEST, f"{final.name}\n")
-    for old in final.parent.glob(f"{final.name}.old-*"):
+    olds = final.parent.glob(f"{final.name}.old-*")
+    for old in [*olds, temporary] if is_exchanged else olds:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _rename(temporary: Path, final: Path) -> None:
+    """Rename a folder; one of that name goes aside, where `resolve` finds it in between."""
+    if final.exists():
+        final.rename(final.with_name(f"{final.name}.old-{temporary.name.rpartition('-')[2]}"))
+    temporary.rename(final)
