@@ -204,8 +204,8 @@ def blocks_recompute_apart() -> list[Any]:
     """A block that recomputes cuts its inputs from the graph."""
 
     def make(original: Any) -> Any:
-        def checkpointed(forward: Any, *args: Any) -> Any:
-            inner = original(forward, *args)
+        def checkpointed(*args: Any) -> Any:
+            inner = original(*args)
             return lambda x, *rest, **keys: inner(x.detach() + 0.0 * x, *rest, **keys)
 
         return checkpointed

@@ -217,7 +217,7 @@ def recomputed_otherwise() -> list[Any]:
     """What is recomputed is not what ran."""
 
     def make(original: Any) -> Any:
-        def checkpointed(block: Any, *contexts: Any) -> Any:
+        def checkpointed(name: str, block: Any, *around: Any) -> Any:
             forward = block.forward
             calls: list[int] = []
 
@@ -227,7 +227,7 @@ def recomputed_otherwise() -> list[Any]:
                 return forward(x * 1.01 if again else x, *args, **keys)
 
             with patch.object(block, "forward", twice):
-                return original(block, *contexts)
+                return original(name, block, *around)
 
         return checkpointed
 
