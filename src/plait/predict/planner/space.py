@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from plait.errors import PlanError
 from plait.plan import ContextAxis, DataAxis, PipelineAxis, Plan, TensorAxis, check_config
 from plait.plan.facts import PIPELINE_SCHEDULES, SCHEDULES, ZERO
-from plait.predict.cost.model.operations import Model
+from plait.predict.cost.model.operations import Matmul, Model
 
 MAX_TENSOR = 64
 MAX_SAMPLES = 32
@@ -127,9 +127,10 @@ def expert_degrees(model: Model, rest: int) -> Iterator[int]:
 
 
 def suits(model: Model, plan: Plan) -> bool:
-    """Whether the model has blocks, tokens and experts for each axis of a plan."""
+    """Whether the model has blocks, layers, tokens and experts for each axis of a plan."""
     return (
         plan.pp.num_stages <= model.num_blocks
+        and divides(model, plan.tp)
         and plan.ep in expert_degrees(model, plan.ep)
         and (plan.cp.size == 1 or model.seq_len % (plan.cp.size * plan.tp.size) == 0)
     )
@@ -139,15 +140,29 @@ def divides(model: Model, tensor: TensorAxis) -> bool:
     """Whether the model splits evenly over a tensor axis."""
     if tensor.size == 1:
         return True
-    if not model.sizes.keys() & {"num_attention_heads", "intermediate_size"}:
-        return False
     if model.seq_len == 1 and (tensor.mode != "1d" or tensor.sequence_parallel):
         return False
+    if not model.sizes.keys() & {"num_attention_heads", "intermediate_size"}:
+        return tensor.mode == "1d" and _has_even_layers(model, tensor.size)
     try:
         check_config(Plan(tp=tensor), model.sizes)
     except PlanError:
         return False
     return True
+
+
+def _has_even_layers(model: Model, size: int) -> bool:
+    """Whether a tensor axis splits layers of a model without known sizes, all of them evenly.
+
+    Its description has them split where its own roles, or those that plait has followed, say so.
+    """
+    split = [
+        op.outputs if op.split == "column" else op.inputs
+        for block, _ in model.runs
+        for op in block.operations
+        if isinstance(op, Matmul) and op.split in ("column", "row") and not op.weightless
+    ]
+    return bool(split) and all(width % size == 0 for width in split)
 
 
 def micro_batch_counts(global_batch: int, dp: int, pp: int, seq_len: int = MAX_TOKENS) -> list[int]:
