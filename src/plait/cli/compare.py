@@ -15,7 +15,7 @@ from plait.cli.answer import Answer, Json
 from plait.cli.layout import PlanTable
 from plait.cli.recomputation import with_remat
 from plait.cli.train import launched
-from plait.errors import PlaitError
+from plait.errors import PlaitError, PlanError
 from plait.explore.html import drawing
 from plait.launcher.main_process import is_main_process, say
 from plait.plan import Plan
@@ -72,11 +72,17 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 
 def checked(config: Config, texts: Sequence[str]) -> list[Plan]:
-    """The plans. All that cannot run are named in one error, which is that of the first."""
+    """The plans. All that cannot run are named in one error, which is that of the first.
+
+    Raises `PlanError` for several plans in one text, and what `common.plan_of` raises.
+    """
     plans = []
     errors: list[PlaitError] = []
     for text in texts:
         try:
+            if ";" in text:
+                each = " ".join(repr(one.strip()) for one in text.split(";") if one.strip())
+                raise PlanError(f"{text!r}: a blank parts two plans; write --plans {each}")
             plans.append(common.plan_of(config, text))
         except PlaitError as failure:
             errors.append(failure)

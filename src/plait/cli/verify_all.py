@@ -30,7 +30,7 @@ def run_all(arguments: argparse.Namespace, clock: Clock) -> Answer:
     """
     from plait.verify.cover import FEW_PROBES, cover
     from plait.verify.probes import PROBES
-    from plait.verify.progress import predicted_seconds, step_seconds
+    from plait.verify.progress import FirstStep, predicted_seconds
     from plait.verify.run import problem_of
 
     if joined_world() is not None:
@@ -43,7 +43,7 @@ def run_all(arguments: argparse.Namespace, clock: Clock) -> Answer:
     own_plan = common.plan_of(config, None)
     plans, refused = cover(own_plan, lambda text: _like(config, own_plan, text))
     say(f"plait verify: {len(plans)} plans, against one device: {', '.join(map(str, plans))}")
-    step = step_seconds(problem_of(config))
+    step = FirstStep.of(problem_of(config)).seconds
     count = [len(PROBES) + 2, *([len(FEW_PROBES)] * (len(plans) - 1))]
     seconds = sum(
         predicted_seconds(step, plan, arguments.steps, number)

@@ -213,6 +213,8 @@ def where_is(
         owners = ["[model]", *owners]
     if owners:
         return f"it belongs to {' or '.join(owners)}"
+    if schema is Python and key in _NAMES_OF_ARGUMENTS:
+        return "did you mean 'arguments', the table of what the function takes?"
     if schema in _TABLES:
         return _TABLES[schema].replace("KEY", key)
     return f"it is a key of {', '.join(families)}" if families else near
@@ -223,6 +225,9 @@ _TABLES: Final[dict[type[BaseModel], str]] = {
     HuggingFaceConfig: "a key of the library's config goes into config = { KEY = ... }",
 }
 """Models whose own keys stand in a table inside `[model]`: where a key belongs."""
+_NAMES_OF_ARGUMENTS: Final = frozenset(
+    {"kwargs", "args", "params", "keywords", "init_args", "model_kwargs"}
+)
 _LISTS: Final = {
     "betas": "a list of two numbers from 0 to below 1",
     "files": "a list of paths",

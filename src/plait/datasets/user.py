@@ -10,6 +10,8 @@ from plait.datasets.sample_set import SampleSet
 from plait.errors import DataError, PlaitError
 from plait.reference import load
 
+_TARGETS = ("label", "targets", "target", "y")
+
 
 def make(python: str) -> SampleSet:
     """Call the function. It returns a `Dataset` or a sequence, which has a length and a pair
@@ -21,12 +23,24 @@ def make(python: str) -> SampleSet:
     data = _call(python)
     sample = data[0]
     if not (isinstance(sample, tuple | list) and len(sample) == 2):
-        cure = "; return (sample, sample['labels'])" if isinstance(sample, Mapping) else ""
+        cure = _as_pair(sample) if isinstance(sample, Mapping) else ""
         raise DataError(
             f"python = {python!r}: sample 0 is a {type(sample).__name__}, not a pair (input, "
             f"target){cure}"
         )
     return data
+
+
+def _as_pair(sample: Mapping[object, object]) -> str:
+    """The clause on the pair that a sample by names could be."""
+    if "labels" in sample:  # a model of `transformers` takes them as well
+        return "; return (sample, sample['labels'])"
+    keys = [str(key) for key in sample]
+    target = next((key for key in _TARGETS if key in sample), None)
+    other = ", ".join(f"{key!r}: sample[{key!r}]" for key in keys if key != target)
+    if target is None:
+        return f"; its keys are {', '.join(keys)}: return what the model takes, and the target"
+    return f"; return ({{{other}}}, sample[{target!r}])"
 
 
 def documents(python: str) -> SampleSet:

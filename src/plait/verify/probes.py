@@ -52,6 +52,7 @@ def with_optimizer(problem: Problem, optimizer: str) -> Problem:
     """The problem trained by `sgd` with momentum, or by `adamw`; both with weight decay, and rates
     that show. A config with `muon` takes that in the place of AdamW, which is a part of it.
 
+    A loss of large gradients, as a sum over pixels, gets a rate within `problem.largest_rate`.
     AdamW gets an eps above rounding. Otherwise it would turn a gradient of rounding noise into a
     step of full length.
     """
@@ -60,7 +61,8 @@ def with_optimizer(problem: Problem, optimizer: str) -> Problem:
         optimizer = "muon"
     keys = {"optimizer": optimizer, "weight_decay": problem.train.weight_decay or 0.1, "eps": eps}
     if optimizer == "sgd":
-        keys |= {"momentum": problem.train.momentum or 0.9, "lr": max(problem.train.lr, 0.05)}
+        rate = min(max(problem.train.lr, 0.05), problem.largest_rate)
+        keys |= {"momentum": problem.train.momentum or 0.9, "lr": rate}
     return replace(problem, train=with_keys(problem.train, **keys))
 
 

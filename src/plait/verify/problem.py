@@ -73,6 +73,7 @@ class Problem:
     samples of the data. `hurried` shortens periods of every few steps, and gives oneDNN every
     product that may choose its library. `plan`: the section of a config that says where a pipeline
     cuts the model and what schedule it runs. `backend`: of `comm.init`, which moves the bytes.
+    `largest_rate` bounds the learning rate of probes with SGD.
     """
 
     model: JsonMapping
@@ -85,6 +86,7 @@ class Problem:
     hurried: bool = False
     plan: PlanSection = field(default_factory=PlanSection)
     backend: str = "auto"
+    largest_rate: float = math.inf
 
     def make_model(self) -> nn.Module:
         """On the meta device; with its values where it cannot be initialised from there."""

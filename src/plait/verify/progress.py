@@ -5,12 +5,15 @@ Seconds are predicted from one step of one device, and again from the parts that
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from plait.comm import World
 from plait.plan import Plan
@@ -19,6 +22,7 @@ from plait.verify.reference.one_device import run_reference
 
 START_SECONDS = 3.0  # of new ranks that load torch
 PROBE_SECONDS = 0.5  # of a probe on a model of no size
+MOVED = 0.1  # of the norm of the parameters
 
 
 @dataclass(frozen=True)
@@ -64,13 +68,33 @@ class Clock:
         self.say(f"{name} ({number} of {count}{left})")
 
 
-def step_seconds(problem: Problem) -> float:
-    """The seconds of one step of one device in float64, measured."""
-    model = problem.make_whole_model(torch.float64)
-    batches = problem.batches(1, torch.float64)
-    begun = time.perf_counter()
-    run_reference(model, batches, problem.recipe())
-    return time.perf_counter() - begun
+@dataclass(frozen=True)
+class FirstStep:
+    """One step of one device in float64: the seconds it took, and the learning rate it allows.
+
+    At `rate` a step of SGD without momentum moves the parameters by a tenth of their norm.
+    """
+
+    seconds: float
+    rate: float
+
+    @classmethod
+    def of(cls, problem: Problem) -> FirstStep:
+        """Measured, with the problem's own model, batch and loss."""
+        model = problem.make_whole_model(torch.float64)
+        batches = problem.batches(1, torch.float64)
+        begun = time.perf_counter()
+        record = run_reference(model, batches, problem.recipe())
+        seconds = time.perf_counter() - begun
+        grads = [one for one in record.steps[0].grads.values() if one is not None]
+        norm, slope = norm_of((record.start or {}).values()), norm_of(grads)
+        rate = MOVED * norm / slope if norm and slope and math.isfinite(slope) else math.inf
+        return cls(seconds, rate)
+
+
+def norm_of(tensors: Iterable[Tensor]) -> float:
+    """The norm over all numbers of several tensors [...]."""
+    return math.sqrt(sum(float(one.double().square().sum()) for one in tensors))
 
 
 def predicted_seconds(step: float, plan: Plan, steps: int, num_probes: int) -> float:

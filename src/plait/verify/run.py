@@ -36,7 +36,7 @@ from plait.verify.drift import DriftReport, drift
 from plait.verify.judging import Asked, judge_steps, judge_stream
 from plait.verify.probes import PROBES
 from plait.verify.problem import Problem, plan_dtype, with_keys
-from plait.verify.progress import Clock, predicted_seconds, step_seconds
+from plait.verify.progress import Clock, FirstStep, predicted_seconds
 from plait.verify.ranks import by_first, in_new_world, make_engine
 from plait.verify.record.compare import TOLERANCE
 from plait.verify.record.gathered import on_first_rank
@@ -134,10 +134,11 @@ def run(
     problem = replace(problem, train=with_keys(problem.train, messages="whole"))
     is_judged = own_precision not in (dtype, *PREDICTED)  # eight bits have no bound, but a drift
     training = own_precision if dtype == "float64" and is_judged and probes is None else ""
+    first = FirstStep.of(problem)
+    problem = replace(problem, largest_rate=first.rate)
     if clock.speaks:
-        seconds = predicted_seconds(
-            step_seconds(problem), parsed, steps, len(names) + 2 * bool(training)
-        )
+        num_probes = len(names) + 2 * bool(training)
+        seconds = predicted_seconds(first.seconds, parsed, steps, num_probes)
         clock.say(f"about {seconds:.0f} s, predicted from one step of one device")
     task = VerifyTask(
         problem,

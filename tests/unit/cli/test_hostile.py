@@ -64,6 +64,8 @@ def test_compare_names_every_plan_that_cannot_run(
     assert "2 of 3 plans cannot run" in said
     assert "'bogus'" in said and "zero9" in said
     assert "cannot run:" not in refused(["compare", str(config), "--plans", "dp1", "no"], capsys)
+    said = refused(["compare", str(config), "--plans", "dp1; dp2:zero3"], capsys)
+    assert "write --plans 'dp1' 'dp2:zero3'" in said
 
 
 @pytest.mark.parametrize(

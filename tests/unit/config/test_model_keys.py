@@ -18,6 +18,10 @@ from tests.unit.config.test_faults import refused
             "arguments = { width = ... }",
         ),
         (
+            {"model": {"python": "m:f", "kwargs": {"width": 3}}},
+            "unknown key model.kwargs; did you mean 'arguments', the table of what the function",
+        ),
+        (
             {"model": {"name": "hf"}},
             "model.config is missing; give the path of a config.json, or a table of its keys",
         ),

@@ -176,6 +176,8 @@ def test_data_by_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "def number(): return 3\n"
         "def single(): return [1, 2]\n"
         "def mapping(): return [{'input_ids': [1, 2], 'labels': 0}]\n"
+        "def image(): return [{'image': [1.0], 'target': [2.0]}]\n"
+        "def points(): return [{'x': [1.0], 'z': [2.0]}]\n"
         "def broken(): raise KeyError('x')\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -188,6 +190,8 @@ def test_data_by_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ("number", "must have a length"),
         ("single", "sample 0 is a int, not a pair"),
         ("mapping", r"sample 0 is a dict, .*; return \(sample, sample\['labels'\]\)"),
+        ("image", r"; return \({'image': sample\['image'\]}, sample\['target'\]\)"),
+        ("points", "; its keys are x, z: return what the model takes, and the target"),
         ("broken", "failed: KeyError"),
         ("pair", "did you mean 'pairs'"),
     ]:
