@@ -2,7 +2,8 @@
 
 Seen on a CPU, without plait. The policy keeps matrix products. A linear layer without a bias ends
 in a view that counts versions of its own, so torch's check of kept tensors sees no write into it.
-With a bias the same block is refused: "Tensor cached ... has been mutated".
+With a bias the same block is refused: "Tensor cached ... has been mutated". A GRU writes into such
+views itself.
 
     python THIS_FILE
 """
@@ -14,24 +15,35 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 torch.manual_seed(0)
-linear = torch.nn.Linear(8, 8, bias=False)
-inputs = torch.randn(4, 3, 8)
+PRODUCTS = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+INPUTS = torch.randn(4, 3, 8)
 
 
-def block(x: Tensor) -> Tensor:
-    y = linear(x)
-    y += 1.0
-    return y.sin()
+class Added(torch.nn.Linear):
+    """A linear layer that adds one in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        y += 1.0
+        return y.sin()
 
 
-def gradient(*, selective: bool) -> Tensor:
-    products = [torch.ops.aten.mm.default]
-    contexts = functools.partial(create_selective_checkpoint_contexts, products)
-    x = inputs.clone().requires_grad_()
-    y = checkpoint(block, x, use_reentrant=False, context_fn=contexts) if selective else block(x)
-    (found,) = torch.autograd.grad(y.sum(), linear.weight)
+class Recurrent(torch.nn.GRU):
+    """The outputs of a GRU, without its state."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)[0].sin()
+
+
+def gradient(layer: torch.nn.Module, *, selective: bool) -> Tensor:
+    contexts = functools.partial(create_selective_checkpoint_contexts, PRODUCTS)
+    x = INPUTS.clone().requires_grad_()
+    y = checkpoint(layer, x, use_reentrant=False, context_fn=contexts) if selective else layer(x)
+    (found,) = torch.autograd.grad(y.sum(), next(layer.parameters()))
     return found
 
 
-plain, kept = gradient(selective=False), gradient(selective=True)
-print(f"gradient off by {float((kept - plain).norm() / plain.norm()):.2f} of its norm", flush=True)
+for block in (Added(8, 8, bias=False), Recurrent(8, 8, batch_first=True)):
+    plain, kept = gradient(block, selective=False), gradient(block, selective=True)
+    off = float((kept - plain).norm() / plain.norm())
+    print(f"{type(block).__name__}: gradient off by {off:.2f} of its norm", flush=True)

@@ -9,7 +9,7 @@ import functools
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
@@ -29,7 +29,6 @@ flash_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_
 flash = torch.ops.aten._scaled_dot_product_flash_attention
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
 
-bare_view = torch.ops.aten._unsafe_view.default  # products of three axes end in one
 
 _NOTHING: AbstractContextManager[object] = nullcontext()
 
@@ -372,29 +371,29 @@ def stop_past_exceptions() -> None:
     members._StopRecomputationError = _RecomputedError
 
 
-def forget_written(again: object) -> None:
+def places_written(op: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[int]:
+    """The storages, as `storage_key` names them, that an operation of torch writes into."""
+    schema = getattr(op, "_schema", None)  # an operator of higher order has none
+    for at, argument in enumerate(schema.arguments if schema and schema.is_mutable else ()):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[at] if at < len(args) else named.get(argument.name)
+            yield from (storage_key(one) for one in tree_leaves(given) if isinstance(one, Tensor))
+
+
+def forget_written(again: object, places: Container[int]) -> None:
     """Have a selective recomputation compute the kept tensors again that were written into.
 
-    `again` is torch's context of the second run, which refuses such a tensor itself. All that lies
-    in the memory of one is forgotten with it.
+    `again` is torch's context of the second run, which refuses such a tensor itself where its
+    version says so. `places` are storages in which other views of one were written.
     """
     repeated = getattr(_checkpoint, "_RECOMPUTE", None)
     kept = getattr(again, "storage", None)
     if repeated is None or kept is None:
         return
-    entries = [(calls, at, _tensors_kept(calls[at])) for calls in kept.values() for at in calls]
-    written = {
-        storage_key(one.val)
-        for *_, tensors in entries
-        for one in tensors
-        if one.val._version != one.version
-    }
-    for calls, at, tensors in entries:
-        if any(storage_key(one.val) in written for one in tensors):
-            calls[at] = repeated
-
-
-def _tensors_kept(entry: object) -> list[Any]:
-    """The tensors that a selective recomputation keeps of one call, each with its version."""
-    kept = [one for one in tree_leaves(entry) if isinstance(one, _checkpoint._VersionWrapper)]
-    return [one for one in kept if isinstance(one.val, Tensor)]
+    for calls in kept.values():
+        for at, entry in calls.items():
+            leaves = tree_leaves(entry)
+            kept_here = [one for one in leaves if isinstance(getattr(one, "val", 0), Tensor)]
+            moved = any(one.val._version != one.version for one in kept_here)
+            if moved or any(storage_key(one.val) in places for one in kept_here):
+                calls[at] = repeated

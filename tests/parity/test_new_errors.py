@@ -52,4 +52,5 @@ def test_the_first_step_of_a_pipeline_counts_what_is_no_sample() -> None:
 @pytest.mark.slow
 def test_gradients_of_products_that_are_written_into_are_wrong_where_torch_selects() -> None:
     lines = said("torch_selective_in_place.py").splitlines()
-    assert lines == ["gradient off by 0.98 of its norm"] * 2
+    assert lines.count("Added: gradient off by 1.18 of its norm") == 2
+    assert lines.count("Recurrent: gradient off by 0.18 of its norm") == 2

@@ -33,19 +33,24 @@ def by_relu(y: Tensor) -> Tensor:
 
 
 class Products(nn.Module):
-    """A block that writes into what a linear layer, a matrix product and a convolution give."""
+    """A block that writes into what a linear layer, a matrix product and a convolution give.
+
+    Its recurrent layer does so itself.
+    """
 
     def __init__(self, write: Write, bias: bool) -> None:
         super().__init__()
         self.inner = nn.Linear(6, 12, bias=bias)
         self.outer = nn.Linear(12, 6, bias=bias)
         self.along = nn.Conv1d(3, 3, 3, padding=1, bias=bias)
+        self.gru = nn.GRU(6, 6, batch_first=True, bias=bias)
         self.write = write
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.unflatten(1, (3, 2)).repeat(1, 1, 3)  # [samples, 3, 6]
         rows = self.outer(self.write(self.inner(rows)))
         rows = rows @ self.write(rows.transpose(1, 2) @ rows)
+        rows = self.gru(rows)[0]
         result: Tensor = self.write(self.along(rows)).mean(2).repeat(1, 2)
         return result
 

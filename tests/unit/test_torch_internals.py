@@ -226,7 +226,7 @@ def test_a_selective_recomputation_forgets_what_was_written_into() -> None:
     with first:
         untouched, written = left @ right, left @ right
         written.add_(1)
-    internals.forget_written(again)
+    internals.forget_written(again, ())
     with again:
         kept, computed = left @ right, left @ right
     assert kept.data_ptr() == untouched.data_ptr()

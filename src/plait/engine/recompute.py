@@ -34,9 +34,9 @@ from plait.plan import Plan
 from plait.plan.axes import REMATS, BlockRemat
 from plait.random_state import Draws
 from plait.torch_internals import (
-    bare_view,
     forget_written,
     has_hooks_that_always_run,
+    places_written,
     stop_past_exceptions,
     storage_key,
 )
@@ -62,34 +62,35 @@ def _keep_products(
 
 
 class _KeptProducts:
-    """The policy of one block: it keeps the outputs of products, and the bare views of them.
+    """The policy of one block: it keeps the outputs of products, and notes what is written into.
 
-    A product without a bias ends in a view that counts versions of its own. A write into that view
-    would leave no trace in the product, whose memory it changes.
+    A product without a bias ends in a view that counts versions of its own. So do the parts of one
+    in a recurrent layer. A write into such a view leaves no trace in the product.
     """
 
     def __init__(self) -> None:
-        self._places: set[int] = set()
+        self.written: set[int] = set()
 
     def __call__(
         self, context: SelectiveCheckpointContext, op: object, *args: PyTree, **kwargs: PyTree
     ) -> CheckpointPolicy:
         policy = _keep_products(context, op)
-        if policy is CheckpointPolicy.MUST_SAVE:
-            self._places.update(storage_key(one) for one in held_tensors(context.op_output))
-        elif op is bare_view and storage_key(args[0]) in self._places:
-            return CheckpointPolicy.MUST_SAVE
+        if policy is CheckpointPolicy.MUST_SAVE:  # its memory may have been another tensor's
+            self.written.difference_update(map(storage_key, held_tensors(context.op_output)))
+        else:
+            self.written.update(places_written(op, args, kwargs))
         return policy
 
 
 class _WithoutWritten:
     """Around a second run within `again`: what was written into is computed again."""
 
-    def __init__(self, again: Context) -> None:
+    def __init__(self, again: Context, written: set[int]) -> None:
         self._again = again
+        self._written = written
 
     def __enter__(self) -> None:
-        forget_written(self._again)
+        forget_written(self._again, self._written)
         self._again.__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -97,8 +98,9 @@ class _WithoutWritten:
 
 
 def _selecting() -> tuple[Context, Context]:
-    first, again = create_selective_checkpoint_contexts(_KeptProducts())
-    return first, _WithoutWritten(again)
+    policy = _KeptProducts()
+    first, again = create_selective_checkpoint_contexts(policy)
+    return first, _WithoutWritten(again, policy.written)
 
 
 def words_of(
