@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from plait.batch_trees import (
     agreed_size,
@@ -109,7 +109,9 @@ def share(loader: Iterable[PyTree], world: World, shares: Sequence[int] = ()) ->
         part_of_rank.load_state_dict(loader.state_dict())
         return part_of_rank
     if isinstance(loader, DataLoader) and _is_indexed(loader):
-        return _IndexShare(loader, world, shares)
+        is_alone = size == 1 or loader.collate_fn in (default_collate, default_convert)
+        kind = _IndexShare if is_alone else _CollatedShare
+        return kind(loader, world, shares)
     return _BatchShare(loader, world, shares)
 
 
@@ -166,19 +168,7 @@ class _IndexShare:
     def __init__(self, loader: DataLoader[PyTree], world: World, shares: Sequence[int]) -> None:
         self._world = world
         self._sampler = _SharedSampler(loader.batch_sampler, shares, world.worker[0])
-        self._loader: DataLoader[PyTree] = DataLoader(
-            loader.dataset,
-            batch_sampler=self._sampler,
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-            generator=loader.generator,
-            prefetch_factor=loader.prefetch_factor,
-            persistent_workers=loader.persistent_workers,
-        )
+        self._loader = _like(loader, self._sampler, loader.collate_fn)
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -191,6 +181,83 @@ class _IndexShare:
             if self._world.worker[1] > 1:
                 _refuse_mixed(batch)
             yield cut_samples(batch, partial(_first, size), slice if size else _nothing)
+
+
+class _CollatedShare:
+    """Every rank reads whole batches of a `DataLoader` with a collate function of the user's own.
+
+    Such a function may look at the whole batch, as one that pads, mixes or normalises it does.
+    """
+
+    def __init__(self, loader: DataLoader[PyTree], world: World, shares: Sequence[int]) -> None:
+        self._world = world
+        collate = PartOfCollated(loader.collate_fn, shares, world.worker[0])
+        self._loader = _like(loader, loader.batch_sampler, collate)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[PyTree]:
+        _agree_on_order(self._world)
+        for batch in self._loader:
+            _refuse_mixed(batch)
+            yield batch
+
+
+class PartOfCollated:
+    """A collate function that gives one rank's rows of what another makes of the whole batch.
+
+    Documents packed into one row have no row for each sample. There the other function is given
+    this rank's samples alone.
+    """
+
+    def __init__(
+        self, collate: Callable[[list[PyTree]], PyTree], shares: Sequence[int], rank: int
+    ) -> None:
+        self._collate = collate
+        self._shares = shares
+        self._rank = rank
+
+    def __call__(self, samples: list[PyTree]) -> PyTree:
+        """This rank's part of a batch; its tensors may be empty."""
+        place = _place(self._shares, self._rank, len(samples))
+        batch = self._collate(samples)
+        if _has_rows(batch, len(samples)):
+            return cut_samples(batch, lambda tensor: tensor[place], lambda _: place)
+        mine = samples[place]
+        batch = self._collate(mine or samples[:1])
+        return batch if mine else cut_samples(batch, partial(_first, 0), _nothing)
+
+
+def _has_rows(batch: PyTree, num_samples: int) -> bool:
+    """Whether the tensors of a batch have a row for each sample, so that it can be cut."""
+    if set(sizes_of(held_leaves(batch))) != {num_samples}:
+        return False
+    try:
+        for leaf in leaves_of(batch):
+            refuse_undivided(leaf, num_samples)
+    except DataError:
+        return False
+    return True
+
+
+def _like(
+    loader: DataLoader[PyTree], batches: Any, collate: Callable[[list[PyTree]], PyTree]
+) -> DataLoader[PyTree]:
+    """A loader with another batch sampler and collate function, and all else of `loader`."""
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=batches,
+        num_workers=loader.num_workers,
+        collate_fn=collate,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+    )
 
 
 class _SharedSampler:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 
+import torch
 from torch import nn
 
 from plait.errors import ModelError, PlaitError
@@ -16,9 +17,11 @@ from plait.values import JsonMapping
 def make(python: str, arguments: JsonMapping | None = None) -> nn.Module:
     """Call the function with `arguments` on the current default device.
 
-    A failure inside it becomes a `ModelError` that names it.
+    Its module is imported on the host: tensors that the module makes keep their values. A failure
+    inside the function becomes a `ModelError` that names it.
     """
-    function = load(python, ModelError)
+    with torch.device("cpu"):
+        function = load(python, ModelError)
     try:
         model = function(**(arguments or {}))
     except PlaitError:

@@ -11,7 +11,7 @@ from typing import Protocol
 from plait.doctor.flight import Phase
 from plait.engine.engine import Engine
 from plait.engine.step import StepResult
-from plait.errors import PlaitError
+from plait.errors import DataError, PlaitError
 from plait.run.hooks import BatchWait, Hook, RunStart, StepDone
 from plait.run.memory import held_memory_bytes
 from plait.run.rollback import Rollback
@@ -19,8 +19,9 @@ from plait.values import PyTree
 
 
 class Batches(Protocol):
-    """The loader that `fit` reads: this rank's share of one global batch after the other,
-    without end.
+    """The loader that `fit` reads: this rank's share of one global batch after the other.
+
+    One that ends, as torch's `DataLoader` does after an epoch, is read again from its start.
     """
 
     def __iter__(self) -> Iterator[PyTree]: ...
@@ -51,11 +52,14 @@ def fit(
 
     Returns:
         The result of the last step; None where there was none to do.
+
+    Raises:
+        DataError: the loader ended, and gives nothing when it is read again.
     """
     for hook in hooks:
         hook.on_start(RunStart(engine, loader, engine.step_index + 1, steps))
     flight = engine.world.recorder.flight
-    batches = iter(loader)
+    batches = _endless(loader, engine, steps)
     news = News(hooks, engine)
     result: StepResult | None = None
     while True:
@@ -78,7 +82,7 @@ def fit(
         if rollback is not None and engine.guard.rolls_back:
             news.forget()
             _go_back(rollback, hooks)
-            batches = iter(loader)
+            batches = _endless(loader, engine, steps)
         else:
             news.tell()
     news.tell()
@@ -88,6 +92,21 @@ def fit(
     for hook in hooks:
         hook.on_end()
     return result
+
+
+def _endless(loader: Batches, engine: Engine, steps: int) -> Iterator[PyTree]:
+    """The batches of a loader, epoch after epoch; `engine` and `steps` are for the error alone."""
+    while True:
+        is_empty = True
+        for batch in loader:
+            is_empty = False
+            yield batch
+        if is_empty:
+            raise DataError(
+                f"the loader, a {type(loader).__name__}, has no batch left after step "
+                f"{engine.step_index} of {steps}; give one that can be read again, as a "
+                "DataLoader, or fewer steps"
+            )
 
 
 def _go_back(rollback: Rollback, hooks: Sequence[Hook]) -> None:

@@ -6,14 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from plait.errors import ModelError
 from plait.models import user
 
 SOURCE = """
+import torch
 from torch import nn
 CONSTANT = 3
+TABLE = torch.arange(3.0)
 def make_net():
     return nn.Linear(2, 3)
 def number():
@@ -32,6 +35,12 @@ def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("users_net", "users_typo", "users_bug"):
         monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_tensors_of_its_module_have_values_where_the_model_has_none() -> None:
+    with torch.device("meta"):
+        assert user.make("users_net:make_net").weight.is_meta
+    assert sys.modules["users_net"].TABLE.tolist() == [0.0, 1.0, 2.0]
 
 
 def test_the_working_directory_is_searched() -> None:
