@@ -63,6 +63,46 @@ def by_a_shape(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
     return total / output[kept].shape[0]
 
 
+def flattened(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    losses, mask = losses_of(output, targets).view(-1), targets["mask"].view(-1)
+    return losses[mask > 0].mean()
+
+
+def of_flattened(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    kept = targets["mask"].flatten() != 0
+    return F.cross_entropy(output.reshape(-1, 5)[kept], targets["labels"].flatten()[kept])
+
+
+def over_a_flattened_mask(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    mask = targets["mask"].reshape(-1).float()
+    return (losses_of(output, targets).reshape(-1) * mask).sum() / mask.sum().clamp(min=1e-8)
+
+
+def by_indices(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    kept = targets["mask"].view(-1).nonzero().squeeze(1)
+    return losses_of(output, targets).view(-1)[kept].mean()
+
+
+def by_index_select(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    kept = torch.nonzero(targets["mask"].view(-1) > 0, as_tuple=True)[0]
+    return torch.index_select(losses_of(output, targets).view(-1), 0, kept).mean()
+
+
+def by_where(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    rows, columns = torch.where(targets["mask"] > 0)
+    return losses_of(output, targets)[rows, columns].mean()
+
+
+def by_take(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    kept = targets["mask"].flatten().argwhere()
+    return losses_of(output, targets).take(kept).mean()
+
+
+def by_a_number_of_indices(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    mask = targets["mask"] > 0
+    return (losses_of(output, targets) * mask).sum() / max(len(mask.nonzero()), 1)
+
+
 def with_another_term(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
     return 0.01 * output.square().mean() + over_a_mask(output, targets)
 
@@ -100,6 +140,43 @@ def told_as_numbers(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
     return losses.sum() / losses.numel()
 
 
+def of_all_flattened(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    return F.cross_entropy(output.view(-1, 5), targets["labels"].view(-1))
+
+
+def of_the_finite(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    losses = losses_of(output, targets).view(-1)
+    return losses[losses.isfinite()].mean()
+
+
+def of_the_first_places(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    """A mean over the same places of each sample."""
+    losses = losses_of(output, targets)
+    kept = torch.arange(4).expand_as(losses) < 3
+    return losses.reshape(-1)[kept.reshape(-1).nonzero().squeeze(1)].mean()
+
+
+def of_the_best(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    """A mean over as many places of each sample."""
+    return losses_of(output, targets).gather(1, output.detach().sum(2).topk(2).indices).mean()
+
+
+def by_classes(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    """The number of each place's class, chosen by the class."""
+    chances = output.log_softmax(2).view(-1, 5)
+    labels = targets["labels"].view(-1)
+    return -chances[torch.arange(len(labels)), labels].mean()
+
+
+def by_chosen_weights(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    weights = torch.tensor([0.25, 0.75])[torch.where(targets["mask"] > 0, 1, 0)]
+    return (losses_of(output, targets) * weights).mean()
+
+
+def by_labels(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    return -output.log_softmax(2).gather(2, targets["labels"][..., None]).mean()
+
+
 def mapped(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
     """A mean over a mask in each sample, whose places are as many as the samples."""
 
@@ -113,8 +190,14 @@ def mapped(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
 UNEVEN = (
     *(over_a_mask, over_a_safe_mask, by_means, over_places, selected, of_selected),
     *(by_a_number, by_a_length, by_a_shape, with_another_term),
+    *(flattened, of_flattened, over_a_flattened_mask, by_indices, by_index_select),
+    *(by_where, by_take, by_a_number_of_indices),
 )
-EVEN = (told_as_numbers, counted, of_each_sample, of_tasks, told_beside)
+EVEN = (
+    *(told_as_numbers, counted, of_each_sample, of_tasks, told_beside),
+    *(of_all_flattened, of_the_finite, of_the_first_places, of_the_best, by_classes, by_labels),
+    by_chosen_weights,
+)
 
 
 def said(loss: Loss, lengths: list[int], dtype: torch.dtype) -> list[str]:
