@@ -23,6 +23,7 @@ class Block(nn.Module):
         self.linear = nn.Linear(4, 4)
         self.norm = nn.BatchNorm1d(4, momentum=0.0)
         self.seen: float | Tensor = 0
+        self.state = {"seen": 0, "rows": 0, "name": kind}
         self.rows = 0
         self.last = 0
         self.mean = 0.0
@@ -36,8 +37,12 @@ class Block(nn.Module):
         """[samples, 4] -> the same."""
         if self.training and self.kind == "factor":
             self.seen *= 0.9
+        elif self.training and self.kind == "entry":
+            self.state["seen"] += 1
+            self.seen = self.state["seen"]
         elif self.training and self.kind != "no":
             self.seen += 1
+        self.state["rows"] += x.size(0)
         self.rows += x.size(0)
         self.last = x.size(1)
         self.mean = float(x.mean())
@@ -87,6 +92,12 @@ def test_a_count_of_micro_batches_is_told_once(kind: str) -> None:
     (text,) = train("dp1 mb2", kind)[1]
     assert "counts in 'blocks.0.seen', 'blocks.1.seen', and the plan 'mb2'" in text
     assert "2 are counted where one device counts 1" in text
+
+
+def test_a_count_in_a_dictionary_is_told() -> None:
+    (text,) = train("dp1 mb2", "entry")[1]
+    assert "'blocks.0.state[seen]'" in text
+    assert "rows" not in text
 
 
 def test_each_stage_tells_of_its_own_blocks() -> None:
