@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from plait.cli import common, explain_page
 from plait.cli.answer import Answer
-from plait.cli.patience import telling
 from plait.errors import NotAvailable
 from plait.explain.term import read_term
 from plait.launcher import joined_world
+from plait.launcher.patience import telling
 
 if TYPE_CHECKING:
     from plait.explain.explanation import Explanation

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli import common
 from plait.cli.answer import Answer, Json
-from plait.cli.patience import telling
+from plait.launcher.patience import telling
 from plait.values import JsonValue
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from plait.cluster.cpu_profile import MEETINGS, VERSION
 from plait.cluster.products import ProductTable, processor_name
 from plait.launcher import joined_world, launch
 from plait.launcher.main_process import is_main_process, say
+from plait.launcher.patience import AGAIN_SECONDS, telling
 from plait.predict.probe.keeping import keeping
 from plait.predict.probe.quiet import quietest
 from plait.systems import own_cores
@@ -49,7 +50,8 @@ def measure_here(
     say(f"plait probe: measuring this machine, {num_ranks} {noun}, some seconds")
     shared = joined_world() is None  # else other ranks cannot be started
     if shared:
-        result, others = quietest(lambda: _measured(num_ranks, quick, remeasure), say)
+        with telling("probe", "measuring this machine", AGAIN_SECONDS):
+            result, others = quietest(lambda: _measured(num_ranks, quick, remeasure), say)
         result["others_share"] = others
         result["keeping"] = keeping(num_ranks, Path.cwd())
     else:

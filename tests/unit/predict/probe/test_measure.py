@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from plait.cluster import Cluster
 from plait.errors import ConfigError
+from plait.predict.probe import measure
 from plait.predict.probe.measure import summary
 from plait.predict.probe.saved import check_writable
 
@@ -50,3 +52,16 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     for out in (tmp_path / "file" / "probe.json", tmp_path):
         with pytest.raises(ConfigError, match="cannot be written"):
             check_writable(out)
+
+
+def test_a_long_measurement_says_that_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def slow(measured: object, say: object) -> tuple[dict[str, Any], float]:
+        time.sleep(0.3)
+        return {}, 0.0
+
+    monkeypatch.setattr(measure, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(measure, "quietest", slow)
+    measure.measure_here(None, 1)
+    assert "plait probe: measuring this machine (0 s so far)" in capsys.readouterr().err

@@ -16,16 +16,18 @@ AGAIN_SECONDS = 10.0
 
 
 @contextlib.contextmanager
-def telling(verb: str, doing: str) -> Iterator[Callable[[str], None]]:
-    """Say what is being done after a while, and again now and then. What is yielded takes the next
-    thing that is done.
+def telling(
+    verb: str, doing: str, quiet_seconds: float | None = None
+) -> Iterator[Callable[[str], None]]:
+    """Say what is being done after `quiet_seconds`, 2 by default, and again now and then. What is
+    yielded takes the next thing that is done.
     """
     now = [doing]
     is_over = threading.Event()
     begun = time.monotonic()
 
     def speak() -> None:
-        wait = QUIET_SECONDS
+        wait = QUIET_SECONDS if quiet_seconds is None else quiet_seconds
         while not is_over.wait(wait):
             wait = AGAIN_SECONDS
             seconds = time.monotonic() - begun

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from plait.cli import explain, patience, roles
+from plait.cli import explain, roles
 from plait.cli.entry import main
-from plait.cli.patience import telling
+from plait.launcher import patience
+from plait.launcher.patience import telling
 
 MODEL = """
 [model]
