@@ -6,9 +6,10 @@ to its saved parameters, and finds them again once the storage has been filled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -168,6 +169,15 @@ class ShardedUnit:
         self.buckets = tuple(buckets)
         self.frozen = bool(unit.frozen)
         self.state = UnitState.SHARDED
+        self._made: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+
+    def note_made(self, tensors: Iterable[Tensor]) -> None:
+        """A call of a module of the unit has given these tensors [...]."""
+        self._made.update((id(one), one) for one in tensors)
+
+    def has_made(self, tensor: Tensor) -> bool:
+        """Whether a call of a module of the unit has given this tensor [...]."""
+        return self._made.get(id(tensor)) is tensor
 
     def prefetch(self) -> None:
         """Start to gather, if that has not begun."""

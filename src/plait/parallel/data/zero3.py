@@ -112,7 +112,7 @@ class Zero3(DataStrategy):
                 gather = self._before_backward(unit, needed)
                 if module._forward_hooks:  # a stage may send on what they are given
                     module.register_forward_hook(self._on_result(gather), prepend=True)
-                module.register_forward_hook(self._after_forward(needed, gather, parts))
+                module.register_forward_hook(self._after_forward(unit, needed, gather, parts))
                 for part in parts:
                     tell_taken(part, self.group.running_forward, self._taken)
             for module in unit.unit.holders:
@@ -162,7 +162,9 @@ class Zero3(DataStrategy):
                         other.unshard()
                 self._prefetch(unit.index + 1)
             if unit.frozen and unit.unit.is_block:
-                _on_gradient(args, after_backward)
+                # A result of the unit's own call before begins that call's backward.
+                inputs = [one for one in _tensors_of(args) if not unit.has_made(one)]
+                _on_gradient(inputs, after_backward)
 
         return hook
 
@@ -194,6 +196,7 @@ class Zero3(DataStrategy):
 
     def _after_forward(
         self,
+        unit: ShardedUnit,
         needed: set[ShardedUnit],
         before_backward: Callable[[Tensor], None],
         parts: Sequence[nn.Module],
@@ -206,6 +209,7 @@ class Zero3(DataStrategy):
                     other.take()
             if not self._backward:
                 self._running.pop()
+                unit.note_made(_tensors_of(output))
                 if not _on_gradient(output, before_backward) and _hides_tensors(output):
                     for other in in_order(needed):
                         other.take()
@@ -322,8 +326,7 @@ def _outliving(output: object, units: Iterable[ShardedUnit]) -> object:
     def is_copied(leaf: Tensor) -> bool:
         return leaf.requires_grad and any(unit.holds(leaf) for unit in units)
 
-    leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-    if not any(map(is_copied, leaves)):
+    if not any(map(is_copied, _tensors_of(output))):
         return output
     return tree_map_only(Tensor, lambda leaf: leaf.clone() if is_copied(leaf) else leaf, output)
 
@@ -343,13 +346,16 @@ def _hides_tensors(output: object) -> bool:
     return torch.is_grad_enabled() and not all(are_plain)
 
 
+def _tensors_of(values: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
 def _on_gradient(values: object, hook: Callable[[Tensor], None]) -> bool:
     """Call `hook` when the gradient of a tensor among `values` has been computed.
 
     Returns whether there is such a tensor.
     """
-    leaves = (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
-    tensors = [tensor for tensor in leaves if tensor.requires_grad]
+    tensors = [tensor for tensor in _tensors_of(values) if tensor.requires_grad]
     for tensor in tensors:
         tensor.register_hook(hook)
         if tensor._base is not None and tensor._base.grad_fn is not None:
