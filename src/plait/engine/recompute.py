@@ -158,10 +158,18 @@ def apply(
     contexts: Contexts = _selecting if policy == "selective" else _no_contexts
     in_graphs: Contexts = _no_contexts
     if policy == "selective":
-        in_graphs = functools.partial(create_selective_checkpoint_contexts, _keep_products)
+        in_graphs = _in_a_graph
     for name in blocks:
         block = model.get_submodule(name)
         give_forward(block, _checkpointed(name, block, (contexts, in_graphs), layers))
+
+
+def _in_a_graph() -> tuple[Context, Context]:
+    """The contexts of a block in a graph of torch.compile, or behind a break in one."""
+    if not torch.compiler.is_compiling():
+        return _selecting()
+    found: tuple[Context, Context] = create_selective_checkpoint_contexts(_keep_products)
+    return found
 
 
 def _no_contexts() -> tuple[Context, Context]:
@@ -200,8 +208,13 @@ def _checkpointed(
         return first, RepeatedForward(inner_again, first)
 
     def recomputing(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return checkpointed(*args, context_fn=in_graphs, **kwargs)
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            try:  # no graph ends inside of it: where one would, all of this runs outside of graphs
+                return checkpointed(*args, context_fn=in_graphs, **kwargs)
+            finally:
+                pass
         tensors = [one for one in args if isinstance(one, Tensor) and not one.is_inference()]
         versions = [one._version for one in tensors]
         result = checkpointed(*args, context_fn=lambda: repeating(args, kwargs), **kwargs)
